@@ -1,0 +1,43 @@
+# `make demo` opens the console on a small engine; `make test` is what CI runs.
+# TORCH=cpu takes torch's CPU build (see README, "What is downloaded").
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+TORCH ?=
+TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu,)
+
+.PHONY: demo test check venv clean
+demo: $(VENV)/.demo
+	@$(BIN)/ppconsole demo
+
+test: check
+	@$(BIN)/python -m pytest -n $$(nproc) --dist loadgroup
+
+check: $(VENV)/.test
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+venv: $(VENV)/.test
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "ppconsole needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1). Choose one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "Python's venv module is missing. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Making $(VENV) (once; torch's CPU build is the largest download)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: $(VENV)/bin/python constraints.txt
+	@$(PIP) $(TORCH_FLAGS) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e '.[engine]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e '.[engine,ray,dev]'
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Terminal console for a running ppengine: CLI, link, model, views, screens."""

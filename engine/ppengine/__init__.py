@@ -1,0 +1,1 @@
+"""A pipeline-parallel LLM engine."""

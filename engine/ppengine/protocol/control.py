@@ -1,0 +1,352 @@
+"""What a console says to the gateway and what comes back: handshake, commands, replies, bulk fetches.
+
+Every command names the epoch that its author saw, lives for `ttl_ms`, may ask that nothing moved (`if_rev`),
+and ends in exactly one definite outcome.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import Event
+
+# --- handshake and liveness ---------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, tag="hello", kw_only=True):
+    """First message of a console on `control`. `credentials` is reserved for keys."""
+
+    proto_min: int
+    proto_max: int
+    client: str
+    user: str
+    read_only: bool = False
+    credentials: dict[str, str] = {}
+
+
+class Welcome(msgspec.Struct, tag="welcome", kw_only=True):
+    """Answer to Hello. Drop events with a sequence up to `event_seq`; ask `Replay` for older ones."""
+
+    proto: int
+    role: Literal["viewer", "operator", "admin"]
+    engine: str
+    name: str
+    epoch: str
+    event_seq: int
+    event_oldest: int
+    max_frame_bytes: int
+    capabilities: list[str] = []
+
+
+class Ping(msgspec.Struct, tag="ping", kw_only=True):
+    """Answered by the gateway; the step counter tells a live socket from a live engine."""
+
+    nonce: int
+
+
+class Pong(msgspec.Struct, tag="pong", kw_only=True):
+    """Answer to Ping."""
+
+    nonce: int
+    step: int
+    core_age_ms: float | None
+
+
+# --- verbs --------------------------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True):
+    """A new request: a text or token ids. `chat`: put the text through the model's chat template."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    sampling: SamplingParams = SamplingParams()
+    request: str | None = None
+    """Id to use; None lets the engine choose."""
+    abort_on_detach: bool = False
+    chat: bool = False
+
+
+class Abort(msgspec.Struct, tag="abort", kw_only=True, forbid_unknown_fields=True):
+    """End a request; its blocks come back once its last step has retired."""
+
+    request: str
+
+
+class Preempt(msgspec.Struct, tag="preempt", kw_only=True, forbid_unknown_fields=True):
+    """Take a request's blocks: `recompute` drops them, `swap` moves them to the host; `hold` keeps it off."""
+
+    request: str
+    mode: Literal["recompute", "swap"] | None = None
+    hold: bool = False
+
+
+class SwapOut(msgspec.Struct, tag="swap-out", kw_only=True, forbid_unknown_fields=True):
+    """Move a request's blocks to the host, and hold it there unless `hold` is false."""
+
+    request: str
+    hold: bool = True
+
+
+class SwapIn(msgspec.Struct, tag="swap-in", kw_only=True, forbid_unknown_fields=True):
+    """Bring a request's blocks back and let it run."""
+
+    request: str
+
+
+class Release(msgspec.Struct, tag="release", kw_only=True, forbid_unknown_fields=True):
+    """End a hold; the rest is the scheduler's business."""
+
+    request: str
+
+
+class SetMemory(msgspec.Struct, tag="set-memory", kw_only=True, forbid_unknown_fields=True):
+    """Change memory utilization live. Above 0, at most 1, and enough for one sequence; the core checks."""
+
+    utilization: float
+
+
+class Pause(msgspec.Struct, tag="pause", kw_only=True, forbid_unknown_fields=True):
+    """`wait`: finish what runs, start nothing; `keep`: stop scheduling and keep all; `abort`: abort all."""
+
+    mode: Literal["wait", "keep", "abort"] = "wait"
+
+
+class Resume(msgspec.Struct, tag="resume", kw_only=True, forbid_unknown_fields=True):
+    """Undo Pause."""
+
+
+class Drain(msgspec.Struct, tag="drain", kw_only=True, forbid_unknown_fields=True):
+    """Refuse new requests and finish those that are here; `undo` takes requests again."""
+
+    undo: bool = False
+
+
+class Stop(msgspec.Struct, tag="stop", kw_only=True, forbid_unknown_fields=True):
+    """Stop the engine and all its processes."""
+
+
+class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fields=True):
+    """Send SIGCONT to a stage that somebody stopped."""
+
+    stage: int
+
+
+Verb = (
+    Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
+)  # fmt: skip
+"""The allow-list: what is not named here cannot be asked for."""
+
+
+class Command(msgspec.Struct, tag="command", kw_only=True):
+    """A verb with everything that makes it safe. `id` is unique per command: a repeat gets the same answer."""
+
+    id: str
+    epoch: str
+    verb: Verb
+    by: str
+    ttl_ms: int = 10_000
+    if_rev: int | None = None
+    """Refuse with CONFLICT unless this is still the revision: of the request named in the verb, or of memory."""
+    dry_run: bool = False
+    reason: str = ""
+
+
+ErrorCode = Literal[
+    "STALE_EPOCH", "EXPIRED", "CONFLICT", "DENIED", "UNSUPPORTED", "NOT_FOUND", "INVALID", "DOES_NOT_FIT",
+    "BUSY", "NO_CORE", "FAILED", "GONE", "PROTOCOL",
+]  # fmt: skip
+
+
+class Accepted(msgspec.Struct, tag="accepted", kw_only=True):
+    """The command is under way. `request` is the id of a submitted request; `plan` what a dry run would do."""
+
+    id: str
+    op: str
+    request: str | None = None
+    plan: list[str] = []
+    revision: int | None = None
+
+
+class Outcome(msgspec.Struct, tag="outcome", kw_only=True):
+    """The one end of an accepted command (a dry run ends in `planned`)."""
+
+    id: str
+    op: str
+    state: Literal["applied", "failed", "superseded", "planned"]
+    text: str
+    step: int | None = None
+    revision: int | None = None
+    plan: list[str] = []
+    request: str | None = None
+    figures: dict[str, float] = {}
+    """The plan or effect in numbers: `blocks_before`, `blocks_after`, `move`, `swap`, `recompute`, ..."""
+
+
+class Deferred(msgspec.Struct, tag="deferred", kw_only=True):
+    """Progress: accepted, but in flight (`in flight at stage K`)."""
+
+    id: str
+    op: str
+    text: str
+
+
+class Refused(msgspec.Struct, tag="refused", kw_only=True):
+    """The command had no effect and never will. `text` is one line with the numbers and what would fit."""
+
+    id: str
+    code: ErrorCode
+    text: str
+
+
+ToGateway = Hello | Ping | Command
+FromGateway = Welcome | Pong | Accepted | Deferred | Outcome | Refused
+
+
+# --- bulk ---------------------------------------------------------------------------------------------------
+
+
+class Replay(msgspec.Struct, tag="replay", kw_only=True):
+    """Events with `after < seq <= until` (None: newest)."""
+
+    nonce: int
+    after: int
+    until: int | None = None
+
+
+class Replayed(msgspec.Struct, tag="replayed", kw_only=True):
+    """`gone`: part of the range has left the ring; take a full snapshot and go on from `newest`."""
+
+    nonce: int
+    events: list[Event]
+    newest: int
+    gone: bool = False
+
+
+class Fetch(msgspec.Struct, tag="fetch", kw_only=True):
+    """Output of one sample of a request from token `offset`; answered when there is more, or after `wait_ms`."""
+
+    nonce: int
+    request: str
+    offset: int = 0
+    text_offset: int = 0
+    sample: int = 0
+    wait_ms: int = 1000
+
+
+class Logprob(msgspec.Struct, array_like=True):
+    """Log-probability of the chosen token, and of the best ones as (token, log-probability)."""
+
+    chosen: float
+    top: list[tuple[int, float]] = []
+
+
+class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
+    """Tokens `[offset, offset + len)` and text from character `text_offset` of one sample."""
+
+    nonce: int
+    request: str
+    sample: int
+    offset: int
+    token_ids: list[int]
+    text_offset: int
+    text: str
+    finished: bool
+    finish_reason: str | None = None
+    logprobs: list[Logprob] = []
+    prompt_tokens: int = 0
+    samples: int = 1
+    state: str = ""
+
+
+class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
+    """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, or all), `logs`,
+    `blocks` (owner map, run-length encoded), `output` (newest output text of any request)."""
+
+    nonce: int
+    what: Literal["request", "stacks", "logs", "blocks"]
+    request: str | None = None
+    stage: int | None = None
+    lines: int = 200
+
+
+class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
+    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`."""
+
+    nonce: int
+    what: str
+    data: msgspec.Raw
+
+
+class RequestDetail(msgspec.Struct, kw_only=True):
+    """Drill-down of one request. Times are seconds since submission; None: not yet."""
+
+    id: str
+    owner: str
+    state: str
+    why: str
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    block_table: list[int]
+    shared_blocks: list[int]
+    host_blocks: list[int]
+    in_flight: list[int]
+    sampling: SamplingParams
+    revision: int
+    age_s: float
+    queued_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    inter_token_ms: float | None = None
+    preemptions: int = 0
+    swaps: int = 0
+    prompt_token_ids: list[int] = []
+    output_token_ids: list[int] = []
+    output_text: str = ""
+    history: list[str] = []
+    """State changes, oldest first: `0.012s waiting > running`."""
+
+
+class StageStacks(msgspec.Struct, kw_only=True):
+    """Stacks of one stage as text; `error` says why there are none."""
+
+    stage: int
+    pid: int | None
+    text: str = ""
+    error: str = ""
+
+
+class StacksDetail(msgspec.Struct, kw_only=True):
+    """Stacks of one or all stages."""
+
+    stages: list[StageStacks]
+
+
+class LogsDetail(msgspec.Struct, kw_only=True):
+    """Newest log lines, each tagged with its process."""
+
+    lines: list[str]
+
+
+class BlocksDetail(msgspec.Struct, kw_only=True):
+    """Owner of every mapped device block as runs (length, code, owner); code: null, free, cached, used, shared."""
+
+    mapped: int
+    runs: list[tuple[int, str, str]]
+
+
+class Failed(msgspec.Struct, tag="bulk-failed", kw_only=True):
+    """A bulk question that has no answer."""
+
+    nonce: int
+    code: ErrorCode
+    text: str
+
+
+ToBulk = Replay | Fetch | Inspect
+FromBulk = Replayed | Fetched | Inspected | Failed

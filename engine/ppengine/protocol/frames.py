@@ -1,0 +1,102 @@
+"""Framing: one message is exactly two frames, `[header][body]`; the state socket puts the topic in front.
+
+The header is decoded first and alone. Whatever arrives, decoding raises `ProtocolError` and nothing else:
+msgspec lets `RecursionError` and `UnicodeDecodeError` through on hostile input, so both are caught here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+PROTOCOL_MIN = 1
+PROTOCOL = 1
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""Cap on one frame (ZMQ_MAXMSGSIZE); the frame count is checked by `split`."""
+
+TOPIC_SNAPSHOT = b"snap"
+TOPIC_SNAPSHOT_SLOW = b"snap1"
+TOPIC_EVENT = b"event"
+TOPIC_HUGZ = b"hugz"
+
+T = TypeVar("T")
+
+
+class ProtocolError(Exception):
+    """A peer sent what this protocol does not allow. The text is safe to log."""
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """What every message carries. Append-only: new fields go last and have defaults.
+
+    `seq` counts per topic from 1 within an epoch; 0 on messages that are not sequenced.
+    `mono_ns` compares only with clocks of the same host; `wall` is Unix seconds.
+    """
+
+    proto: int
+    engine: str
+    epoch: str
+    topic: str
+    seq: int
+    mono_ns: int
+    wall: float
+
+
+_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(Header)
+
+
+def header(engine: str, epoch: str, topic: str = "", seq: int = 0) -> Header:
+    """Return a header stamped with this process's clocks."""
+    return Header(PROTOCOL, engine, epoch, topic, seq, time.monotonic_ns(), time.time())
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return the msgpack form of one message."""
+    return _encoder.encode(message)
+
+
+class Codec:
+    """Decoder of one union of message types; the only door by which bytes become messages."""
+
+    def __init__(self, union: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(union)
+
+    def decode(self, body: bytes | memoryview) -> object:
+        """Return the message in `body`. Raises ProtocolError for anything else."""
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
+            raise ProtocolError(f"not a message of this protocol: {type(error).__name__}: {error}") from None
+
+
+def decode_as(kind: type[T], body: bytes | memoryview) -> T:
+    """Return `body` decoded as `kind`. Raises ProtocolError."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise ProtocolError(f"not a {kind.__name__}: {type(error).__name__}: {error}") from None
+
+
+def decode_header(frame: bytes | memoryview) -> Header:
+    """Return the header in `frame`. Raises ProtocolError, also for a protocol version we do not speak."""
+    try:
+        head = _header_decoder.decode(frame)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise ProtocolError(f"not a header: {type(error).__name__}: {error}") from None
+    if not PROTOCOL_MIN <= head.proto <= PROTOCOL:
+        raise ProtocolError(f"protocol {head.proto} is not spoken here: {PROTOCOL_MIN} to {PROTOCOL} are")
+    return head
+
+
+def split(frames: Sequence[bytes], count: int = 2) -> Sequence[bytes]:
+    """Return `frames` if there are exactly `count`, none longer than the cap. Raises ProtocolError."""
+    if len(frames) != count:
+        raise ProtocolError(f"{len(frames)} frames where {count} belong")
+    for frame in frames:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES}")
+    return frames

@@ -1,0 +1,110 @@
+"""Messages of the offline API to the core, beside `Command`, `Fetch` and `Inspect` which the gateway forwards."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ppengine.protocol.control import (
+    Accepted,
+    Command,
+    Deferred,
+    Failed,
+    Fetch,
+    Fetched,
+    Inspect,
+    Inspected,
+    Logprob,
+    Outcome,
+    Refused,
+)
+from ppengine.protocol.sampling import SamplingParams
+
+
+class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
+    """Requests of one session, in order. A text or token ids each; answered by `Added`."""
+
+    nonce: int
+    session: str
+    prompts: list[str | list[int]]
+    sampling: list[SamplingParams]
+    requests: list[str] = []
+    """Ids to use; empty lets the core choose."""
+
+
+class Added(msgspec.Struct, tag="added", kw_only=True):
+    """Ids in the order of the prompts. All or none is added: `error` names the first that does not fit."""
+
+    nonce: int
+    requests: list[str]
+    error: str = ""
+
+
+class Collect(msgspec.Struct, tag="collect", kw_only=True):
+    """Outputs of a session that changed after `since`; `finished_only` leaves out what still runs."""
+
+    nonce: int
+    session: str
+    since: int
+    finished_only: bool
+    wait_ms: int
+
+
+class SampleOutput(msgspec.Struct, array_like=True):
+    """One continuation in full."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    logprobs: list[Logprob] = []
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """A request with its continuations so far."""
+
+    request: str
+    prompt_token_ids: list[int]
+    samples: list[SampleOutput]
+    finished: bool
+
+
+class Collected(msgspec.Struct, tag="collected", kw_only=True):
+    """Answer to Collect; pass `cursor` as the next `since`."""
+
+    nonce: int
+    cursor: int
+    outputs: list[RequestOutput]
+
+
+class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):
+    """Abort and forget requests of a session; no answer."""
+
+    session: str
+    requests: list[str]
+
+
+class ForgetMany(msgspec.Struct, tag="forget-many", kw_only=True):
+    """Outputs that were collected and can be dropped; no answer."""
+
+    session: str
+    requests: list[str]
+
+
+class StateQuery(msgspec.Struct, tag="state-query", kw_only=True):
+    """Answered by `StateAnswer` at once, or when the engine leaves `loading`, or after `wait_ms`."""
+
+    nonce: int
+    wait_ms: int
+
+
+class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
+    """State of the engine; `message` is the loading line or the failure."""
+
+    nonce: int
+    state: str
+    message: str
+    max_model_len: int
+    num_blocks: int
+
+
+ToFront = Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery
+FromFront = Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer

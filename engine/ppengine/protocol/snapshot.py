@@ -1,0 +1,256 @@
+"""One picture of the engine: what `status --json` prints and what the console draws. Contract: DESIGN §6.
+
+Bytes, milliseconds, blocks. Unknown is None, never 0. Fields may be added, none may go.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+
+EngineState = Literal["loading", "serving", "paused", "draining", "resizing", "degraded", "stopped"]
+StageState = Literal[
+    "loading", "idle", "receiving", "computing", "sending", "swapping", "resizing",
+    "blocked", "starved", "stopped", "dead",
+]  # fmt: skip
+RequestState = Literal["waiting", "running", "swapped", "held", "loading", "finished"]
+Cause = Literal[
+    "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
+    "mismatch", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "driver",
+    "starved", "blocked", "undetermined",
+]  # fmt: skip
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """The engine as a whole. `step` is the number of the last scheduled step."""
+
+    id: str
+    name: str
+    epoch: str
+    state: EngineState
+    model: str
+    pipeline_parallel_size: int
+    tensor_parallel_size: int
+    executor: str
+    memory_utilization: float
+    memory_revision: int
+    uptime_s: float
+    step: int
+    retired_step: int = 0
+    max_model_len: int = 0
+    block_size: int = 16
+    max_num_seqs: int = 0
+    schedule_ahead: bool = False
+    consoles: int = 0
+    message: str = ""
+    """Loading progress, or why the engine is degraded."""
+
+
+class DeviceInfo(msgspec.Struct, kw_only=True):
+    """Where a stage computes."""
+
+    kind: str
+    name: str
+    uuid: str | None = None
+
+
+class Waiting(msgspec.Struct, kw_only=True):
+    """What a stage waits for: `what` is one of step, receive, send, collective; `stage` None means the driver."""
+
+    stage: int | None
+    what: str
+    since_ms: float
+
+
+class StepMs(msgspec.Struct, kw_only=True):
+    """Own work of a step on this stage, waits excluded, over the last 10 s."""
+
+    p50: float | None = None
+    p99: float | None = None
+
+
+class StageMemory(msgspec.Struct, kw_only=True):
+    """Bytes. `limit` = total x utilization; `used` = what this process holds on the device."""
+
+    total: int | None = None
+    limit: int | None = None
+    used: int | None = None
+    weights: int | None = None
+    kv_mapped: int | None = None
+    kv_reserved: int | None = None
+    other: int | None = None
+    kv_resident: int | None = None
+    """CPU stages: Rss of the KV mapping, read from /proc."""
+
+
+class KvBlocks(msgspec.Struct, kw_only=True):
+    """Device blocks. `mapped` is agreed by all stages, `capacity` is what this stage could hold."""
+
+    used: int | None = None
+    cached: int | None = None
+    free: int | None = None
+    mapped: int | None = None
+    capacity: int | None = None
+    binding: bool = False
+
+
+class SwapBlocks(msgspec.Struct, kw_only=True):
+    """Host blocks of the swap pool."""
+
+    total: int | None = None
+    used: int | None = None
+
+
+class StreamInfo(msgspec.Struct, kw_only=True):
+    """One stream (on a CPU stage: one thread that works) and its current operation."""
+
+    name: str
+    owner: str
+    op: str | None = None
+    age_ms: float | None = None
+    pending: int | None = None
+    waits_for: str | None = None
+
+
+class StageInfo(msgspec.Struct, kw_only=True):
+    """One stage (one tensor rank of it)."""
+
+    index: int
+    tensor_rank: int
+    state: StageState
+    pid: int | None
+    host: str
+    layers: list[int]
+    device: DeviceInfo
+    sample_age_ms: float | None = None
+    progress_age_ms: float | None = None
+    waiting_on: Waiting | None = None
+    inbox: int | None = None
+    """Steps received and not begun."""
+    outbox: int | None = None
+    """Sends handed to the transport and not done."""
+    micro_batches: list[int] = []
+    step_ms: StepMs = msgspec.field(default_factory=StepMs)
+    idle_fraction: float | None = None
+    memory: StageMemory = msgspec.field(default_factory=StageMemory)
+    kv_blocks: KvBlocks = msgspec.field(default_factory=KvBlocks)
+    swap_blocks: SwapBlocks = msgspec.field(default_factory=SwapBlocks)
+    streams: list[StreamInfo] = []
+    op: str | None = None
+    """The operation that the main loop is in, as text (`forward m18412`)."""
+    timeline: list[list[float]] = []
+    """Recent operations of the main loop: [ring.Kind, micro-batch, start in ms ago, length in ms]."""
+
+
+class Queues(msgspec.Struct, kw_only=True):
+    """Requests by state."""
+
+    waiting: int = 0
+    running: int = 0
+    swapped: int = 0
+    held: int = 0
+    loading: int = 0
+
+
+class Why(msgspec.Struct, kw_only=True):
+    """Why a request is not running, with the numbers of the predicate that failed."""
+
+    code: str
+    need: int | None = None
+    have: int | None = None
+    text: str = ""
+
+
+class RequestInfo(msgspec.Struct, kw_only=True):
+    """One request; no prompt text."""
+
+    id: str
+    owner: str
+    state: RequestState
+    age_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: int
+    swap_blocks: int
+    why: Why | None = None
+    revision: int = 0
+    """Counts what was done to this request; a command may ask that it has not moved (`if_rev`)."""
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    in_flight: list[int] = []
+    """Unretired steps that hold this request."""
+    preemptions: int = 0
+    finish_reason: str | None = None
+
+
+class OperationInfo(msgspec.Struct, kw_only=True):
+    """A command whose effect is under way or has just ended."""
+
+    id: str
+    verb: str
+    by: str
+    state: Literal["accepted", "deferred", "applied", "failed", "superseded"]
+    progress: str = ""
+
+
+class Throughput(msgspec.Struct, kw_only=True):
+    """Tokens a second over the last 10 s."""
+
+    prompt_tok_s: float | None = None
+    output_tok_s: float | None = None
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """One finding of the diagnosis. `stage` None means the driver (scheduler side)."""
+
+    stage: int | None
+    cause: Cause
+    summary: str
+    since_s: float
+    evidence: list[str] = []
+    suggest: str = ""
+    root: bool = True
+    """False for a stage that only suffers from another."""
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """Everything a console shows. At most `MAX_REQUESTS` requests; `requests_total` counts all."""
+
+    schema: int = SCHEMA
+    sampled_at: float = 0.0
+    engine: EngineInfo
+    stages: list[StageInfo] = []
+    queues: Queues = msgspec.field(default_factory=Queues)
+    requests_total: int = 0
+    requests: list[RequestInfo] = []
+    operations: list[OperationInfo] = []
+    throughput: Throughput = msgspec.field(default_factory=Throughput)
+    verdicts: list[Verdict] = []
+    event_seq: int = 0
+    """Sequence of the newest event, so that a reader sees a gap at once."""
+    core_age_ms: float | None = None
+    """Age of the core's report inside this snapshot."""
+    preemptions_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    dropped_total: int = 0
+    """Reports that were dropped because a queue was full (watching never blocks)."""
+
+
+MAX_REQUESTS = 1000
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """Something that happened, in order. `kind` is dotted: `op.applied`, `request.finished`, `stage.dead`."""
+
+    seq: int
+    wall: float
+    kind: str
+    text: str
+    by: str = ""
+    request: str | None = None
+    stage: int | None = None
+    step: int | None = None
+    op: str | None = None

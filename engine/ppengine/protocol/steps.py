@@ -1,0 +1,177 @@
+"""Numbered steps from the core to every stage, and what comes back. Integers only: stages rebuild metadata.
+
+A stage executes steps strictly in order of `number`, and inside one step in this order:
+`release`, `register`, `tables`, `map_blocks`, `moves` (in list order), `rows` (forward, send or sample), then
+acknowledges with `Retired`. Because every stage keeps this order, a block that a step moves or reuses was read
+and written by all older steps before.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+TOKEN_REGISTERED = -2
+"""Row.token: the input tokens are the registered ones at `[start, start + count)`."""
+TOKEN_ON_DEVICE = -1
+"""Row.token: the input is what the previous unretired step sampled for this slot; the core has not seen it."""
+
+
+class MoveKind(IntEnum):
+    """Direction of one block copy."""
+
+    DEVICE = 0
+    """Device block to device block (copy on write, compaction)."""
+    OUT = 1
+    """Device block to host block."""
+    IN = 2
+    """Host block to device block."""
+
+
+class Move(msgspec.Struct, array_like=True, frozen=True):
+    """Copy one block, all layers of the stage."""
+
+    kind: int
+    src: int
+    dst: int
+
+
+class Register(msgspec.Struct, array_like=True):
+    """State of a request that every stage keeps under `slot` until it is released.
+
+    `tokens` are prompt and outputs known so far; `prompt_len` tells them apart. `seed` is always set:
+    the sampling stream is keyed by (seed, sample, position), position counted from the first prompt token.
+    """
+
+    slot: int
+    request: str
+    tokens: list[int]
+    prompt_len: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    sample: int
+    min_tokens: int
+    stop_token_ids: list[int]
+    """Tokens (end of sequence among them) that must not be chosen before `min_tokens` outputs."""
+    logprobs: int
+    """-1: none."""
+
+
+class Row(msgspec.Struct, array_like=True):
+    """Work of one step for one request: tokens at positions `[start, start + count)`.
+
+    `sample`: the last stage samples the token at position `start + count`. `token`: the input of a one-token row,
+    or one of the two markers above.
+    """
+
+    slot: int
+    start: int
+    count: int
+    sample: bool
+    token: int
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """One micro-batch, or memory work alone (`rows` empty). `number` counts from 1 without gaps."""
+
+    generation: int
+    number: int
+    revision: int
+    release: list[int] = []
+    register: list[Register] = []
+    tables: list[tuple[int, int, list[int]]] = []
+    """(slot, first index, blocks): block table entries from that index on are these."""
+    map_blocks: int | None = None
+    """Make exactly this many device blocks mapped, from block 0 on."""
+    moves: list[Move] = []
+    rows: list[Row] = []
+
+
+class Sampled(msgspec.Struct, array_like=True):
+    """One token that the last stage chose. `logprobs`: chosen one first, then (token, value) pairs."""
+
+    slot: int
+    token: int
+    logprob: float = 0.0
+    top: list[tuple[int, float]] = []
+
+
+class Retired(msgspec.Struct, tag="retired", array_like=True):
+    """A stage has finished a step, copies included. `sampled`: last stage only, in row order."""
+
+    generation: int
+    number: int
+    stage: int
+    rank: int
+    sampled: list[Sampled] = []
+    mapped: int = -1
+    """Blocks mapped after a step with `map_blocks`; fewer than asked when the system refused (see `error`)."""
+    error: str = ""
+    """What went wrong in one line. With `fatal` the stage cannot go on."""
+    fatal: bool = False
+
+
+class StageReady(msgspec.Struct, tag="ready", kw_only=True):
+    """Weights are loaded and the profile run is done. Bytes; `peak` = weights + largest activations + other."""
+
+    stage: int
+    rank: int
+    generation: int
+    pid: int
+    host: str
+    layers: list[int]
+    device_kind: str
+    device_name: str
+    device_uuid: str | None
+    total_bytes: int
+    weights_bytes: int
+    peak_bytes: int
+    block_bytes: int
+    quantum_blocks: int
+    """Mapping granularity in blocks."""
+    reserved_blocks: int
+    """Blocks for which addresses are reserved (what utilization 1.0 allows)."""
+    swap_blocks: int
+
+
+class StageProgress(msgspec.Struct, tag="progress", kw_only=True):
+    """A line about loading, for the operator."""
+
+    stage: int
+    rank: int
+    text: str
+
+
+class StageFailed(msgspec.Struct, tag="stage-failed", kw_only=True):
+    """The stage cannot start or go on; one line with the numbers. The process exits after it."""
+
+    stage: int
+    rank: int
+    text: str
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
+    """Leave the step loop and exit 0."""
+
+    generation: int
+
+
+class ControlPing(msgspec.Struct, tag="control-ping", array_like=True):
+    """To a stage's control thread."""
+
+    nonce: int
+
+
+class ControlPong(msgspec.Struct, tag="control-pong", array_like=True):
+    """From a stage's control thread, also while its step loop is blocked."""
+
+    nonce: int
+    stage: int
+    rank: int
+
+
+ToStage = Step | Shutdown | ControlPing
+FromStage = Retired | StageReady | StageProgress | StageFailed | ControlPong

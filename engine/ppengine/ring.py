@@ -1,0 +1,224 @@
+"""The recorder's ring: a small mmapped file that one thread writes and any process reads, without locks.
+
+File: one header page, then `capacity` records of 64 bytes. The writer fills a record and then its `seq`
+(commit last); the reader takes a record only if `seq` is the one that belongs there, before and after it read.
+An operation is one record written twice: begun (`done_ns` 0) and ended. So the open operation of a thread is
+visible from outside whatever its process does, even when it is stopped or holds the GIL.
+
+All times are CLOCK_MONOTONIC nanoseconds, which on Linux is one clock for all processes of a host.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+MAGIC = b"PPRING\x00\x01"
+HEADER_BYTES = 4096
+RECORD = struct.Struct("<QHhIQQQQIIII")  # 64 bytes: see `Record`
+DEFAULT_CAPACITY = 4096
+_U64 = struct.Struct("<Q")
+_NAME_OFFSET, _NAME_BYTES = 1024, 64
+_GAUGE_OFFSET = 2048
+
+
+class Kind(IntEnum):
+    """What an operation is."""
+
+    IDLE = 0
+    """Waits for a step from the core."""
+    RECEIVE = 1
+    EMBED = 2
+    FORWARD = 3
+    """Layers of the stage; `detail` is the number of the first one, `size` the tokens."""
+    HEAD = 4
+    SAMPLE = 5
+    SEND = 6
+    SWAP_OUT = 7
+    SWAP_IN = 8
+    COPY = 9
+    MAP = 10
+    COLLECTIVE = 11
+    STEP = 12
+    """The whole step on this stage, from taking it up to retiring it."""
+    TOKEN_RETURN = 13
+    """Waits for sampled tokens from the last stage."""
+    LOAD = 14
+
+
+class Phase(IntEnum):
+    """Declared phase of a stage; each has a budget of its own in the diagnosis."""
+
+    START = 0
+    LOAD = 1
+    PROFILE = 2
+    CAPTURE = 3
+    COMPILE = 4
+    SERVING = 5
+    CLOSING = 6
+
+
+class Word(IntEnum):
+    """Header words (u64) behind the magic, in order."""
+
+    HEAD = 1
+    """Records ever begun."""
+    PID = 2
+    STAGE = 3
+    RANK = 4
+    THREAD = 5
+    PHASE = 6
+    PHASE_NS = 7
+    MAIN_TICK_NS = 8
+    MAIN_TICKS = 9
+    THREAD_TICK_NS = 10
+    CAPACITY = 11
+
+
+class Gauge(IntEnum):
+    """Figures that the stage publishes in the header of its main ring (u64 each)."""
+
+    INBOX = 0
+    OUTBOX = 1
+    STEP_BEGUN = 2
+    STEP_FINISHED = 3
+    TOTAL_BYTES = 4
+    WEIGHTS_BYTES = 5
+    KV_MAPPED_BYTES = 6
+    KV_RESERVED_BYTES = 7
+    OTHER_BYTES = 8
+    KV_BASE = 9
+    KV_LENGTH = 10
+    MAPPED_BLOCKS = 11
+    SWAP_BLOCKS = 12
+    BLOCK_BYTES = 13
+
+
+class Record(NamedTuple):
+    """One operation. `done_ns` 0: still open. `peer` -1: none (a stage index for receive and send)."""
+
+    seq: int
+    kind: int
+    peer: int
+    step: int
+    enqueued_ns: int
+    returned_ns: int
+    done_ns: int
+    size: int
+    detail: int
+    stream: int
+    thread: int
+    generation: int
+
+
+class RingWriter:
+    """Writer side; owned by one thread. Costs well under 1 µs a record."""
+
+    def __init__(self, path: Path, name: str, stage: int, rank: int, capacity: int = DEFAULT_CAPACITY) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        size = HEADER_BYTES + capacity * RECORD.size
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, size)
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._capacity = capacity
+        self._head = 0
+        self.generation = 0
+        encoded = name.encode()[:_NAME_BYTES]
+        self._map[_NAME_OFFSET : _NAME_OFFSET + len(encoded)] = encoded
+        for word, value in ((Word.PID, os.getpid()), (Word.STAGE, stage), (Word.RANK, rank), (Word.CAPACITY, capacity)):
+            _U64.pack_into(self._map, word * 8, value)
+        self.phase(Phase.START)
+        self._map[:8] = MAGIC
+
+    def begin(self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, stream: int = 0) -> int:
+        """Record that an operation is begun and return its sequence number (from 1)."""
+        self._head = seq = self._head + 1
+        offset = HEADER_BYTES + (seq - 1) % self._capacity * 64
+        body = self._map
+        _U64.pack_into(body, offset, 0)
+        RECORD.pack_into(
+            body, offset, 0, kind, peer, step & 0xFFFFFFFF, time.monotonic_ns(), 0, 0, size, detail, stream, 0,
+            self.generation,
+        )  # fmt: skip
+        _U64.pack_into(body, offset, seq)
+        _U64.pack_into(body, 8, seq)
+        return seq
+
+    def returned(self, seq: int) -> None:
+        """Record that the host call of an asynchronous operation came back."""
+        _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 24, time.monotonic_ns())
+
+    def end(self, seq: int) -> None:
+        """Record that the operation is done, unless the ring has lapped it."""
+        if self._head - seq < self._capacity:
+            _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 32, time.monotonic_ns())
+
+    def tick(self) -> None:
+        """Main loop: one more turn."""
+        ticks = _U64.unpack_from(self._map, Word.MAIN_TICKS * 8)[0] + 1
+        _U64.pack_into(self._map, Word.MAIN_TICK_NS * 8, time.monotonic_ns())
+        _U64.pack_into(self._map, Word.MAIN_TICKS * 8, ticks)
+
+    def thread_tick(self) -> None:
+        """Control thread, 10 Hz: tells a thread that holds the GIL from one that waits."""
+        _U64.pack_into(self._map, Word.THREAD_TICK_NS * 8, time.monotonic_ns())
+
+    def phase(self, phase: Phase) -> None:
+        """Declare what the stage is busy with."""
+        _U64.pack_into(self._map, Word.PHASE_NS * 8, time.monotonic_ns())
+        _U64.pack_into(self._map, Word.PHASE * 8, phase)
+
+    def gauge(self, which: Gauge, value: int) -> None:
+        """Publish one figure."""
+        _U64.pack_into(self._map, _GAUGE_OFFSET + which * 8, value)
+
+    def close(self) -> None:
+        """Unmap; the file stays for the readers until the engine's folder goes."""
+        self._map.close()
+
+
+class RingReader:
+    """Reader side, in another process. Never blocks and never trusts a torn record."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._map[:8] != MAGIC:
+            raise ValueError(f"{path} is not a recorder ring")
+        self.name = self._map[_NAME_OFFSET : _NAME_OFFSET + _NAME_BYTES].rstrip(b"\x00").decode("utf-8", "replace")
+        self._capacity = self.word(Word.CAPACITY)
+
+    def word(self, which: Word) -> int:
+        """Return one header word."""
+        return int(_U64.unpack_from(self._map, which * 8)[0])
+
+    def gauge(self, which: Gauge) -> int:
+        """Return one published figure."""
+        return int(_U64.unpack_from(self._map, _GAUGE_OFFSET + which * 8)[0])
+
+    def record(self, seq: int) -> Record | None:
+        """Return record `seq`, or None if it is torn, overwritten or not yet written."""
+        if not seq > 0:
+            return None
+        offset = HEADER_BYTES + (seq - 1) % self._capacity * 64
+        first = Record._make(RECORD.unpack_from(self._map, offset))
+        again = _U64.unpack_from(self._map, offset)[0]
+        return first if first.seq == seq == again else None
+
+    def latest(self, count: int) -> list[Record]:
+        """Return up to `count` newest whole records, oldest first."""
+        head = self.word(Word.HEAD)
+        first = max(1, head - min(count, self._capacity) + 1)
+        return [found for seq in range(first, head + 1) if (found := self.record(seq)) is not None]
+
+    def close(self) -> None:
+        """Unmap."""
+        self._map.close()
