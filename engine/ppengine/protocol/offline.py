@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Outcome,
     Refused,
 )
+from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.sampling import SamplingParams
 
 
@@ -73,6 +74,8 @@ class Collected(msgspec.Struct, tag="collected", kw_only=True):
     nonce: int
     cursor: int
     outputs: list[RequestOutput]
+    error: str = ""
+    """Why nothing more will come: a stage is lost."""
 
 
 class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):
@@ -106,5 +109,6 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
     num_blocks: int
 
 
-ToFront = Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery
+ToFront = Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport
+"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead."""
 FromFront = Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer
