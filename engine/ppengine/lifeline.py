@@ -25,13 +25,8 @@ _GREETING_BYTES = 32
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--lifeline FD` to the arguments of a child's entry point; hand the value to `adopt`."""
-    parser.add_argument(
-        "--lifeline",
-        type=int,
-        metavar="FD",
-        default=None,
-        help="read end of the parent's pipe; its end of file ends us",
-    )
+    text = "read end of the parent's pipe; its end of file ends this process"
+    parser.add_argument("--lifeline", type=int, metavar="FD", default=None, help=text)
 
 
 def open_pipe() -> tuple[int, int]:

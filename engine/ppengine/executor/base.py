@@ -1,0 +1,25 @@
+"""What the supervisor asks of an executor: the stages of one engine, wherever they run."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ppengine.config import EngineConfig
+from ppengine.protocol.reports import ProcessInfo
+
+
+class ExecutorError(Exception):
+    """The stages cannot be started at all. One line: what is missing, and what would be right."""
+
+
+class Executor(Protocol):
+    """Starts one process a stage and tells how each one fares. Used from the main thread alone."""
+
+    def start(self, config: EngineConfig) -> None:
+        """Start every stage; they are told of nothing but `<run_dir>/engine.json`. Raises ExecutorError."""
+
+    def poll(self) -> list[ProcessInfo]:
+        """Return all stages in order, those that have ended with exit code and a line; never blocks."""
+
+    def stop(self, timeout: float) -> None:
+        """Give the stages, which the core has told to leave, `timeout` seconds; kill the rest and let go of all."""

@@ -1,0 +1,149 @@
+"""The one way to start a process of the engine: a fresh interpreter, a log file, a session of its own, a lifeline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from ppengine import lifeline
+from ppengine.protocol.reports import ProcessInfo
+
+_TAIL_BYTES = 16 * 1024
+_LINE_CHARACTERS = 500
+
+
+class Child:
+    """One started process. Its parent holds the lifeline until `close`, or until it dies itself."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path | None, line: int) -> None:
+        self.log = log
+        self._process = process
+        self._line: int | None = line
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of its session and group."""
+        return self._process.pid
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The pipe of its stdout, where `spawn` was asked for one."""
+        return self._process.stdout
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative: a signal), None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait up to `timeout` seconds for its end and return the exit code, None if it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM)."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill it and what it started, also when it is stopped. Does nothing once it has ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of the lifeline: a child that still runs leaves."""
+        if self._line is not None:
+            os.close(self._line)
+            self._line = None
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def info(self, role: str, stage: int | None = None, rank: int | None = None) -> ProcessInfo:
+        """Return what a report says of it."""
+        code = self.poll()
+        detail = "" if code is None else describe_exit(code, self.log)
+        return ProcessInfo(role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=detail)
+
+
+def spawn(
+    module: str, args: Sequence[str], *, log: Path | None, env: Mapping[str, str] | None = None, pipe: bool = False
+) -> Child:
+    """Start `python -m module *args --lifeline FD` and return it.
+
+    stdin is empty; stdout and stderr are appended to `log` (None: inherited); `pipe` gives its stdout to the caller
+    instead. `env` is added to this process's environment. It gets a session of its own, so that a terminal's Ctrl-C
+    reaches only the foreground process. Start from the main thread where you can: see `lifeline`.
+    """
+    read_end, write_end = lifeline.open_pipe()
+    output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *args, "--lifeline", str(read_end)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipe else output,
+            stderr=output,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            pass_fds=(read_end,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+        if output is not None:
+            os.close(output)
+    return Child(process, log, write_end)
+
+
+def describe_exit(code: int, log: Path | None) -> str:
+    """Return one line about an end: the signal, or the last words of the log; empty for exit code 0."""
+    if code == 0:
+        return ""
+    if code < 0:
+        return f"killed by {signal_name(-code)}"
+    return (last_words(log) if log is not None else "") or f"exit code {code}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9, and so on; `signal N` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_words(log: Path) -> str:
+    """Return the last line that begins with `error:`, without that word; else the last line that is not blank."""
+    lines = [line.strip() for line in tail(log, 200) if line.strip()]
+    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    return (errors or lines or [""])[-1][:_LINE_CHARACTERS]
+
+
+def tail(log: Path, count: int) -> list[str]:
+    """Return up to `count` last lines of `log`; none if there is no such file."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-count:]
+
+
+def until(condition: Callable[[], bool], timeout: float, interval: float = 0.01) -> bool:
+    """Ask `condition` every `interval` seconds for up to `timeout` seconds; return its last answer."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(interval)
+    return True
