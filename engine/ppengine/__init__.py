@@ -1,1 +1,33 @@
-"""A pipeline-parallel LLM engine."""
+"""A pipeline-parallel LLM engine: `from ppengine import LLM, SamplingParams`.
+
+Names are imported when they are asked for, so that `ppengine.protocol` costs a console nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ppengine.offline.launch import EngineError as EngineError
+    from ppengine.offline.llm import LLM as LLM
+    from ppengine.offline.llm import LLMEngine as LLMEngine
+    from ppengine.offline.llm import RequestOutput as RequestOutput
+    from ppengine.protocol.sampling import SamplingParams as SamplingParams
+
+_HOMES = {
+    "LLM": "ppengine.offline.llm",
+    "LLMEngine": "ppengine.offline.llm",
+    "RequestOutput": "ppengine.offline.llm",
+    "EngineError": "ppengine.offline.launch",
+    "SamplingParams": "ppengine.protocol.sampling",
+}
+__all__ = ["LLM", "EngineError", "LLMEngine", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> object:
+    """Import one of the public names."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,129 @@
+"""`python -m ppengine.bench PROFILE ...`: prints one JSON line a measurement and a short table last."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+
+from ppengine.bench.sides import Baseline, run_engine
+from ppengine.bench.watchers import AttachedConsole, cpu_seconds, roles_of
+from ppengine.bench.workload import Job, file_jobs, random_jobs
+from ppengine.checkpoint import read_spec
+from ppengine.config import ConfigError, load_profile
+from ppengine.offline.launch import EngineError
+from ppengine.offline.llm import LLM
+from ppengine.tokenizer import Tokenizer
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = argparse.ArgumentParser(prog="ppconsole bench", description=__doc__)
+    parser.add_argument("profile")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="a.b=c")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--prompt-len", default="16:128", metavar="LO:HI")
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds a side")
+    parser.add_argument("--no-baseline", action="store_true", help="the engine alone")
+    parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without a console")
+    return parser.parse_args()
+
+
+def make_jobs(arguments: argparse.Namespace, folder: Path, vocab: int) -> list[Job]:
+    """Return the workload. Raises ConfigError."""
+    if arguments.prompts is not None:
+        return file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode)
+    low, _, high = arguments.prompt_len.partition(":")
+    try:
+        bounds = int(low), int(high or low)
+    except ValueError:
+        raise ConfigError(f"--prompt-len {arguments.prompt_len}: write it as LO:HI, for example 16:128") from None
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise ConfigError(f"--prompt-len {arguments.prompt_len}: LO must be at least 1 and at most HI")
+    return random_jobs(vocab, arguments.requests, *bounds, arguments.output_len, arguments.seed)
+
+
+def say(**figures: object) -> None:
+    """Print one measurement."""
+    print(json.dumps(figures), flush=True)
+
+
+def against_baseline(llm: LLM, jobs: list[Job], baseline: Baseline, rounds: int) -> None:
+    """Alternate both sides and print tokens a second and the ratio of the medians."""
+    tokens = sum(job.output_len for job in jobs)
+    baseline.run(jobs)
+    ours, theirs = [], []
+    for number in range(rounds):
+        ours.append(tokens / run_engine(llm, jobs))
+        theirs.append(tokens / baseline.run(jobs))
+        say(round=number, engine_tok_s=round(ours[-1], 1), transformers_tok_s=round(theirs[-1], 1))
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    pairs = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    print(f"engine       {statistics.median(ours):9.1f} output tokens/s (median of {rounds})")
+    print(f"transformers {statistics.median(theirs):9.1f} output tokens/s, generate with padding, same cores")
+    print(f"ratio        {ratio:9.2f} (pairs {pairs[0]:.2f} to {pairs[-1]:.2f})")
+
+
+def with_watchers(llm: LLM, jobs: list[Job], pairs: int) -> None:
+    """Alternate runs with and without a console and print what watching costs."""
+    tokens = sum(job.output_len for job in jobs)
+    roles = roles_of(llm.llm_engine.supervisor_pid)
+    alone, watched, shares = [], [], []
+    for number in range(pairs):
+        # Each pair begins with the other side, so that a drift of the machine favours neither.
+        for attached in (False, True) if number % 2 else (True, False):
+            if not attached:
+                alone.append(tokens / run_engine(llm, jobs))
+                continue
+            with AttachedConsole(llm.llm_engine.engine_id) as console:
+                run_engine(llm, jobs[:2])  # the console is up and drawing
+                watchers = [*roles["watchers"], console.pid]
+                before = sum(map(cpu_seconds, roles["engine"])), sum(map(cpu_seconds, watchers))
+                watched.append(tokens / run_engine(llm, jobs))
+                engine = sum(map(cpu_seconds, roles["engine"])) - before[0]
+                shares.append((sum(map(cpu_seconds, watchers)) - before[1]) / max(engine, 1e-9))
+        say(pair=number, alone_tok_s=round(alone[-1], 1), watched_tok_s=round(watched[-1], 1), cpu=round(shares[-1], 4))
+    ratios = sorted(w / a for w, a in zip(watched, alone, strict=True))
+    print(f"throughput with a console / without: median {statistics.median(ratios):.3f}", end=" ")
+    print(f"(pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
+    print(f"watchers' CPU s per engine CPU s:    median {statistics.median(shares):.4f} (max {max(shares):.4f})")
+
+
+def main() -> int:
+    """Run the benchmark. Exit codes as the CLI's: 1 error, 2 usage."""
+    arguments = parse()
+    try:
+        profile = load_profile(arguments.profile, arguments.settings)
+        folder = Path(profile.model.path)
+        spec = read_spec(folder)
+        jobs = make_jobs(arguments, folder, spec.vocab_size)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    cores = len(os.sched_getaffinity(0))
+    say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
+    try:
+        with LLM(profile) as llm:
+            run_engine(llm, jobs)
+            if arguments.watch_pairs:
+                with_watchers(llm, jobs, arguments.watch_pairs)
+            elif arguments.no_baseline:
+                for number in range(arguments.rounds):
+                    say(round=number, engine_tok_s=round(sum(j.output_len for j in jobs) / run_engine(llm, jobs), 1))
+            else:
+                dtype = "float32" if profile.model.dtype == "auto" else profile.model.dtype
+                against_baseline(llm, jobs, Baseline(folder, dtype), arguments.rounds)
+    except (EngineError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What watching costs: throughput and CPU seconds with a real console on a pseudo-terminal, and without."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class AttachedConsole:
+    """A console of this engine on a terminal of 160 x 48, drawing once a second, while the block lasts."""
+
+    def __init__(self, engine_id: str) -> None:
+        self._engine_id = engine_id
+
+    def __enter__(self) -> AttachedConsole:
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "48"}
+        command = [sys.executable, "-m", "ppconsole", "attach", self._engine_id, "--read-only"]
+        self._process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        )
+        os.close(theirs)
+        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join(2)
+        os.close(self._ours)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the console."""
+        return self._process.pid
+
+    def _drain(self) -> None:
+        try:
+            while os.read(self._ours, 65536):
+                continue
+        except OSError:
+            return  # the terminal is gone with the console
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of a process so far; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def roles_of(supervisor: int) -> dict[str, list[int]]:
+    """Return the pids of an engine's processes by what they are: `engine` (core, stages) and `watchers`."""
+    roles: dict[str, list[int]] = {"engine": [], "watchers": []}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            words = path.with_name("cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(fields[1]) != supervisor:
+            continue
+        module = next((word.decode() for word in words if word.startswith(b"ppengine.")), "")
+        kind = "watchers" if module.startswith("ppengine.monitor") else "engine"
+        roles[kind].append(int(path.parent.name))
+    return roles

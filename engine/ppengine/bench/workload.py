@@ -1,0 +1,57 @@
+"""The requests of a benchmark: the same ones for every side of a comparison."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ppengine.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt (token ids) and how many tokens to add to it."""
+
+    prompt: list[int]
+    output_len: int
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    output_len: int | None = None
+
+
+def random_jobs(vocab: int, requests: int, low: int, high: int, output_len: int, seed: int) -> list[Job]:
+    """Return `requests` prompts of uniform length `low` to `high` and random ids."""
+    source = random.Random(seed)
+    return [
+        Job([source.randrange(4, vocab) for _ in range(source.randint(low, high))], output_len) for _ in range(requests)
+    ]
+
+
+def file_jobs(path: Path, output_len: int, encode: object) -> list[Job]:
+    """Return the jobs of a JSON-lines file: `prompt` or `prompt_token_ids`, and perhaps `output_len`, a line.
+
+    Raises ConfigError naming the line that cannot be used.
+    """
+    if not callable(encode):
+        raise ConfigError("prompts as text need a tokenizer")
+    jobs = []
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from None
+        ids = line.prompt_token_ids or (encode(line.prompt) if line.prompt else None)
+        if not ids:
+            raise ConfigError(f"{path}:{number}: give a prompt or prompt_token_ids")
+        jobs.append(Job(ids, line.output_len or output_len))
+    if not jobs:
+        raise ConfigError(f"{path} holds no prompt")
+    return jobs

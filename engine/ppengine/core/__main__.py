@@ -1,0 +1,193 @@
+"""`python -m ppengine.core --engine RUN_DIR/engine.json`: sockets and turns of the event loop."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ppengine import lifeline
+from ppengine.checkpoint import read_spec
+from ppengine.config import ConfigError, EngineConfig
+from ppengine.core.engine import GENERATION, Engine
+from ppengine.core.report import Reporter
+from ppengine.protocol.control import Command, Fetch, Inspect
+from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
+from ppengine.protocol.reports import Happened, ProcessReport
+from ppengine.protocol.snapshot import Event
+from ppengine.protocol.steps import FromStage, Shutdown
+from ppengine.tokenizer import Tokenizer
+
+FRONT_BURST = 64
+"""Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
+
+
+class Loop:
+    """The one thread of the core: polls, lets the engine take a turn, reports."""
+
+    def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._config = config
+        self._steps = self._socket(context, zmq.ROUTER)
+        self._front = self._socket(context, zmq.ROUTER)
+        self._collect = self._socket(context, zmq.PUSH)
+        self._collect.setsockopt(zmq.SNDHWM, 100)
+        self._steps.bind(config.endpoint("steps"))
+        self._front.bind(config.endpoint("front"))
+        self._collect.connect(config.endpoint("collect"))
+        self._identities = [f"s{index}.0".encode() for index in range(config.stages)]
+        self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
+        model = config.profile.model
+        spec = read_spec(Path(config.model_path))
+        tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
+        self.engine = Engine(
+            config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened
+        )
+        self._reporter = Reporter(self.engine)
+        self._dropped = 0
+        self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
+
+    def run(self) -> None:
+        """Turn until the engine leaves."""
+        poller = zmq.Poller()
+        poller.register(self._steps, zmq.POLLIN)
+        poller.register(self._front, zmq.POLLIN)
+        interval = 1.0 / self._config.profile.console.publish_hz
+        report_at = time.monotonic()
+        while not self.engine.leaving:
+            deadline = min(report_at, self.engine.outputs.next_deadline() or report_at)
+            poller.poll(max(0.0, (deadline - time.monotonic()) * 1e3))
+            self._drain_stages()
+            self._drain_front()
+            self.engine.advance()
+            self.engine.outputs.serve_waiters()
+            self._serve_state_waiters()
+            now = time.monotonic()
+            if now >= report_at:
+                report_at = max(report_at + interval, now)
+                self._push(self._reporter.build())
+        self._close()
+
+    # --- sockets --------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+        socket = context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0 if kind == zmq.ROUTER else 100)
+        return socket
+
+    def _drain_stages(self) -> None:
+        while True:
+            try:
+                frames = self._steps.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self.engine.on_stage(self._from_stage.decode(frames[-1]))
+            except ProtocolError as error:
+                self.engine.event("protocol.error", f"from a stage: {error}")
+
+    def _drain_front(self) -> None:
+        for _ in range(FRONT_BURST):
+            try:
+                client, *frames = self._front.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._on_front(client, self._from_front.decode(frames[-1]))
+            except ProtocolError as error:
+                self.engine.event("protocol.error", f"on front: {error}")
+
+    def _on_front(self, client: bytes, message: object) -> None:
+        engine = self.engine
+        match message:
+            case Command():
+                engine.commands.handle(client, message)
+            case Fetch():
+                engine.outputs.fetch(client, message)
+            case Inspect():
+                engine.inspect(client, message)
+            case AddMany():
+                engine.add_many(client, message)
+            case Collect():
+                engine.outputs.collect(client, message)
+            case AbortMany():
+                engine.abort_many(message.requests)
+            case ForgetMany():
+                engine.outputs.forget(message.requests)
+            case StateQuery():
+                self._state_waiters.append((client, message, time.monotonic() + message.wait_ms / 1e3))
+            case ProcessReport():
+                engine.on_processes(message)
+
+    def _serve_state_waiters(self) -> None:
+        now, engine, left = time.monotonic(), self.engine, []
+        for client, query, deadline in self._state_waiters:
+            if engine.state == "loading" and now < deadline:
+                left.append((client, query, deadline))
+                continue
+            blocks = engine.resizer.mapped_blocks if engine.serving else 0
+            answer = StateAnswer(
+                nonce=query.nonce, state=engine.state, message=engine.message,
+                max_model_len=self._config.max_model_len, num_blocks=blocks,
+            )  # fmt: skip
+            self._reply(client, answer)
+        self._state_waiters = left
+
+    def _send_step(self, payload: bytes) -> None:
+        for identity in self._identities:
+            self._steps.send_multipart([identity, payload], zmq.NOBLOCK)
+
+    def _reply(self, client: bytes, message: msgspec.Struct) -> None:
+        self._front.send_multipart([client, encode(message)], zmq.NOBLOCK)
+
+    def _happened(self, event: Event) -> None:
+        self._push(Happened(event=event))
+
+    def _push(self, message: msgspec.Struct) -> None:
+        try:
+            self._collect.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._dropped += 1
+
+    def _close(self) -> None:
+        self.engine.outputs.serve_waiters()
+        self._serve_state_waiters()
+        self._push(self._reporter.build())
+        payload = encode(Shutdown(GENERATION))
+        for index in range(self._config.stages):
+            for prefix in ("s", "c"):
+                self._steps.send_multipart([f"{prefix}{index}.0".encode(), payload], zmq.NOBLOCK)
+        for socket in (self._steps, self._front, self._collect):
+            socket.close(linger=500)
+
+
+def main() -> int:
+    """Run the core until it is told to stop. Exit code 0: stopped; 1: could not start or go on."""
+    parser = argparse.ArgumentParser(prog="ppengine.core")
+    parser.add_argument("--engine", type=Path, required=True)
+    lifeline.add_argument(parser)
+    arguments = parser.parse_args()
+    lifeline.adopt(arguments.lifeline)
+    config = EngineConfig.load(arguments.engine)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        loop = Loop(config, context)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.engine.leave("signal"))
+    loop.run()
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Commands from consoles: check, plan, or do. One handler a verb, chosen by the verb's type and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ppengine.core.operations import Operation
+from ppengine.protocol.control import (
+    Abort,
+    Command,
+    Drain,
+    ErrorCode,
+    Outcome,
+    Pause,
+    Preempt,
+    Refused,
+    Release,
+    Resume,
+    SetMemory,
+    Stop,
+    Submit,
+    SwapIn,
+    SwapOut,
+)
+from ppengine.request import Request
+from ppengine.scheduler import DoesNotFit, Effect
+from ppengine.scheduler import Refused as NotPossible
+
+if TYPE_CHECKING:
+    from ppengine.core.engine import Engine
+
+Act = Abort | Preempt | SwapOut | SwapIn | Release
+
+
+class CommandError(Exception):
+    """A command that has no effect, with the code and the one line that says why."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Commands:
+    """Turns commands into effects of the scheduler and operations that report them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._effects: list[tuple[Effect, Operation, Request]] = []
+        self._drain: Operation | None = None
+        self._idle: Operation | None = None
+
+    def handle(self, client: bytes, command: Command) -> None:
+        """Execute one command; every path answers."""
+        try:
+            self._dispatch(client, command)
+        except CommandError as error:
+            self._engine.reply(client, Refused(id=command.id, code=error.code, text=error.text))
+        except NotPossible as error:
+            self._engine.reply(client, Refused(id=command.id, code=error.code, text=error.text))
+        except DoesNotFit as error:
+            self._engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=error.text))
+        except ValueError as error:
+            self._engine.reply(client, Refused(id=command.id, code="INVALID", text=str(error)))
+
+    def settle(self) -> None:
+        """End the operations whose effect has happened; say of the others where they wait."""
+        engine = self._engine
+        left = []
+        for effect, operation, request in self._effects:
+            if effect.state == "pending":
+                engine.operations.defer(operation, self._where(request))
+                left.append((effect, operation, request))
+            else:
+                engine.operations.end(
+                    operation, effect.state, effect.text, step=effect.step, revision=request.revision
+                )  # fmt: skip
+        self._effects = left
+        if self._idle is not None and not engine.scheduler.running_count:
+            engine.operations.end(self._idle, "applied", "paused: nothing runs")
+            self._idle = None
+        if self._drain is not None and not engine.scheduler.live_count:
+            engine.operations.end(self._drain, "applied", "drained: no request left")
+            self._drain = None
+
+    # --- verbs ----------------------------------------------------------------------------------------------
+
+    def _dispatch(self, client: bytes, command: Command) -> None:
+        verb = command.verb
+        if command.epoch != self._engine.config.epoch:
+            raise CommandError("STALE_EPOCH", f"this is epoch {self._engine.config.epoch}, not {command.epoch}")
+        if isinstance(verb, Stop):
+            self._stop(client, command)
+        elif not self._engine.serving:
+            raise CommandError("BUSY", f"the engine is {self._engine.state}: {self._engine.message}")
+        elif isinstance(verb, Submit):
+            self._submit(client, command, verb)
+        elif isinstance(verb, Act):
+            self._act(client, command, verb)
+        elif isinstance(verb, SetMemory):
+            self._engine.resizer.handle(client, command, verb)
+        elif isinstance(verb, Pause):
+            self._pause(client, command, verb)
+        elif isinstance(verb, Resume):
+            self._resume(client, command)
+        elif isinstance(verb, Drain):
+            self._drain_verb(client, command, verb)
+        else:
+            raise CommandError("UNSUPPORTED", f"{type(verb).__name__.lower()} is not for the core")
+
+    def _submit(self, client: bytes, command: Command, verb: Submit) -> None:
+        engine = self._engine
+        if engine.draining:
+            raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
+        requests = engine.make_requests(verb, owner=command.by)
+        name = requests[0].group
+        if command.dry_run:
+            plan = [f"queue {len(requests)} sample(s) of {len(requests[0].prompt_ids)} prompt tokens"]
+            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan[0], plan=plan))
+            return
+        engine.admit(requests, session="", detach_client=client if verb.abort_on_detach else b"")
+        operation = engine.operations.open(command, client, name, request=name)
+        text = f"{len(requests[0].prompt_ids)} prompt tokens queued"
+        engine.operations.end(operation, "applied", text, request=name)
+
+    def _act(self, client: bytes, command: Command, verb: Act) -> None:
+        engine = self._engine
+        members = engine.members(verb.request)
+        if not members:
+            raise CommandError("NOT_FOUND", engine.gone_text(verb.request))
+        request = members[0]
+        if command.if_rev is not None and command.if_rev != request.revision:
+            last = request.history[-1][1] if request.history else request.state
+            raise CommandError(
+                "CONFLICT",
+                f"{verb.request} has moved on: revision {request.revision}, you saw {command.if_rev} ({last})",
+            )
+        scheduler, by = engine.scheduler, command.by
+        calls: dict[type, Callable[[str], Effect]] = {
+            Abort: lambda name: scheduler.abort(name),
+            Preempt: lambda name: scheduler.preempt(name, verb.mode, verb.hold, by=by),  # type: ignore[union-attr]
+            SwapOut: lambda name: scheduler.swap_out(name, verb.hold, by=by),  # type: ignore[union-attr]
+            SwapIn: lambda name: scheduler.swap_in(name),
+            Release: lambda name: scheduler.release(name),
+        }
+        if command.dry_run:
+            plan, figures = scheduler.plan_act(verb, request.id)
+            text = plan[0] if plan else "nothing to do"
+            outcome = Outcome(
+                id=command.id, op="", state="planned", text=text, plan=plan, figures=figures,
+                revision=request.revision, request=verb.request,
+            )  # fmt: skip
+            engine.reply(client, outcome)
+            return
+        effects = [(calls[type(verb)](member.id), member) for member in members]
+        operation = engine.operations.open(command, client, verb.request, request=verb.request)
+        # A group of samples moves together; the operation ends with the last of them.
+        effect, member = next(((e, m) for e, m in reversed(effects) if e.state == "pending"), effects[-1])
+        self._effects.append((effect, operation, member))
+        self.settle()
+
+    def _pause(self, client: bytes, command: Command, verb: Pause) -> None:
+        engine = self._engine
+        scheduler = engine.scheduler
+        running = scheduler.running_count
+        plan = {
+            "wait": f"finish {running} running, start none of {scheduler.live_count - running} others",
+            "keep": f"stop scheduling; {scheduler.live_count} requests keep their blocks",
+            "abort": f"abort {scheduler.live_count} requests and stop scheduling",
+        }[verb.mode]
+        if command.dry_run:
+            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan, plan=[plan]))
+            return
+        operation = engine.operations.open(command, client, verb.mode)
+        scheduler.admitting = False
+        if verb.mode != "wait":
+            scheduler.paused = True
+        if verb.mode == "abort":
+            for request in scheduler.live():
+                scheduler.abort(request.id)
+        if verb.mode == "wait" and running:
+            engine.operations.defer(operation, f"waits for {running} running requests")
+            self._idle = operation
+        else:
+            engine.operations.end(operation, "applied", plan)
+
+    def _resume(self, client: bytes, command: Command) -> None:
+        engine = self._engine
+        if command.dry_run:
+            text = f"schedule again: {engine.scheduler.live_count} requests"
+            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
+            return
+        operation = engine.operations.open(command, client, None)
+        if self._idle is not None:
+            engine.operations.end(self._idle, "superseded", f"resumed by {command.by}")
+            self._idle = None
+        engine.scheduler.paused, engine.scheduler.admitting = False, True
+        engine.operations.end(operation, "applied", "scheduling again")
+
+    def _drain_verb(self, client: bytes, command: Command, verb: Drain) -> None:
+        engine = self._engine
+        left = engine.scheduler.live_count
+        text = "take requests again" if verb.undo else f"refuse new requests, finish {left}"
+        if command.dry_run:
+            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
+            return
+        operation = engine.operations.open(command, client, "--undo" if verb.undo else None)
+        engine.draining = not verb.undo
+        if self._drain is not None:
+            engine.operations.end(self._drain, "superseded", f"{text}, by {command.by}")
+            self._drain = None
+        if verb.undo:
+            engine.operations.end(operation, "applied", "takes requests again")
+        else:
+            self._drain = operation
+            engine.operations.defer(operation, f"waits for {left} requests")
+            self.settle()
+
+    def _stop(self, client: bytes, command: Command) -> None:
+        engine = self._engine
+        left = engine.scheduler.live_count if engine.serving else 0
+        text = f"stop the engine; {left} requests end unfinished" if left else "stop the engine; it is idle"
+        if command.dry_run:
+            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
+            return
+        operation = engine.operations.open(command, client, engine.config.name)
+        engine.operations.end(operation, "applied", f"stopping; {left} requests unfinished")
+        engine.leave(f"stop by {command.by}")
+
+    def _where(self, request: Request) -> str:
+        if not request.in_flight:
+            return "waits for its copies"
+        number = request.in_flight[0]
+        stage = self._engine.board.holder(number)
+        return f"in flight: m{number}" + ("" if stage is None else f" at stage {stage}")

@@ -1,0 +1,91 @@
+"""Answers to questions on demand: one request in full, and who owns every block."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ppengine.core.outputs import Sample
+from ppengine.protocol.control import BlocksDetail, Failed, Inspect, Inspected, RequestDetail
+
+if TYPE_CHECKING:
+    from ppengine.core.engine import Engine
+    from ppengine.request import Request
+
+
+def answer(engine: Engine, question: Inspect) -> Inspected | Failed:
+    """Return the answer to an Inspect of a request or of the blocks."""
+    detail: msgspec.Struct
+    if not engine.serving:
+        return Failed(nonce=question.nonce, code="BUSY", text=f"the engine is {engine.state}: {engine.message}")
+    if question.what == "blocks":
+        detail = _blocks(engine)
+    elif question.what == "request":
+        name = question.request or ""
+        members = engine.members(name)
+        if not members and engine.outputs.get(name) is None:
+            return Failed(nonce=question.nonce, code="NOT_FOUND", text=engine.gone_text(name))
+        detail = _live(engine, members[0]) if members else _finished(engine, name)
+    else:
+        return Failed(nonce=question.nonce, code="UNSUPPORTED", text=f"the core knows nothing of {question.what}")
+    return Inspected(nonce=question.nonce, what=question.what, data=msgspec.Raw(msgspec.msgpack.encode(detail)))
+
+
+def _live(engine: Engine, request: Request) -> RequestDetail:
+    scheduler, now = engine.scheduler, engine.clock()
+    why = scheduler.why(request)
+    sample = _sample(engine, request.group, request.sample)
+    first, outputs = request.first_token_time, len(request.output_ids)
+    return RequestDetail(
+        id=request.id,
+        owner=request.owner,
+        state=request.state,
+        why=why.text if why else "",
+        prompt_tokens=len(request.prompt_ids),
+        output_tokens=outputs,
+        computed_tokens=request.num_computed,
+        cached_tokens=request.num_cached,
+        block_table=list(request.blocks),
+        shared_blocks=[block for block in request.blocks if scheduler.is_shared(block)],
+        host_blocks=list(request.host_blocks),
+        in_flight=list(request.in_flight),
+        sampling=request.sampling,
+        revision=request.revision,
+        age_s=now - request.arrival_time,
+        queued_s=None if request.scheduled_time is None else request.scheduled_time - request.arrival_time,
+        first_token_s=None if first is None else first - request.arrival_time,
+        inter_token_ms=None if first is None or outputs < 2 else (now - first) / (outputs - 1) * 1e3,
+        preemptions=request.preemptions,
+        swaps=request.swaps,
+        prompt_token_ids=request.prompt_ids,
+        output_token_ids=list(request.output_ids),
+        output_text=sample.text if sample else "",
+        history=[f"{when - request.arrival_time:.3f}s {text}" for when, text in request.history],
+    )
+
+
+def _finished(engine: Engine, name: str) -> RequestDetail:
+    output = engine.outputs.get(name)
+    if output is None:
+        raise KeyError(name)
+    sample = output.samples[0]
+    return RequestDetail(
+        id=name, owner=output.session, state="finished", why=sample.finish_reason or "", output_text=sample.text,
+        prompt_tokens=len(output.prompt_ids), output_tokens=len(sample.tokens), computed_tokens=0, cached_tokens=0,
+        block_table=[], shared_blocks=[], host_blocks=[], in_flight=[], sampling=output.sampling, revision=0,
+        age_s=0.0, prompt_token_ids=output.prompt_ids, output_token_ids=list(sample.tokens),
+    )  # fmt: skip
+
+
+def _sample(engine: Engine, group: str, index: int) -> Sample | None:
+    output = engine.outputs.get(group)
+    return None if output is None else output.samples[index]
+
+
+def _blocks(engine: Engine) -> BlocksDetail:
+    mapped = engine.resizer.mapped_blocks
+    owners = (engine.scheduler.owner_of(block) for block in range(mapped))
+    runs = [(sum(1 for _ in run), code, owner) for (code, owner), run in itertools.groupby(owners)]
+    return BlocksDetail(mapped=mapped, runs=runs)

@@ -1,0 +1,111 @@
+"""The core's half of a snapshot, made a few times a second."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ppengine.protocol.reports import CoreReport
+from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, RequestInfo, Throughput
+
+if TYPE_CHECKING:
+    from ppengine.core.engine import Engine
+    from ppengine.request import Request
+
+WINDOW_S = 10.0
+
+
+class Reporter:
+    """Builds reports and keeps the token counts of the last ten seconds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._marks: deque[tuple[float, int, int]] = deque()
+
+    def build(self) -> CoreReport:
+        """Return the report of this moment."""
+        engine = self._engine
+        config, profile = engine.config, engine.config.profile
+        info = EngineInfo(
+            id=config.id,
+            name=config.name,
+            epoch=config.epoch,
+            state=engine.state,  # type: ignore[arg-type]
+            model=profile.model.path.rstrip("/").rsplit("/", 1)[-1],
+            pipeline_parallel_size=profile.parallel.pipeline,
+            tensor_parallel_size=profile.parallel.tensor,
+            executor=profile.parallel.executor,
+            memory_utilization=engine.resizer.utilization if engine.serving else profile.memory.utilization,
+            memory_revision=engine.resizer.revision if engine.serving else 0,
+            uptime_s=engine.uptime_s,
+            step=engine.scheduler.step if engine.serving else 0,
+            retired_step=engine.scheduler.retired_step if engine.serving else 0,
+            max_model_len=config.max_model_len,
+            block_size=profile.memory.block_size,
+            max_num_seqs=profile.scheduler.max_num_seqs,
+            schedule_ahead=profile.scheduler.schedule_ahead,
+            message=engine.message,
+        )
+        throughput = self._throughput()
+        if not engine.serving:
+            return CoreReport(
+                mono_ns=time.monotonic_ns(), engine=info, stages=engine.board.views({}, None, None), queues=Queues(),
+                requests_total=0, requests=[], operations=engine.operations.infos(), throughput=throughput,
+                kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=[],
+                preemptions_total=0, prefix_hit_tokens_total=0,
+            )  # fmt: skip
+        scheduler, resizer = engine.scheduler, engine.resizer
+        capacity = resizer.memory.capacity(resizer.utilization)
+        live = scheduler.live()
+        pool = scheduler.pool_figures()
+        return CoreReport(
+            mono_ns=time.monotonic_ns(),
+            engine=info,
+            stages=engine.board.views(capacity.by_stage, resizer.mapped_blocks, capacity.binding),
+            queues=scheduler.queues(),
+            requests_total=len(live),
+            requests=[self._request(request) for request in live[:MAX_REQUESTS]],
+            operations=engine.operations.infos(),
+            throughput=throughput,
+            kv_used=pool.used,
+            kv_cached=pool.cached,
+            kv_free=pool.free,
+            swap_used=pool.host_used,
+            steps_in_flight=engine.board.numbers,
+            preemptions_total=scheduler.preemptions_total,
+            prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
+        )
+
+    def _request(self, request: Request) -> RequestInfo:
+        scheduler = self._engine.scheduler
+        return RequestInfo(
+            id=request.id,
+            owner=request.owner,
+            state=request.state,
+            age_s=self._engine.clock() - request.arrival_time,
+            prompt_tokens=len(request.prompt_ids),
+            output_tokens=len(request.output_ids),
+            blocks=len(request.blocks),
+            swap_blocks=len(request.host_blocks),
+            why=scheduler.why(request),
+            revision=request.revision,
+            computed_tokens=request.num_computed,
+            cached_tokens=request.num_cached,
+            in_flight=list(request.in_flight),
+            preemptions=request.preemptions,
+            finish_reason=request.finish_reason,
+        )
+
+    def _throughput(self) -> Throughput:
+        now, engine = time.monotonic(), self._engine
+        self._marks.append((now, engine.prompt_tokens_total, engine.output_tokens_total))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= WINDOW_S:
+            self._marks.popleft()
+        then, prompts, outputs = self._marks[0]
+        if now - then < 0.5:
+            return Throughput()
+        return Throughput(
+            prompt_tok_s=(engine.prompt_tokens_total - prompts) / (now - then),
+            output_tok_s=(engine.output_tokens_total - outputs) / (now - then),
+        )

@@ -1,0 +1,118 @@
+"""What the core knows of its stages: readiness, acknowledged steps, memory figures."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from ppengine.protocol.reports import StageView
+from ppengine.protocol.steps import Retired, Sampled, StageReady, Step
+
+StageKey = tuple[int, int]
+"""(stage, tensor rank)."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """One step that not every stage has retired."""
+
+    number: int
+    sent_ns: int
+    tokens: int
+    is_map: bool
+    missing: set[StageKey]
+    sampled: list[Sampled] = field(default_factory=list)
+    mapped: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class StageBoard:
+    """Keeps count of stages and of the steps in flight between them."""
+
+    def __init__(self, stages: int, layers: list[tuple[int, int]]) -> None:
+        self.keys: list[StageKey] = [(index, 0) for index in range(stages)]
+        self.last = self.keys[-1]
+        self.ready: dict[StageKey, StageReady] = {}
+        self.progress: dict[StageKey, str] = {}
+        self.lost: dict[int, str] = {}
+        """Stages that cannot go on, with the reason; the first one is the first that was noticed."""
+        self._layers = layers
+        self._flights: deque[Flight] = deque()
+        self._retired: dict[StageKey, int] = dict.fromkeys(self.keys, 0)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every stage has loaded and profiled."""
+        return len(self.ready) == len(self.keys)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Steps in flight, oldest first."""
+        return [flight.number for flight in self._flights]
+
+    def sent(self, step: Step) -> None:
+        """Note that `step` went to every stage."""
+        tokens = sum(row.count for row in step.rows)
+        self._flights.append(
+            Flight(step.number, time.monotonic_ns(), tokens, step.map_blocks is not None, set(self.keys))
+        )
+
+    def acknowledge(self, message: Retired) -> None:
+        """Note one stage's retirement; late or repeated ones change nothing."""
+        key = (message.stage, message.rank)
+        for flight in self._flights:
+            if flight.number == message.number and key in flight.missing:
+                flight.missing.discard(key)
+                self._retired[key] = max(self._retired[key], message.number)
+                if key == self.last:
+                    flight.sampled = message.sampled
+                if flight.is_map:
+                    flight.mapped.append(message.mapped)
+                if message.error:
+                    flight.errors.append(f"stage {message.stage}: {message.error}")
+                return
+
+    def take_retired(self) -> list[Flight]:
+        """Return, in order, the flights that every stage has retired."""
+        done = []
+        while self._flights and not self._flights[0].missing:
+            done.append(self._flights.popleft())
+        return done
+
+    def holder(self, number: int) -> int | None:
+        """Return the first stage that has not retired step `number`; None if it is not in flight."""
+        for flight in self._flights:
+            if flight.number == number:
+                return min(stage for stage, _ in flight.missing) if flight.missing else None
+        return None
+
+    def views(self, capacities: dict[int, int], mapped: int | None, binding: int | None) -> list[StageView]:
+        """Return what a report says of every stage."""
+        now = time.monotonic_ns()
+        views = []
+        for key in self.keys:
+            index, rank = key
+            oldest = next((flight for flight in self._flights if key in flight.missing), None)
+            ready = self.ready.get(key)
+            view = StageView(
+                index=index,
+                rank=rank,
+                ready=ready is not None,
+                retired_step=self._retired[key],
+                oldest_unretired_age_ms=None if oldest is None else (now - oldest.sent_ns) / 1e6,
+                oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
+                capacity=capacities.get(index),
+                mapped=mapped,
+                binding=index == binding,
+                layers=list(self._layers[index]),
+                progress=self.progress.get(key, ""),
+            )
+            if ready is not None:
+                view.total_bytes, view.weights_bytes = ready.total_bytes, ready.weights_bytes
+                view.peak_bytes, view.block_bytes = ready.peak_bytes, ready.block_bytes
+                view.swap_blocks, view.pid, view.host = ready.swap_blocks, ready.pid, ready.host
+                view.device_kind, view.device_name = ready.device_kind, ready.device_name
+                view.device_uuid = ready.device_uuid
+            views.append(view)
+        return views

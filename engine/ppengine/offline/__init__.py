@@ -1,0 +1,1 @@
+"""The offline API: an engine as a Python object. `from ppengine import LLM, SamplingParams`."""

@@ -1,0 +1,132 @@
+"""Start an engine for one Python program and talk to its core without the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from ppengine import lifeline
+from ppengine.config import Profile
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
+
+LOAD_POLL_MS = 1000
+T = TypeVar("T")
+
+
+class EngineError(RuntimeError):
+    """The engine could not start, or cannot go on; one line with the reason."""
+
+
+class LocalEngine:
+    """A supervisor of our own, and a socket to its core. Ends with `close`, or with this process."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._closed = False
+        self._nonce = 0
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        read_end, self._lifeline = lifeline.open_pipe()
+        command = [sys.executable, "-m", "ppengine.supervisor", "--lifeline", str(read_end)]
+        command += ["--profile-json", msgspec.json.encode(profile).decode()]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, pass_fds=(read_end,),
+            start_new_session=True, text=True,
+        )  # fmt: skip
+        os.close(read_end)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._codec = Codec(FromFront)
+        try:
+            started = self._started()
+            self.run_dir: str = started["run_dir"]
+            self.id: str = started["id"]
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.connect(f"ipc://{self.run_dir}/front")
+            self.state = self._wait_serving()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of the supervisor."""
+        return self._process.pid
+
+    def nonce(self) -> int:
+        """Return a fresh number to tell answers apart."""
+        self._nonce += 1
+        return self._nonce
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send one message to the core."""
+        self._socket.send(encode(message))
+
+    def ask(self, message: msgspec.Struct, kind: type[T]) -> T:
+        """Send `message` and return the answer of type `kind` with its nonce. Raises EngineError when there is none."""
+        self.send(message)
+        wanted = getattr(message, "nonce", None)
+        while True:
+            answer = self.receive(LOAD_POLL_MS)
+            if isinstance(answer, kind) and getattr(answer, "nonce", None) == wanted:
+                return answer
+
+    def receive(self, timeout_ms: int) -> object | None:
+        """Return the next message of the core, None after `timeout_ms`. Raises EngineError if the engine is gone."""
+        if self._socket.poll(timeout_ms):
+            return self._codec.decode(self._socket.recv())
+        if self._closed or self._process.poll() is not None:
+            raise EngineError(self._last_error())
+        return None
+
+    def close(self) -> None:
+        """Stop the engine and wait until its processes and files are gone."""
+        if self._closed:
+            return
+        self._closed = True
+        os.close(self._lifeline)
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
+        self._socket.close(0)
+        self._context.term()
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _started(self) -> dict[str, str]:
+        if self._process.stdout is not None:
+            for line in self._process.stdout:
+                with contextlib.suppress(json.JSONDecodeError):
+                    message = json.loads(line)
+                    if message.get("event") == "started":
+                        return dict(message)
+        self._process.wait()
+        raise EngineError(self._last_error())
+
+    def _wait_serving(self) -> StateAnswer:
+        while True:
+            answer = self.ask(StateQuery(nonce=self.nonce(), wait_ms=LOAD_POLL_MS), StateAnswer)
+            if answer.state in ("degraded", "stopped"):
+                raise EngineError(answer.message)
+            if answer.state != "loading":
+                return answer
+
+    def _last_error(self) -> str:
+        if self._errors.closed:
+            return "the engine was closed"
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["the engine ended without a message"])[-1]

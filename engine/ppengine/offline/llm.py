@@ -1,0 +1,265 @@
+"""`LLM` and `LLMEngine`, with the names that vLLM users know. Unknown arguments are refused by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypedDict
+
+from ppengine.config import ConfigError, Profile, build_profile
+from ppengine.offline.launch import EngineError, LocalEngine
+from ppengine.protocol import offline as wire
+from ppengine.protocol.control import Logprob
+from ppengine.protocol.sampling import SamplingParams
+
+COLLECT_MS = 1000
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already."""
+
+    prompt_token_ids: list[int]
+
+
+Prompt = str | TokensPrompt
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation. `logprobs` is one entry a token where the sampling asked for them."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    logprobs: list[Logprob]
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its continuations."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+
+
+def make_profile(
+    model: str,
+    *,
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto",
+    load_format: Literal["auto", "dummy"] = "auto",
+    pipeline_parallel_size: int = 1,
+    tensor_parallel_size: int = 1,
+    gpu_memory_utilization: float = 0.9,
+    swap_space: float = 4.0,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    enable_prefix_caching: bool = True,
+    enforce_eager: bool = False,
+    distributed_executor_backend: Literal["local", "ray"] = "local",
+    skip_tokenizer_init: bool = False,
+    trust_remote_code: bool = False,
+) -> Profile:
+    """Return the profile that the arguments of `LLM` mean. Raises ConfigError.
+
+    `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
+    `enforce_eager` is accepted: CPU stages always run eagerly. `trust_remote_code` can only be False.
+    """
+    if trust_remote_code:
+        raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
+    return build_profile(
+        {
+            "name": "llm",
+            "model": {
+                "path": str(Path(model).resolve()), "dtype": dtype, "load_format": load_format,
+                "max_model_len": max_model_len, "skip_tokenizer": skip_tokenizer_init,
+            },
+            "parallel": {
+                "pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size,
+                "executor": distributed_executor_backend,
+            },
+            "memory": {"utilization": gpu_memory_utilization, "swap_space_gib": swap_space},
+            "scheduler": {
+                "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
+                "prefix_caching": enable_prefix_caching,
+            },
+        },
+        base=Path(),
+        where="LLM",
+    )  # fmt: skip
+
+
+def _profile_of(model: str | Profile, arguments: dict[str, Any]) -> Profile:
+    known = [name for name in inspect.signature(make_profile).parameters if name != "model"]
+    for name in arguments:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise TypeError(f"LLM has no argument {name}; did you mean {nearest}? known: {', '.join(known)}")
+    if isinstance(model, Profile):
+        if arguments:
+            raise TypeError(f"a Profile says everything; also given: {', '.join(arguments)}")
+        return model
+    return make_profile(model, **arguments)
+
+
+class LLMEngine:
+    """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`."""
+
+    def __init__(self, model: str | Profile, **arguments: Any) -> None:
+        self._engine = LocalEngine(_profile_of(model, arguments))
+        self._session = f"offline-{secrets.token_hex(4)}"
+        self._cursor = 0
+        self._open: dict[str, str | None] = {}
+
+    @property
+    def engine_id(self) -> str:
+        """Id by which `ppconsole attach` finds this engine."""
+        return self._engine.id
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Process id of the engine's supervisor, the parent of all its processes."""
+        return self._engine.pid
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that all stages agreed on at start, the null block included."""
+        return self._engine.state.num_blocks
+
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+        """Queue one request. Raises ValueError if it can never fit or its id is in use."""
+        self.add_many([prompt], [params], [request_id])
+
+    def add_many(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = ()
+    ) -> list[str]:
+        """Queue several requests, all or none, and return their ids. Raises ValueError."""
+        texts: list[str | list[int]] = [
+            prompt if isinstance(prompt, str) else list(prompt["prompt_token_ids"]) for prompt in prompts
+        ]
+        message = wire.AddMany(
+            nonce=self._engine.nonce(), session=self._session, prompts=texts, sampling=list(params), requests=list(ids)
+        )
+        answer = self._engine.ask(message, wire.Added)
+        if answer.error:
+            raise ValueError(answer.error)
+        for name, text in zip(answer.requests, texts, strict=True):
+            self._open[name] = text if isinstance(text, str) else None
+        return answer.requests
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; one that has ended already is fine."""
+        self._engine.send(wire.AbortMany(session=self._session, requests=[request_id]))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to wait for."""
+        return bool(self._open)
+
+    def step(self, *, finished_only: bool = False) -> list[RequestOutput]:
+        """Wait for news (at most a second) and return the requests that changed. Raises EngineError."""
+        question = wire.Collect(
+            nonce=self._engine.nonce(), session=self._session, since=self._cursor, finished_only=finished_only,
+            wait_ms=COLLECT_MS,
+        )  # fmt: skip
+        answer = self._engine.ask(question, wire.Collected)
+        if answer.error and self._open:
+            raise EngineError(answer.error)
+        self._cursor = answer.cursor
+        outputs = [self._output(output) for output in answer.outputs]
+        finished = [output.request_id for output in outputs if output.finished]
+        for name in finished:
+            self._open.pop(name, None)
+        if finished:
+            self._engine.send(wire.ForgetMany(session=self._session, requests=finished))
+        return outputs
+
+    def close(self) -> None:
+        """Stop the engine; repeated calls are fine."""
+        self._engine.close()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _output(self, output: wire.RequestOutput) -> RequestOutput:
+        samples = [
+            CompletionOutput(index, sample.text, sample.token_ids, sample.finish_reason, sample.logprobs)
+            for index, sample in enumerate(output.samples)
+        ]
+        prompt = self._open.get(output.request)
+        return RequestOutput(output.request, prompt, output.prompt_token_ids, samples, output.finished)
+
+
+class LLM:
+    """Generate for many prompts at once; a context manager with `close()`.
+
+    Takes the arguments of `make_profile`, or one `Profile`. Raises TypeError for an unknown argument (it names the
+    nearest known one), ConfigError for a value that cannot be, EngineError when the engine cannot start.
+    """
+
+    def __init__(self, model: str | Profile, **arguments: Any) -> None:
+        self.llm_engine = LLMEngine(model, **arguments)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Return one output a prompt, in order. Raises ValueError (a prompt that cannot fit) or EngineError."""
+        several: list[Prompt] = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        params = (
+            [sampling_params] * len(several) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
+        )
+        if len(params) != len(several):
+            raise ValueError(f"{len(several)} prompts and {len(params)} sampling params; give one, or one a prompt")
+        if not several:
+            return []
+        engine = self.llm_engine
+        names = engine.add_many(several, params)
+        done: dict[str, RequestOutput] = {}
+        progress = _progress(len(names)) if use_tqdm else None
+        try:
+            while len(done) < len(names):
+                fresh = [output for output in engine.step(finished_only=True) if output.finished]
+                done.update((output.request_id, output) for output in fresh)
+                if progress is not None:
+                    progress.update(len(fresh))
+        except BaseException:
+            for name in names:
+                if name not in done:
+                    engine.abort_request(name)
+            raise
+        finally:
+            if progress is not None:
+                progress.close()
+        return [done[name] for name in names]
+
+    def close(self) -> None:
+        """Stop the engine; repeated calls are fine."""
+        self.llm_engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _progress(total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="requests", unit="req")
