@@ -1,0 +1,96 @@
+"""The control thread: answers for its stage while the step loop computes, waits or is stuck.
+
+It never touches tensors or a device. Its tick ten times a second tells a process that holds the GIL from one that
+merely waits; its socket answers pings and takes Shutdown when the step loop cannot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import zmq
+
+from ppengine.config import EngineConfig
+from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.steps import ControlPing, ControlPong, Shutdown, ToStage
+from ppengine.stage.recorder import Recorder, open_recorder
+
+TICK_S = 0.1
+GRACE_S = 1.0
+"""What the step loop has to leave after Shutdown before this thread ends the process."""
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+class ControlThread(threading.Thread):
+    """Start it first, `close` it last. `stop` is set when Shutdown came here; the step loop looks at it."""
+
+    def __init__(
+        self, context: zmq.Context[Any], config: EngineConfig, stage: int, rank: int, generation: int, main: Recorder
+    ) -> None:
+        super().__init__(name="control", daemon=True)
+        self.stop = threading.Event()
+        self._closed = threading.Event()
+        self._context = context
+        self._config = config
+        self._stage, self._rank, self._generation = stage, rank, generation
+        self._main = main
+
+    def run(self) -> None:
+        """Tick and answer until closed."""
+        ring = open_recorder(self._config, self._stage, self._rank, "control", self._generation)
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(self._config.endpoint("steps"))
+        codec = Codec(ToStage)
+        deadline: float | None = None
+        try:
+            while not self._closed.is_set():
+                # Both headers: readers of one ring need not find the other.
+                ring.thread_tick()
+                self._main.thread_tick()
+                if deadline is not None and time.monotonic() > deadline:
+                    os._exit(0)
+                if socket.poll(int(TICK_S * 1000)):
+                    message = _decode(codec, socket.recv())
+                    if isinstance(message, ControlPing):
+                        socket.send(encode(ControlPong(message.nonce, self._stage, self._rank)), zmq.NOBLOCK)
+                    elif isinstance(message, Shutdown) and deadline is None:
+                        deadline = time.monotonic() + GRACE_S
+                        self.stop.set()
+        finally:
+            socket.close()
+            ring.close()
+
+    def close(self) -> None:
+        """End the thread; returns within a tick or two."""
+        self._closed.set()
+        self.join()
+
+
+def _decode(codec: Codec, body: bytes) -> object:
+    try:
+        return codec.decode(body)
+    except ProtocolError as error:
+        # Only the core connects here: a message it should not have sent must not silence the thread.
+        os.write(2, f"control thread: {error}\n".encode())
+        return None
+
+
+def allow_observers(config: EngineConfig, stage: int, rank: int) -> IO[str]:
+    """Let py-spy attach under Yama, and SIGUSR2 write all stacks to `s<stage>.<rank>.stack` in the run folder.
+
+    Keep the returned file open as long as the signal may come.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+    file = (Path(config.run_dir) / f"s{stage}.{rank}.stack").open("w")
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    return file

@@ -1,0 +1,148 @@
+"""Memory of KV blocks on a CPU stage: the elastic device cache and the host pool for swapped blocks.
+
+Both are one anonymous private mapping with a segment `[blocks, 2, block_size, kv_heads, head_dim]` for each layer.
+Addresses are reserved for the most blocks that there can ever be and cost nothing until written. Shrinking gives the
+tail of each segment back with MADV_DONTNEED, so Rss falls at once and a regrown block reads as zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MAP_NORESERVE = 0x4000
+"""Linux, all architectures that torch runs on; `mmap` names it from Python 3.13 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """Shape of one stage's cache; all sizes in bytes unless they say otherwise."""
+
+    layers: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def layer_block_bytes(self) -> int:
+        """Keys and values of one block in one layer."""
+        return 2 * self.block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """One block in all layers of the stage."""
+        return self.layers * self.layer_block_bytes
+
+    @property
+    def quantum_blocks(self) -> int:
+        """Smallest number of blocks that fill whole pages in every layer."""
+        return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, self.layer_block_bytes)
+
+
+class BlockMemory:
+    """Reserved addresses for `blocks` blocks, as one tensor for each layer."""
+
+    def __init__(self, shape: KvShape, blocks: int, advice: int | None = None) -> None:
+        self.shape = shape
+        self.blocks = blocks
+        self._stride = _round_up(blocks * shape.layer_block_bytes)
+        self.length = max(self._stride * shape.layers, mmap.PAGESIZE)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._map = mmap.mmap(-1, self.length, flags=flags)
+        if advice is not None:
+            self._map.madvise(advice)
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.base = whole.data_ptr()
+        size = blocks * shape.layer_block_bytes
+        view = (blocks, 2, shape.block_size, shape.kv_heads, shape.head_dim)
+        starts = [layer * self._stride for layer in range(shape.layers)]
+        self.layers: list[Tensor] = [whole[start : start + size].view(shape.dtype).view(view) for start in starts]
+
+    def drop(self, first: int, last: int) -> None:
+        """Give the memory of blocks `[first, last)` back to the system; they read as zeros afterwards."""
+        size = self.shape.layer_block_bytes
+        for layer, tensor in enumerate(self.layers):
+            start, end = _round_up(first * size), _round_up(last * size)
+            # Blocks need not fill whole pages: what shares its page with a block that stays is zeroed by hand.
+            tensor[first : min(last, -(-start // size))].zero_()
+            if end > start:
+                self._map.madvise(mmap.MADV_DONTNEED, layer * self._stride + start, end - start)
+
+
+class KvCache:
+    """The device cache of a stage. `layers` holds the mapped blocks only, so that a stale index raises.
+
+    Block 0 is the null block and always mapped.
+    """
+
+    def __init__(self, shape: KvShape, reserved_blocks: int) -> None:
+        # Huge pages would make the smallest release 2 MiB a layer, and Rss a lie.
+        self._memory = BlockMemory(shape, reserved_blocks, mmap.MADV_NOHUGEPAGE)
+        self.shape = shape
+        self.reserved = reserved_blocks
+        self.mapped = 0
+        self.layers: list[Tensor] = []
+        self._expose(1)
+
+    @property
+    def base(self) -> int:
+        """Address of the mapping; with `length` it names the range in /proc/<pid>/smaps."""
+        return self._memory.base
+
+    @property
+    def length(self) -> int:
+        """Bytes of the mapping."""
+        return self._memory.length
+
+    def map_blocks(self, count: int) -> str:
+        """Make exactly `count` blocks usable. Returns an error line and changes nothing where that cannot be."""
+        if not 1 <= count <= self.reserved:
+            return f"cannot map {count} blocks: addresses are reserved for 1 to {self.reserved}"
+        if count > self.mapped:
+            need, available = (count - self.mapped) * self.shape.block_bytes, available_bytes()
+            if need > available:
+                return (
+                    f"cannot map {count} blocks: {count - self.mapped} more need {_mib(need)}, "
+                    f"the system has {_mib(available)} available"
+                )
+        elif count < self.mapped:
+            self._memory.drop(count, self.mapped)
+        self._expose(count)
+        return ""
+
+    def _expose(self, count: int) -> None:
+        self.mapped = count
+        self.layers = [segment[:count] for segment in self._memory.layers]
+
+
+class HostPool(BlockMemory):
+    """Blocks that were swapped out, resident only where written.
+
+    Not advised: mappings of equal flags side by side become one, and the agent reads Rss by mapping.
+    """
+
+    def __init__(self, shape: KvShape, blocks: int) -> None:
+        super().__init__(shape, blocks)
+
+
+def available_bytes() -> int:
+    """Return what the system can still hand out without swapping (MemAvailable)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable line; Linux 3.14 or newer is needed")
+
+
+def _round_up(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

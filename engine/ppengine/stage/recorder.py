@@ -1,0 +1,43 @@
+"""Writing the rings of a stage: one file a thread, an operation as a `with` block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from ppengine.config import EngineConfig
+from ppengine.ring import Kind, RingWriter
+
+
+class _Operation:
+    __slots__ = ("_ring", "_seq")
+
+    def __init__(self, ring: RingWriter, seq: int) -> None:
+        self._ring = ring
+        self._seq = seq
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ring.end(self._seq)
+
+
+class Recorder(RingWriter):
+    """A ring with `with recorder.operation(Kind.FORWARD, step): ...`; owned by one thread."""
+
+    def operation(self, kind: Kind, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0) -> _Operation:
+        """Begin an operation that ends with the block. `peer`: stage at the other side; `size`: see `ring.Kind`."""
+        return _Operation(self, self.begin(kind, step, peer, size, detail))
+
+
+def open_recorder(config: EngineConfig, stage: int, rank: int, thread: str, generation: int) -> Recorder:
+    """Make the ring `s<stage>.<rank>.<thread>.ring` in the engine's ring folder."""
+    path = Path(config.ring_dir) / f"s{stage}.{rank}.{thread}.ring"
+    # A stage that is started again begins its rings anew; the readers see a new pid.
+    path.unlink(missing_ok=True)
+    recorder = Recorder(path, thread, stage, rank)
+    recorder.generation = generation
+    return recorder

@@ -1,0 +1,166 @@
+"""Edges between stages: gloo point-to-point over loopback, one communicator an edge.
+
+Shapes are known from the step, so tensors travel without a shape message into preallocated buffers. Sends return at
+once; a thread waits for them in order, keeps the tensors alive until they are delivered, and tells how many are not.
+Timeouts are as good as infinite: a hang is for the diagnosis to name. A dead peer is different: gloo sees its
+connection close, and both sides of this module then raise `PeerLostError`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ppengine.ring import Gauge, Kind
+from ppengine.stage.recorder import Recorder
+
+FOREVER = timedelta(days=365)
+MAX_UNDELIVERED = 2
+"""Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""
+RECEIVE_BUFFERS = 3
+"""The one in use and two that fill meanwhile."""
+
+
+class PeerLostError(Exception):
+    """The process at the other end of an edge is gone; one line."""
+
+
+def open_store(path: str, stages: int) -> Any:
+    """Return the rendezvous store in file `path` that all stages of one generation share."""
+    store: Any = dist.FileStore(path, stages)  # type: ignore[attr-defined]
+    store.set_timeout(FOREVER)
+    return store
+
+
+class Edge:
+    """One communicator of two processes. `upstream` is the sending side; `peer` the stage at the other end."""
+
+    def __init__(self, store: Any, name: str, upstream: bool, peer: int) -> None:
+        self.peer = peer
+        self._other = 1 if upstream else 0
+        # The options have no public name, and only they can keep gloo off the outer network interfaces.
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+        options._timeout = FOREVER
+        options._threads = 1
+        try:
+            self._group = gloo(dist.PrefixStore(name, store), 1 - self._other, 2, options)  # type: ignore[attr-defined]
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def send(self, tensor: Tensor) -> Any:
+        """Begin to send a contiguous tensor; it must stay unchanged until `wait` of the result returns."""
+        try:
+            return self._group.send([tensor], self._other, 0)
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def receive(self, tensor: Tensor) -> Any:
+        """Begin to receive into a contiguous tensor."""
+        try:
+            return self._group.recv([tensor], self._other, 0)
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def wait(self, work: Any) -> None:
+        """Block until `work` is done, without the GIL. Raises PeerLostError."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: RuntimeError) -> PeerLostError:
+        text = str(error)
+        known = "Connection closed by peer" if "closed by peer" in text else " ".join(text.split())[:200]
+        return PeerLostError(f"lost stage {self.peer}: {known}")
+
+
+class Inlet:
+    """Receiving side of the edge from the stage before. Receives are posted as soon as a step is known."""
+
+    def __init__(self, edge: Edge, max_tokens: int, width: int, dtype: torch.dtype) -> None:
+        self.edge = edge
+        # Written once, so that the memory is really there before the profile run counts it.
+        self._free = deque(torch.zeros(max_tokens, width, dtype=dtype) for _ in range(RECEIVE_BUFFERS))
+        self._posted: deque[tuple[int, Tensor, Tensor, Any]] = deque()
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._in_use: Tensor | None = None
+
+    def expect(self, step: int, tokens: int) -> None:
+        """Announce, in step order, that `step` brings hidden states of `tokens` tokens."""
+        self._waiting.append((step, tokens))
+        self._post()
+
+    def take(self, step: int) -> Tensor:
+        """Return the hidden states [tokens, width] of the oldest expected step; valid until the next `take`."""
+        if self._in_use is not None:
+            self._free.append(self._in_use)
+            self._in_use = None
+            self._post()
+        number, buffer, view, work = self._posted.popleft()
+        if number != step:
+            raise PeerLostError(f"step {step} wants hidden states, but those of step {number} come next")
+        self.edge.wait(work)
+        self._in_use = buffer
+        return view
+
+    def _post(self) -> None:
+        while self._waiting and self._free:
+            step, tokens = self._waiting.popleft()
+            buffer = self._free.popleft()
+            view = buffer[:tokens]
+            self._posted.append((step, buffer, view, self.edge.receive(view)))
+
+
+class Outbox:
+    """Sending side of one edge and the thread that sees its sends through. `ring` is that thread's own."""
+
+    def __init__(self, edge: Edge, ring: Recorder, main: Recorder) -> None:
+        self.edge = edge
+        self.error: PeerLostError | None = None
+        self._ring = ring
+        self._main = main
+        self._queue: SimpleQueue[tuple[int, Tensor, Any] | None] = SimpleQueue()
+        self._slots = threading.Semaphore(MAX_UNDELIVERED)
+        self._depth = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._see_through, name="send", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int, tensor: Tensor) -> None:
+        """Send `tensor` and keep it until delivered; blocks while `MAX_UNDELIVERED` are under way."""
+        self._slots.acquire()
+        if self.error is not None:
+            raise self.error
+        work = self.edge.send(tensor)
+        self._count(1)
+        self._queue.put((step, tensor, work))
+
+    def close(self, timeout: float) -> None:
+        """Let what was handed over be delivered, for at most `timeout` seconds."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+
+    def _see_through(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            step, tensor, work = entry
+            with self._ring.operation(Kind.SEND, step, self.edge.peer, tensor.nbytes):
+                try:
+                    self.edge.wait(work)
+                except PeerLostError as error:
+                    self.error = error  # for the step loop, which alone talks to the core
+            self._count(-1)
+            self._slots.release()
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._depth += change
+            self._main.gauge(Gauge.OUTBOX, self._depth)

@@ -1,0 +1,112 @@
+"""The elastic cache: views, memory that really comes back, zeros after growing again, page arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ppengine.stage import kv_cache
+from ppengine.stage.kv_cache import HostPool, KvCache, KvShape
+
+SHAPE = KvShape(layers=3, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32)
+MIB = 2**20
+
+
+def resident(base: int, length: int) -> int:
+    """Bytes of Rss in mappings that overlap [base, base + length)."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head and not head.endswith(":"):
+            low, high = (int(part, 16) for part in head.split("-"))
+            inside = low < base + length and high > base
+        elif inside and head == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_block_arithmetic() -> None:
+    assert SHAPE.layer_block_bytes == 2 * 16 * 2 * 32 * 4 == 8192
+    assert SHAPE.block_bytes == 3 * 8192
+    assert SHAPE.quantum_blocks == 1
+    # 2 * 8 * 1 * 12 * 2 = 384 bytes a block and layer: 32 of them are 3 pages.
+    odd = KvShape(layers=1, block_size=8, kv_heads=1, head_dim=12, dtype=torch.bfloat16)
+    assert odd.layer_block_bytes == 384
+    assert odd.quantum_blocks == 32
+
+
+def test_only_mapped_blocks_can_be_reached() -> None:
+    cache = KvCache(SHAPE, 64)
+    assert cache.mapped == 1  # the null block
+    assert cache.map_blocks(10) == ""
+    assert [tuple(layer.shape) for layer in cache.layers] == [(10, 2, 16, 2, 32)] * 3
+    with pytest.raises(IndexError):
+        cache.layers[0][10]
+    with pytest.raises(IndexError):
+        cache.layers[2].index_select(0, torch.tensor([10]))
+
+
+def test_layers_do_not_overlap() -> None:
+    cache = KvCache(SHAPE, 8)
+    cache.map_blocks(8)
+    for value, layer in enumerate(cache.layers):
+        layer.fill_(value + 1)
+    for value, layer in enumerate(cache.layers):
+        assert bool((layer == value + 1).all())
+
+
+def test_shrink_gives_memory_back_and_growing_again_gives_zeros() -> None:
+    blocks = 1024
+    cache = KvCache(SHAPE, blocks)
+    assert cache.map_blocks(blocks) == ""
+    for layer in cache.layers:
+        layer.fill_(1.0)
+    full = blocks * SHAPE.block_bytes
+    assert full <= resident(cache.base, cache.length) <= full + MIB
+    assert cache.map_blocks(blocks // 4) == ""
+    assert full // 4 <= resident(cache.base, cache.length) <= full // 4 + MIB
+    assert cache.map_blocks(blocks) == ""
+    for layer in cache.layers:
+        assert bool((layer[: blocks // 4] == 1.0).all())
+        assert not bool(layer[blocks // 4 :].any())
+
+
+def test_blocks_that_share_a_page_regrow_as_zeros() -> None:
+    odd = KvShape(layers=2, block_size=8, kv_heads=1, head_dim=12, dtype=torch.bfloat16)
+    cache = KvCache(odd, 100)
+    cache.map_blocks(100)
+    for layer in cache.layers:
+        layer.fill_(3.0)
+    cache.map_blocks(33)
+    cache.map_blocks(100)
+    for layer in cache.layers:
+        assert bool((layer[:33] == 3.0).all())
+        assert not bool(layer[33:].any())
+
+
+def test_host_pool_is_a_mapping_apart() -> None:
+    cache = KvCache(SHAPE, 256)
+    host = HostPool(SHAPE, 256)
+    cache.map_blocks(256)
+    for layer in host.layers:
+        layer.fill_(1.0)
+    assert resident(cache.base, cache.length) < MIB
+
+
+def test_refusals_name_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KvCache(SHAPE, 64)
+    cache.map_blocks(4)
+    assert cache.map_blocks(65) == "cannot map 65 blocks: addresses are reserved for 1 to 64"
+    assert cache.map_blocks(0) == "cannot map 0 blocks: addresses are reserved for 1 to 64"
+    monkeypatch.setattr(kv_cache, "available_bytes", lambda: MIB)
+    assert cache.map_blocks(64) == "cannot map 64 blocks: 60 more need 1.4 MiB, the system has 1.0 MiB available"
+    assert cache.mapped == 4 and len(cache.layers[0]) == 4
+
+
+def test_reserving_costs_nothing() -> None:
+    before = kv_cache.available_bytes()
+    cache = KvCache(SHAPE, 200_000)  # 4.6 GiB
+    assert cache.length == 200_000 * SHAPE.block_bytes
+    assert resident(cache.base, cache.length) < MIB
+    assert kv_cache.available_bytes() > before // 2
