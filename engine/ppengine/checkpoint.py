@@ -1,0 +1,307 @@
+"""What a Hugging Face folder says about its model, read without torch: shapes, rope, ids, and how layers are cut."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppengine.config import DTYPES, ConfigError
+from ppengine.weights import check_weights, tensor_files
+
+__all__ = ["ARCHITECTURES", "ModelSpec", "RopeSpec", "check_weights", "partition_layers", "read_spec", "tensor_files"]
+
+ARCHITECTURES = {
+    "OPTForCausalLM": "opt",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""What works: architecture of config.json, and its `model_type`."""
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+OPT_ACTIVATIONS = ("relu", "gelu")
+
+
+class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding; which fields count depends on `kind`, one of `ROPE_KINDS`."""
+
+    kind: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    """Cosines and sines are multiplied by this (yarn)."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of one model. `max_position` counts tokens; `sliding_window` None: full attention."""
+
+    model_type: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    dtype: str
+    """Of the weights, one of `ppengine.config.DTYPES`: what `dtype: auto` means."""
+    tie_word_embeddings: bool
+    norm_eps: float
+    activation: str
+    eos_token_ids: list[int]
+    bos_token_id: int | None = None
+    sliding_window: int | None = None
+    rope: RopeSpec | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    embed_dim: int = 0
+    """Width of the token embedding; other than `hidden_size` in OPT-350m alone."""
+    norm_before: bool = True
+    """OPT: layer norms stand before attention and MLP (350m: behind)."""
+    final_norm: bool = True
+    norm_affine: bool = True
+
+    def usable_length(self, wanted: int | None) -> tuple[int, str]:
+        """Return the longest sequence to serve, in tokens, and why it is less than was asked ("": it is not).
+
+        Raises ConfigError if `wanted` is more than the model has positions. A sliding window caps the length: up to
+        the window its attention is full attention, beyond it this engine would compute something else.
+        """
+        if wanted is not None and wanted > self.max_position:
+            raise ConfigError(f"model.max_model_len is {wanted}; this model has {self.max_position} positions")
+        length = self.max_position if wanted is None else wanted
+        if self.sliding_window is not None and length > self.sliding_window:
+            return self.sliding_window, (
+                f"max_model_len is {self.sliding_window} instead of {length}: sliding window attention is not built yet"
+            )
+        return length, ""
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """Return the spec of the checkpoint in `folder`. Raises ConfigError: config.json missing, broken or unsupported."""
+    data = _read_json(folder / "config.json")
+    model_type, architecture = _identify(data, folder)
+    if data.get("quantization_config"):
+        raise ConfigError(
+            f"{folder}: quantized weights are not supported; use a float32, bfloat16 or float16 checkpoint"
+        )
+    ids = {key: data.get(key) for key in ("eos_token_id", "bos_token_id")}
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        ids |= {key: value for key, value in _read_json(generation).items() if value is not None}
+    fields: dict[str, Any] = {
+        "model_type": model_type,
+        "architecture": architecture,
+        "dtype": _dtype(data),
+        "eos_token_ids": _token_ids(ids.get("eos_token_id")),
+        "bos_token_id": next(iter(_token_ids(ids.get("bos_token_id"))), None),
+        "vocab_size": _count(data, "vocab_size"),
+        "num_layers": _count(data, "num_hidden_layers"),
+        "hidden_size": _count(data, "hidden_size"),
+        "num_heads": _count(data, "num_attention_heads"),
+        "max_position": _count(data, "max_position_embeddings"),
+    }
+    family = _opt_fields(data) if model_type == "opt" else _llama_fields(data, model_type)
+    spec = msgspec.convert({**fields, **family}, ModelSpec)
+    if spec.num_heads % spec.num_kv_heads:
+        raise ConfigError(
+            f"config.json: num_attention_heads {spec.num_heads} is not a multiple of num_key_value_heads "
+            f"{spec.num_kv_heads}"
+        )
+    return spec
+
+
+def partition_layers(num_layers: int, stages: int, partition: list[int] | None = None) -> list[tuple[int, int]]:
+    """Return `[start, end)` of each stage. An uneven remainder goes to the middle: the ends carry embedding and head.
+
+    Raises ConfigError if a stage would be empty or `partition` does not add up.
+    """
+    if stages > num_layers:
+        raise ConfigError(f"parallel.pipeline is {stages}; the model has {num_layers} layers, so at most that many")
+    if partition is None:
+        counts = [num_layers // stages] * stages
+        centre = (stages - 1) / 2
+        by_middle = sorted(range(stages), key=lambda stage: (abs(stage - centre), stage))
+        for stage in by_middle[: num_layers % stages]:
+            counts[stage] += 1
+    else:
+        counts = partition
+        if len(counts) != stages:
+            raise ConfigError(f"parallel.partition names {len(counts)} stages, parallel.pipeline is {stages}")
+        if min(counts) < 1:
+            raise ConfigError(f"parallel.partition is {counts}; every stage needs at least 1 layer")
+        if sum(counts) != num_layers:
+            raise ConfigError(
+                f"parallel.partition {counts} adds up to {sum(counts)} layers, the model has {num_layers}"
+            )
+    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def _identify(data: dict[str, Any], folder: Path) -> tuple[str, str]:
+    works = ", ".join(ARCHITECTURES)
+    named = data.get("architectures") or []
+    by_type = {model_type: architecture for architecture, model_type in ARCHITECTURES.items()}
+    architecture = named[0] if named else by_type.get(str(data.get("model_type")))
+    if architecture not in ARCHITECTURES:
+        shown = architecture or f"model_type {data.get('model_type')!r}"
+        raise ConfigError(f"{folder}: {shown} is not supported; these work: {works}")
+    model_type = ARCHITECTURES[architecture]
+    if data.get("model_type", model_type) != model_type:
+        raise ConfigError(f"{folder}: {architecture} with model_type {data['model_type']!r}; it must be {model_type!r}")
+    return model_type, architecture
+
+
+def _opt_fields(data: dict[str, Any]) -> dict[str, Any]:
+    hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
+    if hidden % heads:
+        raise ConfigError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    activation = data.get("activation_function", "relu")
+    if activation not in OPT_ACTIVATIONS:
+        raise ConfigError(
+            f"config.json: activation_function is {activation!r}; these work: {', '.join(OPT_ACTIVATIONS)}"
+        )
+    bias = bool(data.get("enable_bias", True))
+    before = bool(data.get("do_layer_norm_before", True))
+    return {
+        "num_kv_heads": heads,
+        "head_dim": hidden // heads,
+        "intermediate_size": _count(data, "ffn_dim"),
+        "tie_word_embeddings": bool(data.get("tie_word_embeddings", True)),
+        "norm_eps": 1e-5,
+        "activation": activation,
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": bias,
+        "embed_dim": _count(data, "word_embed_proj_dim", hidden),
+        "norm_before": before,
+        "final_norm": before and not data.get("_remove_final_layer_norm", False),
+        "norm_affine": bool(data.get("layer_norm_elementwise_affine", True)),
+    }
+
+
+def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
+    hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
+    activation = data.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ConfigError(f"config.json: hidden_act is {activation!r}; only silu works for {model_type}")
+    bias = bool(data.get("attention_bias", False)) and model_type in ("llama", "qwen3")
+    max_position = _count(data, "max_position_embeddings")
+    head_dim = _count(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
+    return {
+        "num_kv_heads": _count(data, "num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "intermediate_size": _count(data, "intermediate_size"),
+        "tie_word_embeddings": bool(data.get("tie_word_embeddings", False)),
+        "norm_eps": float(data.get("rms_norm_eps", 1e-6)),
+        "activation": activation,
+        "qkv_bias": bias or model_type == "qwen2",
+        "out_bias": bias,
+        "mlp_bias": bool(data.get("mlp_bias", False)) and model_type == "llama",
+        "qk_norm": model_type == "qwen3",
+        "embed_dim": hidden,
+        "rope": _rope(data, max_position),
+        "sliding_window": _sliding_window(data, model_type),
+    }
+
+
+def _sliding_window(data: dict[str, Any], model_type: str) -> int | None:
+    if model_type == "llama":
+        return None
+    if model_type == "mistral":
+        window = data.get("sliding_window", 4096)
+        return None if window is None else int(window)
+    window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
+    kinds = data.get("layer_types")
+    slides = "sliding_attention" in kinds if kinds else data.get("max_window_layers", 28) < data["num_hidden_layers"]
+    return int(window) if window is not None and slides else None
+
+
+def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
+    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    given = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in given.values()):
+        raise ConfigError(f"config.json: rope type {kind!r} is not supported; these work: {', '.join(ROPE_KINDS)}")
+    if (given.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigError("config.json: partial_rotary_factor is not supported; it must be 1")
+    theta = given.get("rope_theta") or data.get("rope_theta") or 10_000.0
+    if kind == "default":
+        return RopeSpec(theta=float(theta))
+    original = data.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
+    original = int(original or max_position)
+    factor = given.get("factor")
+    if factor is None:
+        if kind != "yarn":
+            raise ConfigError(f"config.json: rope type {kind!r} needs a factor")
+        factor = max_position / original
+    optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
+    return RopeSpec(
+        kind=kind,
+        theta=float(theta),
+        factor=float(factor),
+        original_max_position=original,
+        attention_factor=_yarn_attention(given, float(factor)) if kind == "yarn" else 1.0,
+        **{name: given[name] for name in optional if given.get(name) is not None},
+    )
+
+
+def _yarn_attention(given: dict[str, Any], factor: float) -> float:
+    """Return the scale of cosines and sines (YaRN, arXiv 2309.00071, equation 22; `mscale` as DeepSeek writes it)."""
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+
+    def scale(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    above, below = given.get("mscale"), given.get("mscale_all_dim")
+    return scale(above) / scale(below) if above and below else scale(1.0)
+
+
+def _dtype(data: dict[str, Any]) -> str:
+    dtype = str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"config.json: dtype is {dtype!r}; these work: {', '.join(DTYPES)}")
+    return dtype
+
+
+def _count(data: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = data.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
+    return value
+
+
+def _token_ids(value: Any) -> list[int]:
+    """Return ids that are given as nothing, one or a list."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise ConfigError(f"config.json: token id is {value!r}; it must be a whole number or a list of them")
+    return ids
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: it must hold a JSON object, this is {type(data).__name__}")
+    return data
