@@ -1,0 +1,313 @@
+"""The live link: attaches, reattaches for as long as it is asked to, and carries commands with a definite end."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import random
+import time
+from collections.abc import Callable
+
+import zmq.asyncio
+from ppengine.protocol.control import (
+    BlocksDetail,
+    Command,
+    Fetch,
+    Fetched,
+    Inspect,
+    Inspected,
+    LogsDetail,
+    Outcome,
+    Refused,
+    Replay,
+    Replayed,
+    RequestDetail,
+    StacksDetail,
+    Verb,
+    Welcome,
+)
+from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
+from ppengine.protocol.snapshot import Event, Snapshot
+
+from ppconsole.link.find import rediscover
+from ppconsole.link.order import EventOrder
+from ppconsole.link.pending import Commands, command_id
+from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
+from ppconsole.link.source import Detail, InspectWhat, LinkLost, LinkState, Progress, QueryFailed, Update
+
+_DETAILS: dict[InspectWhat, type[Detail]] = {
+    "request": RequestDetail,
+    "stacks": StacksDetail,
+    "logs": LogsDetail,
+    "blocks": BlocksDetail,
+}
+
+
+class EngineLink:
+    """A `Source` on a running engine. Never gives up by itself: `lost` is a state, not an end.
+
+    `backlog`: how many older events to ask for when it attaches. `slow`: one snapshot a second instead of ten.
+    """
+
+    live = True
+
+    def __init__(
+        self,
+        record: EngineRecord,
+        *,
+        find: Callable[[], EngineRecord | None] | None = None,
+        user: str | None = None,
+        read_only: bool = False,
+        backlog: int = 100,
+        slow: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
+        self.record = record
+        self.user = user or local_user()
+        self.read_only = read_only
+        self._find = find or rediscover(record)
+        self._backlog = backlog
+        self._topic = TOPIC_SNAPSHOT_SLOW if slow else TOPIC_SNAPSHOT
+        self._timing = timing or Timing()
+        self._emit: Callable[[Update], None] = lambda update: None
+        self._commands = Commands()
+        self._order = EventOrder()
+        self._session: Session | None = None
+        self._attached = asyncio.Event()
+        self._epoch: str | None = None
+        self._up = False
+        self._snapshot_at: float | None = None
+        self._behind_since: float | None = None
+        self._catch_up: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._text = "connecting"
+
+    async def start(self, on_update: Callable[[Update], None]) -> None:
+        """Begin to attach; updates come by `on_update`."""
+        self._emit = on_update
+        self._runner = asyncio.create_task(self._run())
+        self._runner.add_done_callback(self._ended)
+
+    async def attached(self, timeout: float | None = None) -> Welcome:
+        """Wait until a handshake has succeeded and return its Welcome. Raises LinkLost after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._session is None:
+                    await self._attached.wait()
+                return self._session.welcome
+        except TimeoutError:
+            raise LinkLost(f"not attached within {timeout:g} s: {self._text}", sent=False) from None
+
+    async def close(self) -> None:
+        """Leave. The engine is not touched; commands without an end raise LinkLost."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.remove_done_callback(self._ended)
+            runner.cancel()
+            await asyncio.gather(runner, return_exceptions=True)
+        self._commands.connection_lost("this console left")
+        self._commands.attached("")
+
+    async def command(
+        self,
+        verb: Verb,
+        *,
+        dry_run: bool = False,
+        if_rev: int | None = None,
+        reason: str = "",
+        ttl_ms: int = 10_000,
+        on_progress: Progress | None = None,
+        timeout: float | None = None,
+    ) -> Outcome | Refused:
+        """See `Source.command`. A command is sent once, to the epoch that is attached now."""
+        identity = command_id()
+        if self.read_only:
+            return Refused(id=identity, code="DENIED", text="this console is read-only")
+        session = self._session
+        if session is None:
+            raise LinkLost(f"not sent, nothing happened: the link is down ({self._text})", sent=False)
+        command = Command(
+            id=identity,
+            epoch=session.welcome.epoch,
+            verb=verb,
+            by=self.user,
+            ttl_ms=ttl_ms,
+            if_rev=if_rev,
+            dry_run=dry_run,
+            reason=reason,
+        )
+        pending = self._commands.add(identity, session.welcome.epoch, on_progress)
+        sent = False
+        try:
+            async with asyncio.timeout(timeout):
+                await session.send_command(command)
+                sent = True
+                return await pending.answer
+        except TimeoutError:
+            known = "accepted, but its end" if pending.accepted else "sent, but an answer"
+            text = f"unknown outcome: {known} did not come within {timeout:g} s"
+            raise LinkLost(text if sent else f"not sent within {timeout:g} s, nothing happened", sent=sent) from None
+        except zmq.ZMQError as error:
+            raise LinkLost(f"not sent, nothing happened: the link broke ({error})", sent=False) from None
+        finally:
+            self._commands.drop(identity)
+
+    async def fetch(
+        self, request: str, *, offset: int = 0, text_offset: int = 0, sample: int = 0, wait_ms: int = 1000
+    ) -> Fetched:
+        """See `Source.fetch`."""
+        question = Fetch(
+            nonce=0, request=request, offset=offset, text_offset=text_offset, sample=sample, wait_ms=wait_ms
+        )
+        answer = await self._ask(question, wait_ms / 1000)
+        if not isinstance(answer, Fetched):
+            raise QueryFailed("PROTOCOL", f"the engine answered a fetch with {type(answer).__name__}")
+        return answer
+
+    async def inspect(
+        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+    ) -> Detail:
+        """See `Source.inspect`."""
+        answer = await self._ask(Inspect(nonce=0, what=what, request=request, stage=stage, lines=lines))
+        if not isinstance(answer, Inspected):
+            raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
+        try:
+            detail: Detail = decode_as(_DETAILS[what], bytes(answer.data))
+        except ProtocolError as error:
+            raise QueryFailed("PROTOCOL", str(error)) from None
+        return detail
+
+    async def _ask(self, question: Fetch | Inspect, wait_s: float = 0.0) -> Answer:
+        session = self._session
+        if session is None:
+            raise LinkLost(f"not sent: the link is down ({self._text})", sent=False)
+        return await session.ask(question, wait_s)
+
+    async def _run(self) -> None:
+        context = zmq.asyncio.Context()
+        failures = 0
+        self._emit(LinkState(state="connecting", text=f"connecting to {self.record.name} ({self.record.id})"))
+        try:
+            while True:
+                try:
+                    self._text = await self._once(context)
+                except SessionOver as over:
+                    self._text = str(over)
+                failures = 1 if self._up else failures + 1
+                self._up = False
+                self._commands.connection_lost(self._text)
+                ceiling = min(self._timing.backoff_cap_s, self._timing.backoff_s * 2 ** min(failures - 1, 16))
+                delay = ceiling * random.uniform(0.7, 1.0)
+                self._emit(LinkState(state="lost", age_s=self._age(), retry_in_s=delay, text=self._text))
+                await asyncio.sleep(delay)
+        finally:
+            context.destroy(linger=0)
+
+    async def _once(self, context: zmq.asyncio.Context) -> str:
+        """Attach once and stay until it breaks; return, or raise SessionOver with, the reason."""
+        record = self._find()
+        if record is None:
+            return f"no engine {self.record.name} ({self.record.id}) runs here"
+        session = await Session.open(
+            context, record, user=self.user, read_only=self.read_only, topic=self._topic, timing=self._timing
+        )
+        self.record = record
+        self._enter(session)
+        handlers = Handlers(self._on_snapshot, self._on_event, self._commands.take, self._on_stale)
+        try:
+            await session.run(handlers)
+        finally:
+            self._session = None
+            self._attached.clear()
+            if self._catch_up is not None:
+                self._catch_up.cancel()
+                await asyncio.gather(self._catch_up, return_exceptions=True)
+                self._catch_up = None
+        return "the link broke"
+
+    def _enter(self, session: Session) -> None:
+        """Take up a fresh session: note a new epoch, and ask for the events that were missed."""
+        welcome = session.welcome
+        if self._epoch != welcome.epoch:
+            if self._epoch is not None:
+                text = f"engine {welcome.name} restarted: epoch {self._epoch[:8]} is now {welcome.epoch[:8]}"
+                self._emit(LinkState(state="new-epoch", age_s=self._age(), text=text))
+                self._snapshot_at = None
+            self._epoch = welcome.epoch
+            self._order = EventOrder(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
+        self._commands.attached(welcome.epoch)
+        self._behind_since = None
+        self._session = session
+        self._attached.set()
+        if self._order.last < welcome.event_seq:
+            self._replay(welcome.event_seq, jitter=False)
+
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        self._snapshot_at = now
+        self._commands.see_snapshot(snapshot)
+        if not self._up:
+            self._up = True
+            self._emit(LinkState(state="live", age_s=0.0))
+        self._emit(snapshot)
+        if snapshot.event_seq <= self._order.last:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since > 0.5:  # the newest event itself was lost: no later one shows the gap
+            self._behind_since = None
+            self._replay(snapshot.event_seq)
+
+    def _on_event(self, event: Event) -> None:
+        self._deliver(self._order.take(event))
+        if self._order.missing is not None:
+            self._replay(event.seq)
+
+    def _on_stale(self, age_s: float, text: str) -> None:
+        self._up = False
+        self._emit(LinkState(state="stale", age_s=age_s, text=f"no snapshot for {age_s:.0f} s; {text}"))
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            if event.kind == "link.gap":
+                self._commands.events_gone()
+            self._commands.see_event(event)
+            self._emit(event)
+
+    def _replay(self, newest: int, *, jitter: bool = True) -> None:
+        """Ask once for what is missing; a question that is open already covers it."""
+        if self._catch_up is None or self._catch_up.done():
+            self._catch_up = asyncio.create_task(self._fill(newest, self._timing.jitter_s if jitter else 0.0))
+
+    async def _fill(self, newest: int, jitter_s: float) -> None:
+        session, order = self._session, self._order
+        await asyncio.sleep(random.uniform(0.0, jitter_s))  # many consoles lose the same event at once
+        if session is None or order.last >= newest:
+            return
+        missing = order.missing
+        question = Replay(nonce=0, after=order.last, until=missing[1] if missing else newest)
+        try:
+            answer = await session.ask(question)
+        except (LinkLost, QueryFailed):
+            self._deliver(order.fill([], newest))
+            return
+        if isinstance(answer, Replayed):
+            self._deliver(order.fill(answer.events, answer.newest if answer.gone else newest))
+
+    def _age(self) -> float | None:
+        return None if self._snapshot_at is None else time.monotonic() - self._snapshot_at
+
+    def _ended(self, runner: asyncio.Task[None]) -> None:
+        """Tell of a fault of this program itself; the loop's own handler prints the traceback."""
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            self._emit(LinkState(state="lost", age_s=self._age(), text=f"the link failed: {error!r}; please report it"))
+
+
+def local_user() -> str:
+    """Return the name that this process acts under."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid{os.getuid()}"

@@ -1,0 +1,120 @@
+"""Commands whose end is not known yet."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from ppengine.protocol.snapshot import Event, Snapshot
+
+from ppconsole.link.source import LinkLost, Progress
+
+_ENDS = {"op.applied": "applied", "op.done": "applied", "op.failed": "failed", "op.superseded": "superseded"}
+
+
+@dataclass
+class Pending:
+    """One command: its answer to be, and what is known of it. `orphaned`: its connection is gone, its engine not."""
+
+    epoch: str
+    answer: asyncio.Future[Outcome | Refused]
+    on_progress: Progress | None = None
+    accepted: Accepted | None = None
+    orphaned: bool = False
+
+
+class Commands:
+    """All pending commands of a link, by command id.
+
+    An accepted command whose connection breaks is looked for in events and snapshots of the same epoch; it is
+    never sent again. One that was not accepted ends as unknown.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Pending] = {}
+
+    def add(self, command_id: str, epoch: str, on_progress: Progress | None) -> Pending:
+        """Enter a command before it is sent."""
+        pending = Pending(epoch, asyncio.get_running_loop().create_future(), on_progress)
+        self._pending[command_id] = pending
+        return pending
+
+    def drop(self, command_id: str) -> None:
+        """Forget a command that ended or that nobody waits for."""
+        self._pending.pop(command_id, None)
+
+    def take(self, message: Accepted | Deferred | Outcome | Refused) -> None:
+        """Hand an answer to whom it belongs; answers to unknown commands are dropped."""
+        pending = self._pending.get(message.id)
+        if pending is None or pending.answer.done():
+            return
+        if isinstance(message, Outcome | Refused):
+            pending.answer.set_result(message)
+            return
+        if isinstance(message, Accepted):
+            pending.accepted = message
+        if pending.on_progress is not None:
+            pending.on_progress(message)
+
+    def connection_lost(self, text: str) -> None:
+        """End what was not accepted; keep the rest as orphans."""
+        for pending in self._pending.values():
+            if pending.accepted is None:
+                _end_unknown(pending, f"unknown outcome: the link broke before the engine answered ({text})")
+            else:
+                pending.orphaned = True
+
+    def attached(self, epoch: str) -> None:
+        """End orphans of another epoch: that engine is gone, and with it the answer."""
+        for pending in self._pending.values():
+            if pending.epoch != epoch:
+                _end_unknown(pending, "unknown outcome: the engine restarted before it answered")
+
+    def events_gone(self) -> None:
+        """End orphans whose answer may have been among events that are gone."""
+        for pending in self._pending.values():
+            if pending.orphaned:
+                _end_unknown(pending, "unknown outcome: the events that told it have left the engine's ring")
+
+    def see_event(self, event: Event) -> None:
+        """Settle an orphan that this event ends."""
+        state = _ENDS.get(event.kind)
+        if state is not None and event.op is not None:
+            self._settle(event.op, state, event.text, event.step)
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        """Settle orphans that the snapshot shows as ended."""
+        for operation in snapshot.operations:
+            if operation.state in ("applied", "failed", "superseded"):
+                self._settle(operation.id, operation.state, operation.progress, None)
+
+    def _settle(self, op: str, state: str, text: str, step: int | None) -> None:
+        for command_id, pending in self._pending.items():
+            accepted = pending.accepted
+            if pending.orphaned and accepted is not None and accepted.op == op and not pending.answer.done():
+                pending.answer.set_result(
+                    Outcome(
+                        id=command_id,
+                        op=op,
+                        state=state,  # type: ignore[arg-type]
+                        text=text,
+                        step=step,
+                        request=accepted.request,
+                        revision=accepted.revision,
+                    )
+                )
+
+
+def command_id() -> str:
+    """Return a new UUIDv7: unique, and sorted by time."""
+    value = (time.time_ns() // 1_000_000) << 80 | 0x7 << 76 | secrets.randbits(12) << 64
+    return str(uuid.UUID(int=value | 0b10 << 62 | secrets.randbits(62)))
+
+
+def _end_unknown(pending: Pending, text: str) -> None:
+    if not pending.answer.done():
+        pending.answer.set_exception(LinkLost(text, sent=True))

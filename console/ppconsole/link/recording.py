@@ -1,0 +1,232 @@
+"""Recordings: what a link delivered, in a file, and a source that delivers it again at its own pace.
+
+A file is `MAGIC`, then frames: four bytes of length (big-endian) and that many bytes of msgpack. The first frame is
+a `RecordingHeader`, every other one a `Recorded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+from ppengine.protocol.control import Fetched, Outcome, Refused, Verb
+from ppengine.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode_as, encode
+from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
+
+from ppconsole.link.source import Detail, InspectWhat, LinkState, Progress, QueryFailed, Update
+
+MAGIC = b"ppconsole recording 1\n"
+
+
+class RecordingError(Exception):
+    """A file that is no recording, or one that was cut short. One line with the path and the place."""
+
+
+class RecordingHeader(msgspec.Struct, kw_only=True):
+    """What was recorded and when (`recorded_at`: Unix seconds). `schema` is that of the snapshots."""
+
+    schema: int
+    recorded_at: float
+    engine: str
+    name: str
+
+
+class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One update, `at_s` seconds after the recording began. Exactly one of the three is set."""
+
+    at_s: float
+    link: LinkState | None = None
+    snapshot: Snapshot | None = None
+    event: Event | None = None
+
+    @property
+    def update(self) -> Update | None:
+        """The update; None in a frame that a newer version wrote and we do not know."""
+        return self.link or self.snapshot or self.event
+
+
+class Recorder:
+    """Writes updates to a new file; give `write` to `Source.start`. Raises RecordingError when it cannot be made."""
+
+    def __init__(self, path: Path, *, engine: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise RecordingError(f"{path} exists; name a new file, or remove it first") from None
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be written: {error.strerror}") from None
+        self._file: BinaryIO = os.fdopen(descriptor, "wb")
+        self._clock = clock
+        self._begun = clock()
+        self.updates = 0
+        self.bytes = self._file.write(MAGIC)
+        self._frame(RecordingHeader(schema=SCHEMA, recorded_at=time.time(), engine=engine, name=name))
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, update: Update) -> None:
+        """Append one update. Raises OSError when the disk is full."""
+        recorded = Recorded(at_s=self._clock() - self._begun)
+        if isinstance(update, LinkState):
+            recorded.link = update
+        elif isinstance(update, Snapshot):
+            recorded.snapshot = update
+        else:
+            recorded.event = update
+        self._frame(recorded)
+        self.updates += 1
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def _frame(self, message: msgspec.Struct) -> None:
+        body = encode(message)
+        self.bytes += self._file.write(len(body).to_bytes(4, "big") + body)
+
+
+class Recording:
+    """A recording that was opened and has a good header. Iterate `frames` for its updates with their times."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file: BinaryIO = path.open("rb")
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
+        try:
+            self.header = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def frames(self) -> Iterator[Recorded]:
+        """Yield every frame once. Raises RecordingError where the file is cut short or is not what it says."""
+        number = 0
+        with self._file:
+            while (body := self._frame()) is not None:
+                number += 1
+                try:
+                    yield decode_as(Recorded, body)
+                except ProtocolError as error:
+                    raise RecordingError(f"{self.path}: update {number} is {error}") from None
+
+    def close(self) -> None:
+        """Close the file; harmless when `frames` already has."""
+        self._file.close()
+
+    def _read_header(self) -> RecordingHeader:
+        if self._file.read(len(MAGIC)) != MAGIC:
+            raise RecordingError(f"{self.path} is not a recording of ppconsole; `ppconsole record FILE` makes one")
+        body = self._frame()
+        if body is None:
+            raise RecordingError(f"{self.path} is cut short: it ends before its header")
+        try:
+            header = decode_as(RecordingHeader, body)
+        except ProtocolError as error:
+            raise RecordingError(f"{self.path}: its header is {error}") from None
+        if header.schema != SCHEMA:
+            text = f"{self.path} has snapshots of schema {header.schema}; this version reads schema {SCHEMA}"
+            raise RecordingError(text)
+        return header
+
+    def _frame(self) -> bytes | None:
+        """Return the next body; None at a clean end."""
+        place = self._file.tell()
+        prefix = self._file.read(4)
+        if not prefix:
+            return None
+        length = int.from_bytes(prefix, "big")
+        if len(prefix) == 4 and length > MAX_FRAME_BYTES:
+            raise RecordingError(f"{self.path} is damaged: a frame of {length} bytes at byte {place}")
+        body = self._file.read(length) if len(prefix) == 4 else b""
+        if len(prefix) < 4 or len(body) < length:
+            raise RecordingError(f"{self.path} is cut short: it ends inside the frame at byte {place}")
+        return body
+
+
+class ReplaySource:
+    """A `Source` on a file. `speed` 1 is the pace of the recording, 10 ten times that, 0 as fast as it goes.
+
+    Raises RecordingError when the file is no recording; one that is cut short plays up to the cut, then is `lost`
+    with that text. `finished` is set at the end, `error` holds the cut.
+    """
+
+    live = False
+
+    def __init__(self, path: Path, speed: float = 1.0) -> None:
+        if not 0 <= speed <= 10_000:
+            raise ValueError(f"speed is {speed:g}; it must be 0 (as fast as it goes) to 10000")
+        self.recording = Recording(path)
+        self.speed = speed
+        self.error: RecordingError | None = None
+        self._player: asyncio.Task[None] | None = None
+        self.finished = asyncio.Event()
+
+    @property
+    def header(self) -> RecordingHeader:
+        """What was recorded and when."""
+        return self.recording.header
+
+    async def start(self, on_update: Callable[[Update], None]) -> None:
+        """Begin to play."""
+        self._player = asyncio.create_task(self._play(on_update))
+
+    async def command(
+        self,
+        verb: Verb,
+        *,
+        dry_run: bool = False,
+        if_rev: int | None = None,
+        reason: str = "",
+        ttl_ms: int = 10_000,
+        on_progress: Progress | None = None,
+        timeout: float | None = None,
+    ) -> Outcome | Refused:
+        """Refuse: what is recorded has happened."""
+        return Refused(id="", code="UNSUPPORTED", text="this is a recording: it cannot be changed")
+
+    async def fetch(
+        self, request: str, *, offset: int = 0, text_offset: int = 0, sample: int = 0, wait_ms: int = 1000
+    ) -> Fetched:
+        """Refuse: outputs are not recorded."""
+        raise QueryFailed("UNSUPPORTED", "this is a recording: outputs are not in it")
+
+    async def inspect(
+        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+    ) -> Detail:
+        """Refuse: details are not recorded."""
+        raise QueryFailed("UNSUPPORTED", f"this is a recording: {what} is not in it")
+
+    async def close(self) -> None:
+        """Stop playing."""
+        if self._player is not None:
+            self._player.cancel()
+            await asyncio.gather(self._player, return_exceptions=True)
+        self.recording.close()
+
+    async def _play(self, on_update: Callable[[Update], None]) -> None:
+        begun = time.monotonic()
+        text = "end of the recording"
+        try:
+            for recorded in self.recording.frames():
+                wait = recorded.at_s / self.speed - (time.monotonic() - begun) if self.speed else 0.0
+                await asyncio.sleep(max(0.0, wait))
+                if recorded.update is not None:
+                    on_update(recorded.update)
+        except RecordingError as error:
+            self.error, text = error, str(error)
+        on_update(LinkState(state="lost", text=text))
+        self.finished.set()

@@ -1,0 +1,261 @@
+"""One attachment to one epoch of an engine: handshake, readers, pings. It ends with SessionOver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+from ppengine.protocol.control import (
+    Accepted,
+    Command,
+    Deferred,
+    Failed,
+    Fetch,
+    Fetched,
+    FromBulk,
+    FromGateway,
+    Hello,
+    Inspect,
+    Inspected,
+    Outcome,
+    Ping,
+    Pong,
+    Refused,
+    Replay,
+    Replayed,
+    Welcome,
+)
+from ppengine.protocol.discovery import EngineRecord, process_start
+from ppengine.protocol.frames import (
+    PROTOCOL,
+    PROTOCOL_MIN,
+    TOPIC_EVENT,
+    TOPIC_SNAPSHOT,
+    Codec,
+    ProtocolError,
+    decode_as,
+    decode_header,
+    split,
+)
+from ppengine.protocol.snapshot import Event, Snapshot
+
+from ppconsole.link.sockets import Sockets, receive, send
+from ppconsole.link.source import LinkLost, QueryFailed
+
+DRAIN = 2000
+"""Most messages taken in one go before other tasks get their turn."""
+
+Answer = Fetched | Inspected | Replayed
+
+
+class SessionOver(Exception):
+    """This attachment is at its end; the text says why."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. `ask_s` is added to what a question itself asks the engine to wait."""
+
+    ping_s: float = 1.0
+    stale_s: float = 2.0
+    lost_s: float = 5.0
+    hello_s: float = 3.0
+    ask_s: float = 10.0
+    jitter_s: float = 0.2
+    backoff_s: float = 0.2
+    backoff_cap_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Who takes what arrives."""
+
+    snapshot: Callable[[Snapshot], None]
+    event: Callable[[Event], None]
+    answer: Callable[[Accepted | Deferred | Outcome | Refused], None]
+    stale: Callable[[float, str], None]
+
+
+class Session:
+    """Sockets after a handshake. `run` reads until the end; `send_command` and `ask` may be used meanwhile."""
+
+    def __init__(self, record: EngineRecord, sockets: Sockets, welcome: Welcome, topic: bytes, timing: Timing) -> None:
+        self.record = record
+        self.welcome = welcome
+        self._sockets = sockets
+        self._topic = topic
+        self._timing = timing
+        self._nonces = itertools.count(1)
+        self._questions: dict[int, asyncio.Future[Answer]] = {}
+        self._bulk_codec = Codec(FromBulk)
+        self._control_codec = Codec(FromGateway)
+        self._last_snapshot = self._last_pong = time.monotonic()
+        self._step = 0
+        self._reopen = False
+
+    @staticmethod
+    async def open(
+        context: zmq.asyncio.Context,
+        record: EngineRecord,
+        *,
+        user: str,
+        read_only: bool,
+        topic: bytes = TOPIC_SNAPSHOT,
+        timing: Timing | None = None,
+    ) -> Session:
+        """Subscribe, then say Hello, so that no event falls between. Raises SessionOver."""
+        timing = timing or Timing()
+        sockets = Sockets(context, record, topic)
+        hello = Hello(
+            proto_min=PROTOCOL_MIN,
+            proto_max=PROTOCOL,
+            client=f"ppconsole/{os.getpid()}",
+            user=user,
+            read_only=read_only,
+        )
+        try:
+            async with asyncio.timeout(timing.hello_s):
+                await send(sockets.control, record, record.epoch, hello)
+                welcome = await _welcome(sockets.control)
+        except TimeoutError:
+            sockets.close()
+            text = f"engine {record.id} ({record.name}) does not answer within {timing.hello_s:g} s"
+            raise SessionOver(text) from None
+        except (ProtocolError, zmq.ZMQError) as error:
+            sockets.close()
+            raise SessionOver(f"engine {record.id} ({record.name}): {error}") from None
+        except BaseException:
+            sockets.close()
+            raise
+        return Session(record, sockets, welcome, topic, timing)
+
+    async def run(self, handlers: Handlers) -> None:
+        """Deliver until the link breaks. Always raises: SessionOver, or CancelledError when it is cancelled."""
+        self._last_snapshot = self._last_pong = time.monotonic()
+        readers = (self._read_state(handlers), self._read_control(handlers), self._read_bulk(), self._watch(handlers))
+        tasks = [asyncio.create_task(reader) for reader in readers]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (ProtocolError, zmq.ZMQError) as error:
+            raise SessionOver(str(error)) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.close()
+
+    def close(self) -> None:
+        """Close the sockets; questions that are open end as lost."""
+        self._sockets.close()
+        for future in self._questions.values():
+            if not future.done():
+                future.set_exception(LinkLost("the link broke before the engine answered", sent=True))
+
+    async def send_command(self, command: Command) -> None:
+        """Put a command on the wire; waits while nothing is connected, so give it a deadline."""
+        await send(self._sockets.control, self.record, self.welcome.epoch, command)
+
+    async def ask(self, question: Replay | Fetch | Inspect, wait_s: float = 0.0) -> Answer:
+        """Ask on `bulk` and return the answer. Raises LinkLost, QueryFailed."""
+        question.nonce = next(self._nonces)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._questions[question.nonce] = future
+        limit = self._timing.ask_s + wait_s
+        try:
+            async with asyncio.timeout(limit):
+                await send(self._sockets.bulk, self.record, self.welcome.epoch, question)
+                return await future
+        except TimeoutError:
+            raise LinkLost(f"no answer within {limit:g} s", sent=True) from None
+        except zmq.ZMQError as error:
+            raise LinkLost(f"the link broke before the question left ({error})", sent=False) from None
+        finally:
+            del self._questions[question.nonce]
+
+    async def _read_state(self, handlers: Handlers) -> None:
+        while True:
+            if self._reopen:  # here, because closing a socket under its reader would cancel the reader
+                self._reopen = False
+                self._sockets.reopen_state()
+            socket = self._sockets.state
+            if not await socket.poll(200):
+                continue
+            newest: bytes | None = None
+            for _ in range(DRAIN):
+                try:
+                    topic, head_frame, body = split(await socket.recv_multipart(flags=zmq.NOBLOCK), 3)
+                except zmq.Again:
+                    break
+                if decode_header(head_frame).epoch != self.welcome.epoch:
+                    raise SessionOver("the engine restarted: its snapshots carry a new epoch")
+                if topic == self._topic:  # a subscription is a prefix: `snap` brings `snap1` too
+                    newest = body
+                elif topic == TOPIC_EVENT:
+                    handlers.event(decode_as(Event, body))
+            if newest is not None:
+                self._last_snapshot = time.monotonic()
+                handlers.snapshot(decode_as(Snapshot, newest))
+
+    async def _read_control(self, handlers: Handlers) -> None:
+        while True:
+            head, message = await receive(self._sockets.control, self._control_codec)
+            if head.epoch != self.welcome.epoch:
+                raise SessionOver("the engine restarted: its answers carry a new epoch")
+            self._last_pong = time.monotonic()
+            if isinstance(message, Pong):
+                self._step = message.step
+            elif isinstance(message, Accepted | Deferred | Outcome | Refused):
+                handlers.answer(message)
+
+    async def _read_bulk(self) -> None:
+        while True:
+            _, message = await receive(self._sockets.bulk, self._bulk_codec)
+            if not isinstance(message, Fetched | Inspected | Replayed | Failed):
+                continue
+            future = self._questions.get(message.nonce)
+            if future is None or future.done():
+                continue
+            if isinstance(message, Failed):
+                future.set_exception(QueryFailed(message.code, message.text))
+            else:
+                future.set_result(message)
+
+    async def _watch(self, handlers: Handlers) -> None:
+        """Ping, and judge silence: of snapshots (stale), of everything (over), of the process (over at once)."""
+        timing, reopened = self._timing, time.monotonic()
+        for nonce in itertools.count(1):
+            with contextlib.suppress(TimeoutError):  # not connected now: silence is judged below
+                async with asyncio.timeout(timing.ping_s):
+                    await send(self._sockets.control, self.record, self.welcome.epoch, Ping(nonce=nonce))
+            await asyncio.sleep(timing.ping_s)
+            now = time.monotonic()
+            if process_start(self.record.pid) != self.record.pid_start:
+                raise SessionOver(f"engine {self.record.id} ({self.record.name}) has ended: pid {self.record.pid}")
+            if now - self._last_pong > timing.lost_s:
+                raise SessionOver(f"no answer to pings for {now - self._last_pong:.0f} s")
+            age = now - self._last_snapshot
+            if age > timing.stale_s:
+                answers = now - self._last_pong <= 2 * timing.ping_s + 0.5
+                handlers.stale(age, f"it still answers pings, at step {self._step}" if answers else "it is silent")
+                if now - reopened > timing.stale_s:
+                    reopened = now
+                    self._reopen = True
+
+
+async def _welcome(control: zmq.asyncio.Socket) -> Welcome:
+    codec = Codec(FromGateway)
+    while True:
+        _, message = await receive(control, codec)
+        if isinstance(message, Welcome):
+            return message
+        if isinstance(message, Refused):
+            raise SessionOver(f"the engine refuses this console: {message.text} ({message.code})")

@@ -1,0 +1,71 @@
+"""The three sockets of one attached console, with the options that keep it honest."""
+
+from __future__ import annotations
+
+import msgspec
+import zmq
+import zmq.asyncio
+from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.frames import (
+    MAX_FRAME_BYTES,
+    TOPIC_EVENT,
+    TOPIC_HUGZ,
+    Codec,
+    Header,
+    decode_header,
+    encode,
+    header,
+    split,
+)
+
+
+class Sockets:
+    """SUB on `state`, DEALERs on `control` and `bulk`. Made inside the running loop, closed by `close`."""
+
+    def __init__(self, context: zmq.asyncio.Context, record: EngineRecord, snapshot_topic: bytes) -> None:
+        self._context = context
+        self._record = record
+        self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HUGZ)
+        self.control = self._connect(zmq.DEALER, record.control_endpoint)
+        self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
+        self.state = self._subscribe()
+
+    def reopen_state(self) -> None:
+        """Drop what a slow pipe holds: it would be old."""
+        self.state.close()
+        self.state = self._subscribe()
+
+    def close(self) -> None:
+        """Close all three at once, unsent messages dropped."""
+        for socket in (self.state, self.control, self.bulk):
+            socket.close(linger=0)
+
+    def _subscribe(self) -> zmq.asyncio.Socket:
+        socket = self._connect(zmq.SUB, self._record.state_endpoint)
+        for topic in self._topics:
+            socket.subscribe(topic)
+        return socket
+
+    def _connect(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for an engine that is not there
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RCVHWM, 1000)
+        socket.connect(endpoint)
+        return socket
+
+
+async def send(socket: zmq.asyncio.Socket, record: EngineRecord, epoch: str, message: msgspec.Struct) -> None:
+    """Send one message with its header; waits while no engine is connected."""
+    await socket.send_multipart([encode(header(record.id, epoch)), encode(message)])
+
+
+async def receive(socket: zmq.asyncio.Socket, codec: Codec) -> tuple[Header, object]:
+    """Return the next message of `control` or `bulk`. Raises ProtocolError."""
+    head, body = split(await socket.recv_multipart())
+    return decode_header(head), codec.decode(body)

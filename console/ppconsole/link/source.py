@@ -1,0 +1,105 @@
+"""What the console and the CLI watch and command: one interface for a live engine and for a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+from ppengine.protocol.control import (
+    Accepted,
+    BlocksDetail,
+    Deferred,
+    ErrorCode,
+    Fetched,
+    LogsDetail,
+    Outcome,
+    Refused,
+    RequestDetail,
+    StacksDetail,
+    Verb,
+)
+from ppengine.protocol.snapshot import Event, Snapshot
+
+LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
+InspectWhat = Literal["request", "stacks", "logs", "blocks"]
+Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail
+Progress = Callable[[Accepted | Deferred], None]
+
+
+class LinkState(msgspec.Struct, frozen=True, kw_only=True):
+    """How fresh the picture is. `age_s`: seconds since the last snapshot, None before the first.
+
+    `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
+    `new-epoch`: the engine restarted; what was known of requests is void, `live` follows.
+    """
+
+    state: LinkStateName
+    age_s: float | None = None
+    retry_in_s: float | None = None
+    text: str = ""
+
+
+Update = LinkState | Snapshot | Event
+
+
+class LinkLost(Exception):
+    """The answer will never be known. `sent` False: it never left, so nothing happened; else the outcome is unknown."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+class QueryFailed(Exception):
+    """A fetch or an inspection that the engine answered with an error."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Source(Protocol):
+    """A stream of updates, and, where `live`, a way to act.
+
+    Use it inside one asyncio loop. Updates arrive in order by `on_update`, which must not block.
+    """
+
+    @property
+    def live(self) -> bool:
+        """Whether this is an engine at all, so that verbs are possible (not: whether the link is up now)."""
+        ...
+
+    async def start(self, on_update: Callable[[Update], None]) -> None:
+        """Begin to deliver updates; returns at once."""
+        ...
+
+    async def command(
+        self,
+        verb: Verb,
+        *,
+        dry_run: bool = False,
+        if_rev: int | None = None,
+        reason: str = "",
+        ttl_ms: int = 10_000,
+        on_progress: Progress | None = None,
+        timeout: float | None = None,
+    ) -> Outcome | Refused:
+        """Ask for an effect and wait for its one end. Raises LinkLost when that end will never be known."""
+        ...
+
+    async def fetch(
+        self, request: str, *, offset: int = 0, text_offset: int = 0, sample: int = 0, wait_ms: int = 1000
+    ) -> Fetched:
+        """Return output from token `offset` and character `text_offset` on. Raises LinkLost, QueryFailed."""
+        ...
+
+    async def inspect(
+        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+    ) -> Detail:
+        """Return the detail that `what` names. Raises LinkLost, QueryFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Stop delivering and free everything; the engine is not touched."""
+        ...

@@ -1,0 +1,247 @@
+"""The live link against real sockets: attach, lose, find again, order events, end commands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_gateway import FakeGateway
+from link_helpers import FAST, Seen
+
+from ppconsole.link.engine import EngineLink
+from ppconsole.link.source import LinkLost, QueryFailed
+from ppengine.protocol.control import (
+    Abort,
+    Accepted,
+    Deferred,
+    Outcome,
+    Pause,
+    Refused,
+    RequestDetail,
+    StacksDetail,
+    Submit,
+    SwapOut,
+)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with FakeGateway() as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def attached(fake: FakeGateway, **options: Any) -> AsyncIterator[tuple[EngineLink, Seen]]:
+    link = EngineLink(fake.record, user="tester", timing=FAST, **options)
+    seen = Seen()
+    await link.start(seen.take)
+    try:
+        await seen.until(lambda seen: bool(seen.snapshots))
+        yield link, seen
+    finally:
+        await link.close()
+
+
+async def test_attach_says_hello_and_goes_live(fake: FakeGateway) -> None:
+    async with attached(fake) as (_, seen):
+        assert seen.states == ["connecting", "live"]
+        assert seen.snapshots[0].engine.epoch == fake.epoch
+        assert fake.hellos[0].user == "tester"
+
+
+async def test_slow_subscriber_gets_only_the_slow_topic(fake: FakeGateway) -> None:
+    async with attached(fake, slow=True) as (_, seen):
+        fake.event("mark", "a")
+        await seen.until(lambda seen: bool(seen.events))
+        assert len(seen.snapshots) <= 2
+
+
+async def test_stale_then_live_again(fake: FakeGateway) -> None:
+    async with attached(fake) as (_, seen):
+        fake.silent = True
+        await seen.until(lambda seen: seen.states[-1] == "stale")
+        assert "still answers pings, at step 18412" in seen.texts[-1]
+        count = len(seen.snapshots)
+        fake.silent = False
+        await seen.until(lambda seen: seen.states[-1] == "live" and len(seen.snapshots) > count)
+        assert "lost" not in seen.states
+
+
+async def test_gone_is_lost_and_the_same_epoch_comes_back(fake: FakeGateway) -> None:
+    async with attached(fake) as (_, seen):
+        epoch = fake.epoch
+        fake.stop()
+        await seen.until(lambda seen: "no engine fake" in seen.texts[-1])
+        assert seen.states[-1] == "lost"
+        fake.start(epoch)
+        await seen.until(lambda seen: seen.states[-1] == "live")
+        assert "new-epoch" not in seen.states
+
+
+async def test_restart_is_a_new_epoch(fake: FakeGateway) -> None:
+    async with attached(fake) as (_, seen):
+        fake.restart()
+        await seen.until(lambda seen: "new-epoch" in seen.states and seen.states[-1] == "live")
+        await seen.until(lambda seen: seen.snapshots[-1].engine.epoch == fake.epoch)
+
+
+async def test_a_dead_process_is_lost_at_once(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, seen):
+        link.record.pid_start += 1
+        await seen.until(lambda seen: any("has ended: pid" in text for text in seen.texts))
+
+
+async def test_backlog_gap_and_replay(fake: FakeGateway) -> None:
+    for number in range(5):
+        fake.event("before", str(number))
+    async with attached(fake) as (_, seen):
+        await seen.until(lambda seen: len(seen.events) == 5)
+        fake.lose_events(3)
+        fake.event("after", "9th")
+        await seen.until(lambda seen: len(seen.events) == 9)
+        assert [event.seq for event in seen.events] == list(range(1, 10))
+        assert fake.replays[-1].after == 5
+        assert fake.replays[-1].until == 8
+
+
+async def test_a_lost_newest_event_is_seen_by_the_snapshot(fake: FakeGateway) -> None:
+    async with attached(fake) as (_, seen):
+        fake.lose_events(2)
+        await seen.until(lambda seen: [event.seq for event in seen.events] == [1, 2])
+
+
+async def test_events_past_the_ring_are_one_gap(fake: FakeGateway) -> None:
+    fake.ring = 4
+    async with attached(fake) as (_, seen):
+        fake.lose_events(20)
+        fake.event("after", "21st")
+        await seen.until(lambda seen: bool(seen.events) and seen.events[-1].seq == 21)
+        assert seen.events[0].kind == "link.gap"
+        assert seen.events[0].text.startswith("events 1 to 17 ")
+        assert [event.seq for event in seen.events[1:]] == [18, 19, 20, 21]
+
+
+async def test_command_progress_and_outcome(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, _):
+        progress: list[Accepted | Deferred] = []
+        outcome = await link.command(SwapOut(request="r-8f2c"), reason="why not", on_progress=progress.append)
+        assert isinstance(outcome, Outcome)
+        assert outcome.state == "applied"
+        assert [type(step) for step in progress] == [Accepted, Deferred]
+        command = fake.commands[0]
+        assert (command.epoch, command.by, command.reason) == (fake.epoch, "tester", "why not")
+
+
+async def test_command_refused_conflict_and_dry_run(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, _):
+        gone = await link.command(Abort(request="r-none"))
+        assert isinstance(gone, Refused)
+        assert gone.code == "NOT_FOUND"
+        conflict = await link.command(Abort(request="r-8f2c"), if_rev=99)
+        assert isinstance(conflict, Refused)
+        assert conflict.code == "CONFLICT"
+        planned = await link.command(Abort(request="r-8f2c"), dry_run=True)
+        assert isinstance(planned, Outcome)
+        assert planned.state == "planned"
+        assert len(fake.snapshot.requests) == 3
+
+
+async def test_read_only_sends_nothing(fake: FakeGateway) -> None:
+    async with attached(fake, read_only=True) as (link, _):
+        refused = await link.command(Pause())
+        assert isinstance(refused, Refused)
+        assert refused.code == "DENIED"
+        assert fake.commands == []
+        assert fake.hellos[0].read_only
+
+
+async def test_unanswered_command_is_unknown_and_not_sent_again(fake: FakeGateway) -> None:
+    fake.answers[Pause] = lambda command: []
+    async with attached(fake) as (link, seen):
+        with pytest.raises(LinkLost, match="unknown outcome") as lost:
+            await link.command(Pause(), timeout=0.3)
+        assert lost.value.sent
+        waiting = asyncio.create_task(link.command(Pause()))
+        await seen.until(lambda seen: len(fake.commands) == 2)
+        fake.restart()
+        with pytest.raises(LinkLost, match="unknown outcome"):
+            await waiting
+        await seen.until(lambda seen: seen.states[-1] == "live")
+        assert len(fake.commands) == 2
+
+
+async def test_accepted_command_is_settled_by_its_event_after_a_broken_link(fake: FakeGateway) -> None:
+    fake.answers[Pause] = lambda command: [Accepted(id=command.id, op="op-7")]
+    async with attached(fake) as (link, seen):
+        accepted: list[object] = []
+        waiting = asyncio.create_task(link.command(Pause(), on_progress=accepted.append))
+        await seen.until(lambda seen: bool(accepted))
+        fake.deaf = fake.silent = True
+        await seen.until(lambda seen: seen.states[-1] == "lost")
+        fake.event("op.applied", "paused", op="op-7", step=5, publish=False)
+        fake.deaf = fake.silent = False
+        outcome = await asyncio.wait_for(waiting, 10)
+        assert isinstance(outcome, Outcome)
+        assert (outcome.state, outcome.text, outcome.step) == ("applied", "paused", 5)
+        assert len(fake.commands) == 1
+
+
+async def test_accepted_command_ends_unknown_in_another_epoch(fake: FakeGateway) -> None:
+    fake.answers[Pause] = lambda command: [Accepted(id=command.id, op="op-7")]
+    async with attached(fake) as (link, seen):
+        accepted: list[object] = []
+        waiting = asyncio.create_task(link.command(Pause(), on_progress=accepted.append))
+        await seen.until(lambda seen: bool(accepted))
+        fake.restart()
+        with pytest.raises(LinkLost, match="restarted"):
+            await asyncio.wait_for(waiting, 10)
+
+
+async def test_command_while_lost_is_not_sent(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, seen):
+        fake.stop()
+        await seen.until(lambda seen: seen.states[-1] == "lost")
+        with pytest.raises(LinkLost, match="nothing happened") as lost:
+            await link.command(Pause())
+        assert not lost.value.sent
+        with pytest.raises(LinkLost):
+            await link.fetch("r-8f2c")
+
+
+async def test_fetch_streams_by_offset(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, _):
+        outcome = await link.command(Submit(prompt="Once"))
+        assert isinstance(outcome, Outcome)
+        assert outcome.request is not None
+        text, tokens, finished = "", 0, False
+        while not finished:
+            part = await link.fetch(outcome.request, offset=tokens, text_offset=len(text))
+            text, tokens, finished = text + part.text, tokens + len(part.token_ids), part.finished
+        assert text == "".join(fake.words[:tokens])
+        with pytest.raises(QueryFailed) as failed:
+            await link.fetch("r-none")
+        assert failed.value.code == "NOT_FOUND"
+
+
+async def test_inspect_decodes_details(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, _):
+        detail = await link.inspect("request", request="r-8f2c")
+        assert isinstance(detail, RequestDetail)
+        assert detail.block_table == [3, 4, 9]
+        stacks = await link.inspect("stacks", stage=1)
+        assert isinstance(stacks, StacksDetail)
+        assert [stage.stage for stage in stacks.stages] == [1]
+
+
+async def test_attached_times_out_with_the_reason(fake: FakeGateway) -> None:
+    fake.deaf = True
+    link = EngineLink(fake.record, timing=FAST)
+    await link.start(lambda update: None)
+    with pytest.raises(LinkLost, match="does not answer within"):
+        await link.attached(1.0)
+    await link.close()
