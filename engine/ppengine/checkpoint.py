@@ -9,9 +9,18 @@ from typing import Any
 import msgspec
 
 from ppengine.config import DTYPES, ConfigError
-from ppengine.weights import check_weights, tensor_files
+from ppengine.weights import CheckpointError, check_weights, tensor_files
 
-__all__ = ["ARCHITECTURES", "ModelSpec", "RopeSpec", "check_weights", "partition_layers", "read_spec", "tensor_files"]
+__all__ = [
+    "ARCHITECTURES",
+    "CheckpointError",
+    "ModelSpec",
+    "RopeSpec",
+    "check_weights",
+    "partition_layers",
+    "read_spec",
+    "tensor_files",
+]
 
 ARCHITECTURES = {
     "OPTForCausalLM": "opt",
@@ -74,28 +83,30 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     final_norm: bool = True
     norm_affine: bool = True
 
-    def usable_length(self, wanted: int | None) -> tuple[int, str]:
-        """Return the longest sequence to serve, in tokens, and why it is less than was asked ("": it is not).
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens that can be served.
 
-        Raises ConfigError if `wanted` is more than the model has positions. A sliding window caps the length: up to
-        the window its attention is full attention, beyond it this engine would compute something else.
+        Up to its window, sliding window attention is full attention; beyond, this engine would compute something else.
         """
-        if wanted is not None and wanted > self.max_position:
-            raise ConfigError(f"model.max_model_len is {wanted}; this model has {self.max_position} positions")
-        length = self.max_position if wanted is None else wanted
-        if self.sliding_window is not None and length > self.sliding_window:
-            return self.sliding_window, (
-                f"max_model_len is {self.sliding_window} instead of {length}: sliding window attention is not built yet"
-            )
-        return length, ""
+        return self.max_position if self.sliding_window is None else min(self.max_position, self.sliding_window)
+
+    @property
+    def length_note(self) -> str:
+        """Why `max_model_len` is less than the model's positions, for the operator; empty if it is not."""
+        if self.max_model_len == self.max_position:
+            return ""
+        return (
+            f"sequences end at {self.sliding_window} of {self.max_position} tokens: sliding windows are not built yet"
+        )
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the checkpoint in `folder`. Raises ConfigError: config.json missing, broken or unsupported."""
+    """Return the spec of the checkpoint in `folder`. Raises CheckpointError: config.json missing, broken or unsupported."""
     data = _read_json(folder / "config.json")
     model_type, architecture = _identify(data, folder)
     if data.get("quantization_config"):
-        raise ConfigError(
+        raise CheckpointError(
             f"{folder}: quantized weights are not supported; use a float32, bfloat16 or float16 checkpoint"
         )
     ids = {key: data.get(key) for key in ("eos_token_id", "bos_token_id")}
@@ -117,7 +128,7 @@ def read_spec(folder: Path) -> ModelSpec:
     family = _opt_fields(data) if model_type == "opt" else _llama_fields(data, model_type)
     spec = msgspec.convert({**fields, **family}, ModelSpec)
     if spec.num_heads % spec.num_kv_heads:
-        raise ConfigError(
+        raise CheckpointError(
             f"config.json: num_attention_heads {spec.num_heads} is not a multiple of num_key_value_heads "
             f"{spec.num_kv_heads}"
         )
@@ -158,20 +169,22 @@ def _identify(data: dict[str, Any], folder: Path) -> tuple[str, str]:
     architecture = named[0] if named else by_type.get(str(data.get("model_type")))
     if architecture not in ARCHITECTURES:
         shown = architecture or f"model_type {data.get('model_type')!r}"
-        raise ConfigError(f"{folder}: {shown} is not supported; these work: {works}")
+        raise CheckpointError(f"{folder}: {shown} is not supported; these work: {works}")
     model_type = ARCHITECTURES[architecture]
     if data.get("model_type", model_type) != model_type:
-        raise ConfigError(f"{folder}: {architecture} with model_type {data['model_type']!r}; it must be {model_type!r}")
+        raise CheckpointError(
+            f"{folder}: {architecture} with model_type {data['model_type']!r}; it must be {model_type!r}"
+        )
     return model_type, architecture
 
 
 def _opt_fields(data: dict[str, Any]) -> dict[str, Any]:
     hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
     if hidden % heads:
-        raise ConfigError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise CheckpointError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     activation = data.get("activation_function", "relu")
     if activation not in OPT_ACTIVATIONS:
-        raise ConfigError(
+        raise CheckpointError(
             f"config.json: activation_function is {activation!r}; these work: {', '.join(OPT_ACTIVATIONS)}"
         )
     bias = bool(data.get("enable_bias", True))
@@ -197,7 +210,7 @@ def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
     hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
     activation = data.get("hidden_act", "silu")
     if activation != "silu":
-        raise ConfigError(f"config.json: hidden_act is {activation!r}; only silu works for {model_type}")
+        raise CheckpointError(f"config.json: hidden_act is {activation!r}; only silu works for {model_type}")
     bias = bool(data.get("attention_bias", False)) and model_type in ("llama", "qwen3")
     max_position = _count(data, "max_position_embeddings")
     head_dim = _count(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
@@ -235,9 +248,9 @@ def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
     given = data.get("rope_parameters") or data.get("rope_scaling") or {}
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in given.values()):
-        raise ConfigError(f"config.json: rope type {kind!r} is not supported; these work: {', '.join(ROPE_KINDS)}")
+        raise CheckpointError(f"config.json: rope type {kind!r} is not supported; these work: {', '.join(ROPE_KINDS)}")
     if (given.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError("config.json: partial_rotary_factor is not supported; it must be 1")
+        raise CheckpointError("config.json: partial_rotary_factor is not supported; it must be 1")
     theta = given.get("rope_theta") or data.get("rope_theta") or 10_000.0
     if kind == "default":
         return RopeSpec(theta=float(theta))
@@ -246,7 +259,7 @@ def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
     factor = given.get("factor")
     if factor is None:
         if kind != "yarn":
-            raise ConfigError(f"config.json: rope type {kind!r} needs a factor")
+            raise CheckpointError(f"config.json: rope type {kind!r} needs a factor")
         factor = max_position / original
     optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
     return RopeSpec(
@@ -274,7 +287,7 @@ def _yarn_attention(given: dict[str, Any], factor: float) -> float:
 def _dtype(data: dict[str, Any]) -> str:
     dtype = str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ConfigError(f"config.json: dtype is {dtype!r}; these work: {', '.join(DTYPES)}")
+        raise CheckpointError(f"config.json: dtype is {dtype!r}; these work: {', '.join(DTYPES)}")
     return dtype
 
 
@@ -283,7 +296,7 @@ def _count(data: dict[str, Any], key: str, default: int | None = None) -> int:
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
+        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
     return value
 
 
@@ -291,7 +304,7 @@ def _token_ids(value: Any) -> list[int]:
     """Return ids that are given as nothing, one or a list."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) for token in ids):
-        raise ConfigError(f"config.json: token id is {value!r}; it must be a whole number or a list of them")
+        raise CheckpointError(f"config.json: token id is {value!r}; it must be a whole number or a list of them")
     return ids
 
 
@@ -299,9 +312,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
+        raise CheckpointError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+        raise CheckpointError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: it must hold a JSON object, this is {type(data).__name__}")
+        raise CheckpointError(f"{path}: it must hold a JSON object, this is {type(data).__name__}")
     return data
