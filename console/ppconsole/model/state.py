@@ -1,0 +1,56 @@
+"""Everything that the console shows, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from ppengine.protocol.snapshot import Event, Snapshot
+
+from ppconsole.link.source import LinkState
+
+MAX_EVENTS = 500
+MAX_OUTPUTS = 50
+MAX_OUTPUT_CHARACTERS = 20_000
+
+SortKey = Literal["arrival", "id", "owner", "state", "age", "in", "out", "blocks", "swap"]
+SORT_KEYS: tuple[SortKey, ...] = ("arrival", "id", "owner", "state", "age", "in", "out", "blocks", "swap")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Newest text of one request. `tokens` and `characters` are where the next fetch goes on."""
+
+    request: str
+    text: str = ""
+    tokens: int = 0
+    characters: int = 0
+    finished: bool = False
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleState:
+    """Times are those of the caller's monotonic clock. `selected` is a request id and follows it wherever it moves.
+
+    `previous` is the snapshot before `snapshot` in the same epoch. What is old stays, and `freshness` says how old.
+    """
+
+    link: LinkState = field(default_factory=lambda: LinkState(state="connecting"))
+    snapshot: Snapshot | None = None
+    previous: Snapshot | None = None
+    snapshot_at: float | None = None
+    epoch: str | None = None
+    epochs: int = 0
+    """How many epochs were seen: 2 means that the engine restarted once under this console."""
+    events: tuple[Event, ...] = ()
+    selected: str | None = None
+    filter: str = ""
+    sort: SortKey = "arrival"
+    descending: bool = False
+    outputs: Mapping[str, Output] = field(default_factory=lambda: MappingProxyType({}))
+    read_only: bool = False
+    live_source: bool = True
+    """False for a recording: no verb is ever possible."""
