@@ -153,8 +153,9 @@ class RingWriter:
         return seq
 
     def returned(self, seq: int) -> None:
-        """Record that the host call of an asynchronous operation came back."""
-        _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 24, time.monotonic_ns())
+        """Record that the host call of an asynchronous operation came back, unless the ring has lapped it."""
+        if self._head - seq < self._capacity:
+            _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 24, time.monotonic_ns())
 
     def end(self, seq: int) -> None:
         """Record that the operation is done, unless the ring has lapped it."""
@@ -189,9 +190,13 @@ class RingReader:
     """Reader side, in another process. Never blocks and never trusts a torn record."""
 
     def __init__(self, path: Path) -> None:
+        """Map the ring at `path`. Raises OSError, or ValueError for a file that is not (yet) a whole ring."""
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if self._map[:8] != MAGIC:
+        size = len(self._map)
+        whole = size > HEADER_BYTES and self._map[:8] == MAGIC
+        if not whole or size != HEADER_BYTES + self.word(Word.CAPACITY) * RECORD.size:
+            self._map.close()
             raise ValueError(f"{path} is not a recorder ring")
         self.name = self._map[_NAME_OFFSET : _NAME_OFFSET + _NAME_BYTES].rstrip(b"\x00").decode("utf-8", "replace")
         self._capacity = self.word(Word.CAPACITY)
@@ -215,9 +220,24 @@ class RingReader:
 
     def latest(self, count: int) -> list[Record]:
         """Return up to `count` newest whole records, oldest first."""
-        head = self.word(Word.HEAD)
-        first = max(1, head - min(count, self._capacity) + 1)
-        return [found for seq in range(first, head + 1) if (found := self.record(seq)) is not None]
+        return self.since(max(0, self.word(Word.HEAD) - count))
+
+    def since(self, seq: int) -> list[Record]:
+        """Return the whole records above `seq` that the ring still holds, oldest first, by one copy."""
+        head, capacity = self.word(Word.HEAD), self._capacity
+        first = max(seq + 1, head - capacity + 1, 1)
+        if first > head:
+            return []
+        begin, end = (first - 1) % capacity * 64, (head - 1) % capacity * 64 + 64
+        body = self._map
+        if begin < end:
+            data = body[HEADER_BYTES + begin : HEADER_BYTES + end]
+        else:
+            data = body[HEADER_BYTES + begin : HEADER_BYTES + capacity * 64] + body[HEADER_BYTES : HEADER_BYTES + end]
+        # The writer went on meanwhile: what it overwrote, or is overwriting now, is left out.
+        lapped = self.word(Word.HEAD) + 1 - capacity
+        found = map(Record._make, RECORD.iter_unpack(data))
+        return [record for want, record in enumerate(found, first) if record.seq == want > lapped]
 
     def close(self) -> None:
         """Unmap."""

@@ -103,6 +103,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     oom_kills: int | None = None
     """`oom_kill` of the process's cgroup memory.events."""
     cpu_s: float | None = None
+    forward_ms: list[tuple[int, float]] = []
+    """Own history: the longest of the recent forwards of up to so many tokens, as (tokens, ms), rising."""
 
 
 class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
@@ -112,7 +114,9 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     node: str
     stages: list[StageSample]
     core_state: str | None = None
-    """Process state letter of the engine core, where it runs on this node."""
+    """Process state letter of the engine core, where it runs on this node and the agent knows its pid."""
+    dropped: int = 0
+    """Reports of this agent that were dropped because the queue was full."""
 
 
 class ProcessInfo(msgspec.Struct, kw_only=True):

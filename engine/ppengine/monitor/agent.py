@@ -1,0 +1,148 @@
+"""The agent: one process a node that looks at the stages from outside, so that it also sees one that cannot answer.
+
+`python -m ppengine.monitor.agent --engine RUN_DIR/engine.json --lifeline FD`. Never touches a device, never blocks:
+a report that the gateway does not take is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ppengine import lifeline
+from ppengine.config import EngineConfig
+from ppengine.monitor.stacks import take
+from ppengine.monitor.watch import StageWatch
+from ppengine.protocol import frames
+from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.reports import AgentReport
+
+PERIOD_S = 0.1
+_RING_NAME = re.compile(r"s(\d+)\.(\d+)\.([A-Za-z0-9_-]+)\.ring")
+_SPIES = 4
+
+
+class Sampler:
+    """All stages of this node."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(config.ring_dir)
+        self._watches: dict[tuple[int, int], StageWatch] = {}
+        self._node = socket.gethostname()
+        self.pids: dict[int, int] = {}
+        """Process of each stage. Replaced as a whole, so that another thread may read it."""
+
+    def look(self) -> AgentReport:
+        """Return what is seen now."""
+        found = self._scan()
+        for key in [key for key in self._watches if key not in found]:
+            self._watches.pop(key).close()
+        for key in found:
+            watch = self._watches.setdefault(key, StageWatch(*key))
+            watch.update(found[key])
+        seen = [(self._watches[key], self._watches[key].look()) for key in sorted(self._watches)]
+        self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
+        stages = [sample for _, sample in seen if sample is not None]
+        return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
+
+    def _scan(self) -> dict[tuple[int, int], dict[str, tuple[Path, int]]]:
+        found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
+        try:
+            entries = list(os.scandir(self._folder))
+        except OSError:
+            return found
+        for entry in entries:
+            match = _RING_NAME.fullmatch(entry.name)
+            if match is not None:
+                key = int(match[1]), int(match[2])
+                found.setdefault(key, {})[match[3]] = Path(entry.path), entry.inode()
+        return found
+
+
+class StackServer:
+    """Answers `Inspect(stacks)` on a socket and thread of its own: a slow py-spy never stops the sampling."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
+        self._sampler, self._config = sampler, config
+        self._codec = frames.Codec(Inspect)
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 64 * 1024)
+        self._socket.bind(config.endpoint("agent"))
+        threading.Thread(target=self._serve, name="stacks", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            identity, *body = self._socket.recv_multipart()
+            try:
+                question = self._codec.decode(frames.split(body, 1)[0])
+            except frames.ProtocolError:
+                continue
+            if isinstance(question, Inspect):
+                self._socket.send_multipart([identity, frames.encode(self._answer(question))])
+
+    def _answer(self, question: Inspect) -> Inspected | Failed:
+        if question.what != "stacks":
+            text = f"the agent has stacks, not {question.what}"
+            return Failed(nonce=question.nonce, code="UNSUPPORTED", text=text)
+        stages = range(self._config.stages) if question.stage is None else [question.stage]
+        if not all(0 <= stage < self._config.stages for stage in stages):
+            text = f"no stage {question.stage}: this engine has 0 to {self._config.stages - 1}"
+            return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
+        pids, folder = self._sampler.pids, Path(self._config.run_dir)
+        with ThreadPoolExecutor(_SPIES) as pool:
+            taken = list(pool.map(lambda k: take(k, pids.get(k), folder / f"s{k}.0.stack"), stages))
+        data = msgspec.Raw(frames.encode(StacksDetail(stages=taken)))
+        return Inspected(nonce=question.nonce, what="stacks", data=data)
+
+
+def run(config: EngineConfig, stop: threading.Event) -> None:
+    """Sample and push until `stop` is set."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.SNDHWM, 4)
+    push.setsockopt(zmq.LINGER, 0)
+    push.connect(config.endpoint("collect"))
+    sampler = Sampler(config)
+    StackServer(context, config, sampler)
+    dropped, due = 0, time.monotonic()
+    while not stop.is_set():
+        report = sampler.look()
+        report.dropped = dropped
+        try:
+            push.send(frames.encode(report), zmq.NOBLOCK)
+        except zmq.Again:
+            dropped += 1
+        # After a pause (a stop, a slow /proc) the rhythm begins anew: no burst.
+        due = max(due + PERIOD_S, time.monotonic())
+        stop.wait(due - time.monotonic())
+
+
+def main() -> None:
+    """Run until the parent is gone or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="ppengine.monitor.agent", description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json in the engine's run folder")
+    lifeline.add_argument(parser)
+    args = parser.parse_args()
+    lifeline.adopt(args.lifeline)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Ctrl-C in a terminal is for the supervisor, which ends us in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run(EngineConfig.load(args.engine), stop)
+    # The stack server may wait in its socket; nothing here needs tidying.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

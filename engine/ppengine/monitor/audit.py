@@ -1,0 +1,111 @@
+"""The audit log: one JSON line before a command has an effect, and one for everything that came of it.
+
+It lies in `<run folder>/audit.jsonl` (0600) and goes with the engine's files. To keep it, set PPCONSOLE_AUDIT_DIR to a
+folder: every line is appended to `<folder>/<engine name>-<engine id>.jsonl` too. Prompts are not written, only lengths.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppengine.protocol.control import Command, Submit
+
+KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
+
+
+class AuditError(Exception):
+    """The log cannot be written; one line."""
+
+
+class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line. `outcome`: received, accepted, deferred, applied, failed, superseded, planned, refused or unknown."""
+
+    wall: float
+    id: str
+    by: str
+    uid: int
+    verb: str
+    args: dict[str, Any]
+    reason: str
+    dry_run: bool
+    outcome: str
+    text: str = ""
+    code: str = ""
+    op: str = ""
+    client: str = ""
+
+
+class AuditLog:
+    """Appends to one or two files. A write is one system call, so lines never mix."""
+
+    def __init__(self, run_dir: Path, name: str, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
+        """Open the files. Raises AuditError."""
+        paths = [run_dir / "audit.jsonl"]
+        if environ.get(KEEP_VARIABLE):
+            paths.append(Path(environ[KEEP_VARIABLE]) / f"{name.replace('/', '_')}-{engine_id}.jsonl")
+        self._files: list[tuple[Path, int]] = []
+        for path in paths:
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._files.append((path, os.open(path, flags, 0o600)))
+            except OSError as error:
+                raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+
+    def write(self, command: Command, outcome: str, *, text: str = "", code: str = "", op: str = "",
+              client: str = "") -> None:  # fmt: skip
+        """Append one line. Raises AuditError: a command that cannot be recorded must not be carried out."""
+        entry = Entry(
+            wall=time.time(),
+            id=command.id,
+            by=command.by,
+            uid=os.getuid(),
+            verb=verb_name(command),
+            args=_arguments(command),
+            reason=command.reason,
+            dry_run=command.dry_run,
+            outcome=outcome,
+            text=text,
+            code=code,
+            op=op,
+            client=client,
+        )
+        line = msgspec.json.encode(entry) + b"\n"
+        for path, descriptor in self._files:
+            try:
+                os.write(descriptor, line)
+            except OSError as error:
+                raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, descriptor in self._files:
+            os.close(descriptor)
+        self._files.clear()
+
+
+def verb_name(command: Command) -> str:
+    """Return `swap-out` and so on: the verb's tag."""
+    return str(command.verb.__struct_config__.tag)
+
+
+def _arguments(command: Command) -> dict[str, Any]:
+    """Return the verb's arguments as plain data, texts and tokens of a prompt as lengths."""
+    arguments: dict[str, Any] = msgspec.to_builtins(command.verb)
+    arguments.pop("type", None)
+    if isinstance(command.verb, Submit):
+        for field in ("prompt", "prompt_token_ids"):
+            value = arguments.pop(field, None)
+            if value is not None:
+                arguments[f"{field}_length"] = len(value)
+        # Stop texts are the user's words too.
+        sampling = arguments.get("sampling")
+        if sampling and sampling.get("stop"):
+            sampling["stop"] = [len(text) for text in sampling["stop"]]
+    return arguments

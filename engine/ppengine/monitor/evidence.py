@@ -1,0 +1,252 @@
+"""What the diagnosis judges by: frozen facts with their ages, gathered from reports that come and stay away.
+
+`EvidenceTracker` keeps the little memory that ages need: since when a process is stopped or dead, when a step
+last retired. `monitor/diagnosis.py` looks at `Evidence` alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ppengine.monitor.rings import expected_ms
+from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
+
+Key = tuple[int, int]
+"""(stage, tensor rank)."""
+
+
+class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage. None: not known."""
+
+    stage: int
+    rank: int = 0
+    pid: int | None = None
+    exit_code: int | None = None
+    exit_detail: str = ""
+    dead_for_s: float | None = None
+    """Since its death was first seen; None: not known to be dead."""
+    process_state: str | None = None
+    stopped_for_s: float | None = None
+    """From the first to the newest sample of an unbroken run of state T."""
+    oom_kills: int | None = None
+    """Out-of-memory kills of its cgroup since it was first seen."""
+    phase: str | None = None
+    phase_age_s: float | None = None
+    sample_age_s: float | None = None
+    op: str | None = None
+    op_age_s: float | None = None
+    op_step: int | None = None
+    op_peer: int | None = None
+    progress_age_s: float | None = None
+    finished_step: int | None = None
+    retired_step: int | None = None
+    unretired_age_s: float | None = None
+    """Age of the oldest step that the core sent and this stage has not acknowledged; None: there is none."""
+    unretired_tokens: int = 0
+    expected_s: float | None = None
+    """What that step should take here by the stage's own history."""
+    cpu_s: float | None = None
+
+
+class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler's side. `report_age_s` None: it has not reported yet."""
+
+    pid: int | None = None
+    exit_code: int | None = None
+    exit_detail: str = ""
+    process_state: str | None = None
+    stopped_for_s: float | None = None
+    dead_for_s: float | None = None
+    report_age_s: float | None = None
+    report_limit_s: float = 2.0
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at one moment."""
+
+    stages: tuple[StageEvidence, ...]
+    driver: DriverEvidence = DriverEvidence()
+    steps_in_flight: tuple[int, ...] = ()
+    since_retired_s: float | None = None
+    """Since any stage last acknowledged a step."""
+    stopping: bool = False
+    """The engine was told to stop: processes that end are no fault."""
+
+
+class Run(msgspec.Struct):
+    """An unbroken run of one observation, in monotonic ns."""
+
+    first_ns: int
+    last_ns: int
+
+    @property
+    def length_s(self) -> float:
+        """How long it has lasted."""
+        return (self.last_ns - self.first_ns) / 1e9
+
+
+class Tracked(msgspec.Struct):
+    """Memory of one process. Another pid begins anew."""
+
+    pid: int
+    stopped: Run | None = None
+    dead_ns: int | None = None
+    oom_base: int | None = None
+
+    def saw(self, state: str | None, at_ns: int, *, looked: bool = True) -> None:
+        """Enter the state letter of one look; None: no such process."""
+        if not looked:
+            return
+        if state == "T":
+            if self.stopped is None:
+                self.stopped = Run(at_ns, at_ns)
+            self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
+        else:
+            self.stopped = None
+        if state in (None, "Z", "X"):
+            self.dead_ns = self.dead_ns or at_ns
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """A stage sample with the time of its report on this host's clock."""
+
+    sample: StageSample
+    mono_ns: int
+
+
+class EvidenceTracker:
+    """Turns the newest reports into `Evidence`."""
+
+    def __init__(self, stages: int, publish_hz: float) -> None:
+        self._keys = [(stage, 0) for stage in range(stages)]
+        self._limit_s = max(2.0, 3.0 / publish_hz)
+        self._processes: dict[object, Tracked] = {}
+        self._retired: dict[Key, int] = {}
+        self._retired_ns: int | None = None
+
+    def build(
+        self,
+        now_ns: int,
+        core: CoreReport | None,
+        sightings: dict[Key, Sighting],
+        processes: ProcessReport | None,
+        core_state: tuple[int, str | None] | None,
+        *,
+        stopping: bool = False,
+    ) -> Evidence:
+        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core, just read."""
+        listed = processes.processes if processes else []
+        views = {(view.index, view.rank): view for view in core.stages} if core else {}
+        self._note_retired(now_ns, views)
+        return Evidence(
+            stages=tuple(
+                self._stage(now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key))
+                for key in self._keys
+            ),
+            driver=self._driver(now_ns, core, newest_process(listed, "core"), core_state),
+            steps_in_flight=tuple(core.steps_in_flight) if core else (),
+            since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
+            stopping=stopping,
+        )
+
+    def _note_retired(self, now_ns: int, views: dict[Key, StageView]) -> None:
+        retired = {key: view.retired_step for key, view in views.items()}
+        if retired != self._retired:
+            self._retired, self._retired_ns = retired, now_ns
+
+    def _tracked(self, name: object, pid: int) -> Tracked:
+        known = self._processes.get(name)
+        if known is None or known.pid != pid:
+            known = self._processes[name] = Tracked(pid)
+        return known
+
+    def _stage(
+        self, now_ns: int, key: Key, view: StageView | None, seen: Sighting | None, process: ProcessInfo | None
+    ) -> StageEvidence:
+        if seen is not None and process is not None and process.exit_code is None and process.pid != seen.sample.pid:
+            seen = None  # The rings of its predecessor.
+        pid = process.pid if process else seen.sample.pid if seen else view.pid if view else None
+        base = StageEvidence(
+            stage=key[0],
+            rank=key[1],
+            pid=pid,
+            retired_step=view.retired_step if view else None,
+            unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
+            unretired_tokens=view.oldest_unretired_tokens if view else 0,
+        )
+        if pid is None:
+            return base
+        tracked = self._tracked(key, pid)
+        if seen is not None and seen.sample.pid == pid:
+            base = self._with_sample(base, tracked, seen, now_ns)
+        if process is not None and process.exit_code is not None:
+            tracked.dead_ns = tracked.dead_ns or now_ns
+            base = msgspec.structs.replace(base, exit_code=process.exit_code, exit_detail=process.detail)
+        dead_for = None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9
+        stopped = None if tracked.stopped is None else tracked.stopped.length_s
+        return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
+
+    def _with_sample(self, base: StageEvidence, tracked: Tracked, seen: Sighting, now_ns: int) -> StageEvidence:
+        sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
+        tracked.saw(sample.process_state, seen.mono_ns)
+        if tracked.oom_base is None:
+            tracked.oom_base = sample.oom_kills
+        kills = None if sample.oom_kills is None or tracked.oom_base is None else sample.oom_kills - tracked.oom_base
+        expected = expected_ms(sample.forward_ms, base.unretired_tokens)
+        return msgspec.structs.replace(
+            base,
+            process_state=sample.process_state,
+            oom_kills=kills,
+            phase=sample.phase,
+            phase_age_s=sample.phase_age_ms / 1e3 + age,
+            sample_age_s=age,
+            op=sample.op,
+            op_age_s=None if sample.op_age_ms is None else sample.op_age_ms / 1e3 + age,
+            op_step=sample.op_step,
+            op_peer=sample.op_peer,
+            progress_age_s=None if sample.progress_age_ms is None else sample.progress_age_ms / 1e3 + age,
+            finished_step=sample.finished_step,
+            expected_s=_seconds(expected),
+            cpu_s=sample.cpu_s,
+        )
+
+    def _driver(
+        self,
+        now_ns: int,
+        core: CoreReport | None,
+        process: ProcessInfo | None,
+        state: tuple[int, str | None] | None,
+    ) -> DriverEvidence:
+        pid = process.pid if process else state[0] if state else None
+        age = None if core is None else (now_ns - core.mono_ns) / 1e9
+        if pid is None:
+            return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
+        tracked = self._tracked("core", pid)
+        tracked.saw(state[1] if state else None, now_ns, looked=state is not None and state[0] == pid)
+        if process is not None and process.exit_code is not None:
+            tracked.dead_ns = tracked.dead_ns or now_ns
+        return DriverEvidence(
+            pid=pid,
+            exit_code=process.exit_code if process else None,
+            exit_detail=process.detail if process else "",
+            process_state=state[1] if state else None,
+            stopped_for_s=None if tracked.stopped is None else tracked.stopped.length_s,
+            dead_for_s=None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9,
+            report_age_s=age,
+            report_limit_s=self._limit_s,
+        )
+
+
+def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None) -> ProcessInfo | None:
+    """Return the process of a role (and stage): one that runs, else the last one listed."""
+    mine = [
+        process
+        for process in listed
+        if process.role == role and (key is None or (process.stage, process.rank or 0) == key)
+    ]
+    running = [process for process in mine if process.exit_code is None]
+    return next(reversed(running or mine), None)
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3

@@ -1,0 +1,156 @@
+"""One stage as the agent sees it from outside: its rings, /proc, its cgroup."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from ppengine.monitor import proc
+from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
+from ppengine.protocol.reports import StageSample
+from ppengine.ring import Gauge, Phase, RingReader, Word
+
+SLOW_S = 0.5
+"""Percentiles, cgroup and smaps are read at most this often."""
+_SMAPS_SHARE, _SMAPS_MOST_S = 300, 5.0
+"""smaps costs milliseconds: it takes at most 1/300 of a core, but is read every 5 s at least."""
+_STEPS_SHOWN = 8
+
+
+class RingFile:
+    """One ring file and what was learned from it. Another inode under the same path is another ring."""
+
+    def __init__(self, path: Path, inode: int) -> None:
+        """Open `path`. Raises OSError or ValueError while the writer is still making it."""
+        self.inode = inode
+        self.reader = RingReader(path)
+        self.track = Track()
+
+    def read(self) -> None:
+        """Take in what is new."""
+        known = [(seq, self.reader.record(seq)) for seq in self.track.pending()]
+        fresh = self.reader.since(self.track.seen)
+        again = [record for _, record in known if record is not None]
+        self.track.feed([*again, *fresh], gone=[seq for seq, record in known if record is None])
+
+
+class StageWatch:
+    """Reader of one stage (one tensor rank). `look` returns a sample, None before its main ring is there."""
+
+    def __init__(self, stage: int, rank: int) -> None:
+        self.stage, self.rank = stage, rank
+        self._files: dict[str, RingFile] = {}
+        self._slow_due = 0.0
+        self._step_ms: tuple[float | None, float | None] = (None, None)
+        self._pid = 0
+        self._oom_file: Path | None = None
+        self._oom: int | None = None
+        self._resident: int | None = None
+        self._resident_due = 0.0
+        self._range: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def pid(self) -> int | None:
+        """Process that wrote the main ring."""
+        return self._pid or None
+
+    def update(self, paths: dict[str, tuple[Path, int]]) -> None:
+        """Follow the ring files: `paths` maps a ring's name to its path and inode."""
+        for name in [name for name in self._files if name not in paths or paths[name][1] != self._files[name].inode]:
+            self._files.pop(name).reader.close()
+        for name, (path, inode) in paths.items():
+            if name not in self._files:
+                # A ring that is being made is whole at the next look.
+                with contextlib.suppress(OSError, ValueError):
+                    self._files[name] = RingFile(path, inode)
+        main = self._files.get("main")
+        pid = main.reader.word(Word.PID) if main else 0
+        if pid != self._pid:
+            self._pid, self._oom_file, self._oom, self._resident = pid, proc.oom_file(pid) if pid else None, None, None
+            self._slow_due = self._resident_due = 0.0
+
+    def look(self) -> StageSample | None:
+        """Return what is seen now."""
+        main = self._files.get("main")
+        if main is None:
+            return None
+        for file in self._files.values():
+            file.read()
+        now_ns = time.monotonic_ns()
+        stat = proc.read_stat(self._pid)
+        self._slowly(main, alive=stat is not None and stat.state != "Z")
+        reader, op = main.reader, main.track.open_op()
+        tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
+        moved_ns = max(main.track.newest_ns, reader.word(Word.MAIN_TICK_NS))
+        known = reader.gauge(Gauge.TOTAL_BYTES) > 0
+        begun, finished = reader.gauge(Gauge.STEP_BEGUN), reader.gauge(Gauge.STEP_FINISHED)
+        return StageSample(
+            index=self.stage,
+            rank=self.rank,
+            pid=self._pid,
+            process_state=stat.state if stat else None,
+            process_start=stat.start if stat else None,
+            phase=_phase(reader.word(Word.PHASE)),
+            phase_age_ms=_age(now_ns, reader.word(Word.PHASE_NS)) or 0.0,
+            progress_age_ms=_age(now_ns, moved_ns),
+            tick_age_ms=_age(now_ns, tick_ns),
+            op=None if op is None else kind_name(op.kind),
+            op_age_ms=None if op is None else _age(now_ns, op.enqueued_ns),
+            op_step=None if op is None else op.step,
+            op_peer=None if op is None or op.peer < 0 else op.peer,
+            waiting_on=waiting_on(op, now_ns),
+            inbox=reader.gauge(Gauge.INBOX),
+            outbox=reader.gauge(Gauge.OUTBOX),
+            begun_step=begun,
+            finished_step=finished,
+            micro_batches=list(range(max(finished, begun - _STEPS_SHOWN) + 1, begun + 1)),
+            step_ms_p50=self._step_ms[0],
+            step_ms_p99=self._step_ms[1],
+            idle_fraction=main.track.idle_fraction(now_ns),
+            gauges={gauge.name.lower(): reader.gauge(gauge) for gauge in Gauge} if known else {},
+            kv_resident=self._resident,
+            streams=[
+                stream_info(file.reader.name or name, name, file.track, now_ns)
+                for name, file in sorted(self._files.items(), key=lambda item: (item[0] != "main", item[0]))
+            ],
+            timeline=main.track.timeline(now_ns),
+            oom_kills=self._oom,
+            cpu_s=stat.cpu_s if stat else None,
+            forward_ms=main.track.forward_ms(),
+        )
+
+    def close(self) -> None:
+        """Unmap all rings."""
+        for file in self._files.values():
+            file.reader.close()
+        self._files.clear()
+
+    def _slowly(self, main: RingFile, *, alive: bool) -> None:
+        """Refresh what is dear to read, seldom."""
+        now = time.monotonic()
+        if now < self._slow_due:
+            return
+        self._slow_due = now + SLOW_S
+        self._step_ms = main.track.step_ms(time.monotonic_ns())
+        # A dead process's cgroup may outlive it, and its last count is the one that matters.
+        if self._oom_file is not None:
+            count = proc.oom_kills(self._oom_file)
+            self._oom = self._oom if count is None else count
+        reader = main.reader
+        span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)
+        if not alive or not span[1]:
+            self._resident = None
+        elif span != self._range or now >= self._resident_due:
+            self._resident = proc.resident(self._pid, span[0], span[1])
+            cost = time.monotonic() - now
+            self._resident_due = now + min(_SMAPS_MOST_S, cost * _SMAPS_SHARE)
+            self._range = span
+
+
+def _phase(value: int) -> str:
+    return Phase(value).name.lower() if value in Phase._value2member_map_ else f"phase{value}"
+
+
+def _age(now_ns: int, then_ns: int) -> float | None:
+    return round((now_ns - then_ns) / 1e6, 2) if then_ns else None
