@@ -16,7 +16,7 @@ class Executor(Protocol):
     """Starts one process a stage and tells how each one fares. Used from the main thread alone."""
 
     def start(self, config: EngineConfig) -> None:
-        """Start every stage; they are told of nothing but `<run_dir>/engine.json`. Raises ExecutorError."""
+        """Start every stage without waiting for any. Raises ExecutorError."""
 
     def poll(self) -> list[ProcessInfo]:
         """Return all stages in order, those that have ended with exit code and a line; never blocks."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +26,7 @@ class Child:
         self.log = log
         self._process = process
         self._line: int | None = line
+        self._end: str | None = None
 
     @property
     def pid(self) -> int:
@@ -68,8 +69,9 @@ class Child:
     def info(self, role: str, stage: int | None = None, rank: int | None = None) -> ProcessInfo:
         """Return what a report says of it."""
         code = self.poll()
-        detail = "" if code is None else describe_exit(code, self.log)
-        return ProcessInfo(role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=detail)
+        if code is not None and self._end is None:
+            self._end = describe_exit(code, self.log)
+        return ProcessInfo(role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=self._end or "")
 
 
 def spawn(
@@ -101,6 +103,26 @@ def spawn(
         if output is not None:
             os.close(output)
     return Child(process, log, write_end)
+
+
+def session(leader: int) -> list[int]:
+    """Return the processes of the session that `leader` began, itself first; zombies are not counted."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(path.name))
+    return sorted(found, key=lambda pid: (pid != leader, pid))
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """Kill processes; those that are gone are fine."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def describe_exit(code: int, log: Path | None) -> str:

@@ -1,0 +1,81 @@
+"""Entry point: `python -m ppengine.supervisor PROFILE [--set a.b=c]... [--name NAME]`.
+
+On stdout one JSON line when the engine can be attached to, `{"event": "started", "id", "name", "run_dir"}`, and one at
+the end, `{"event": "stopped", "code", "reason"}`; messages for humans on stderr. Exit codes: 0 stopped as asked,
+1 error, 2 usage or profile, 8 does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ppengine import lifeline
+from ppengine.checkpoint import CheckpointError
+from ppengine.config import ConfigError, Profile, load_profile
+from ppengine.executor.base import Executor, ExecutorError
+from ppengine.executor.local import LocalExecutor
+from ppengine.protocol.discovery import RuntimeDirError
+from ppengine.supervisor.boot import engine_config, parse_profile
+from ppengine.supervisor.claims import ClaimError
+from ppengine.supervisor.link import announce, tell
+from ppengine.supervisor.supervise import End, Supervisor
+from ppengine.supervisor.wakeup import Wakeup
+
+
+def main() -> int:
+    """Run one engine and return its exit code."""
+    options = _parser().parse_args()
+    os.umask(0o077)
+    wakeup = Wakeup()
+    wakeup.install()
+    lifeline.adopt(options.lifeline, on_close=lambda: wakeup.ask("its parent is gone"))
+    try:
+        end = _run(options, wakeup)
+    except (CheckpointError, ClaimError, ExecutorError, RuntimeDirError) as error:
+        end = End(1, str(error))
+    except ConfigError as error:
+        end = End(2, str(error))
+    tell(f"error: {end.reason}" if end.code else f"stopped: {end.reason}")
+    announce("stopped", code=end.code, reason=end.reason)
+    return end.code
+
+
+def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
+    profile = _profile(options)
+    config = engine_config(profile, options.name)
+    return Supervisor(config, _executor(profile), wakeup).run()
+
+
+def _profile(options: argparse.Namespace) -> Profile:
+    if (options.profile is None) == (options.profile_json is None):
+        raise ConfigError("give a PROFILE or --profile-json, one of them")
+    if options.profile_json is None:
+        return load_profile(options.profile, options.set)
+    if options.set:
+        raise ConfigError("--set belongs to a PROFILE; --profile-json says all by itself")
+    return parse_profile(options.profile_json)
+
+
+def _executor(profile: Profile) -> Executor:
+    """Return the profile's executor; Ray is imported only where it is asked for."""
+    if profile.parallel.executor == "ray":
+        from ppengine.executor.ray import RayExecutor
+
+        return RayExecutor()
+    return LocalExecutor()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ppengine.supervisor", description="Run one engine and all its processes.")
+    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a bundled name or a .yaml file")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one key of the profile")
+    parser.add_argument("--name", help="name of the engine; without it, the profile's")
+    parser.add_argument("--profile-json", metavar="TEXT", help="a profile as JSON, in place of PROFILE")
+    lifeline.add_argument(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""From a profile to the concrete configuration of one boot, all that can be refused before a process is started."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from ppengine.checkpoint import check_weights, partition_layers, read_spec
+from ppengine.config import ConfigError, EngineConfig, Profile, build_profile
+from ppengine.protocol import discovery
+from ppengine.supervisor.claims import new_id
+from ppengine.supervisor.link import tell
+
+
+def parse_profile(text: str) -> Profile:
+    """Return the profile in JSON `text`; its model path is taken relative to the working folder. Raises ConfigError."""
+    try:
+        data = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ConfigError(f"--profile-json: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"--profile-json: a profile is an object, this is {type(data).__name__}")
+    return build_profile(data, base=Path.cwd(), where="--profile-json")
+
+
+def engine_config(profile: Profile, name: str | None) -> EngineConfig:
+    """Return the configuration of a new boot of `profile` under `name` (None: the profile's).
+
+    Reads the model's config.json and, unless the weights are dummies, the headers of its weight files.
+    Raises ConfigError for the profile, CheckpointError for the model's folder.
+    """
+    folder = Path(profile.model.path)
+    spec = read_spec(folder)
+    if profile.model.load_format != "dummy":
+        check_weights(folder)
+    layers = partition_layers(spec.num_layers, profile.parallel.pipeline, profile.parallel.partition)
+    longest = spec.max_model_len if profile.model.max_model_len is None else profile.model.max_model_len
+    if longest > spec.max_model_len:
+        raise ConfigError(f"model.max_model_len is {longest}; this model serves at most {spec.max_model_len} tokens")
+    if profile.model.max_model_len is None and spec.length_note:
+        tell(f"note: {spec.length_note}")
+    engine_id = new_id()
+    return EngineConfig(
+        id=engine_id,
+        name=name or profile.name,
+        epoch=uuid.uuid4().hex,
+        profile=profile,
+        model_path=str(folder),
+        model_type=spec.model_type,
+        layers=layers,
+        max_model_len=longest,
+        run_dir=str(discovery.runtime_dir() / engine_id),
+        ring_dir=str(discovery.ring_dir(engine_id)),
+        started_wall=time.time(),
+    )

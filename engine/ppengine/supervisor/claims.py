@@ -1,0 +1,129 @@
+"""Folders of one engine, and whose they are: names are claimed, and what dead engines left is swept.
+
+A claimed folder holds `.owner`, "pid start-time" of its supervisor. Claiming and sweeping take turns under a lock on
+the runtime folder, so that two supervisors that start at once neither share a name nor sweep each other. The folder of
+rings is shared by all runtime folders of a user, so it appears by a rename, its owner already inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ppengine.config import EngineConfig
+from ppengine.protocol import discovery
+
+LONGEST_SOCKET = "control"
+_SOCKET_PATH_BYTES = 107
+_OWNER = ".owner"
+_ID = re.compile(r"[0-9a-f]{6}")
+
+
+class ClaimError(Exception):
+    """The engine cannot have its name or its folders. One line: why, and what to do."""
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[Path]:
+    """Hold this user's runtime folder, so that no other supervisor claims or sweeps; yields the folder."""
+    folder = discovery.runtime_dir()
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def new_id() -> str:
+    """Return an engine id: six lowercase hex digits that no engine of this user has."""
+    while True:
+        engine_id = secrets.token_hex(3)
+        if not (discovery.runtime_dir() / engine_id).exists() and not discovery.ring_dir(engine_id).exists():
+            return engine_id
+
+
+def claim(config: EngineConfig) -> None:
+    """Sweep, make the folders of `config` (0700) and write its engine.json. Raises ClaimError."""
+    check_socket_path(Path(config.run_dir))
+    with locked():
+        sweep()
+        taken = names()
+        if config.name in taken:
+            raise ClaimError(
+                f"an engine named {config.name!r} runs already (id {taken[config.name]}); give --name NAME"
+            )
+        try:
+            for path in (Path(config.run_dir), Path(config.ring_dir)):
+                _make(path)
+            (Path(config.run_dir) / "engine.json").write_bytes(msgspec.json.encode(config))
+        except OSError as error:
+            discovery.remove_engine(config.id)
+            raise ClaimError(f"{error.filename}: {error.strerror}; the engine needs a folder there") from None
+
+
+def check_socket_path(run_dir: Path) -> None:
+    """Raise ClaimError if the sockets in `run_dir` have longer paths than the system takes."""
+    longest = len(os.fsencode(run_dir / LONGEST_SOCKET))
+    if longest > _SOCKET_PATH_BYTES:
+        raise ClaimError(
+            f"{run_dir}/{LONGEST_SOCKET} has {longest} bytes, a socket path at most {_SOCKET_PATH_BYTES}; "
+            f"set XDG_RUNTIME_DIR to a folder with a name shorter by {longest - _SOCKET_PATH_BYTES}"
+        )
+
+
+def names() -> dict[str, str]:
+    """Return name to id of every live engine in the runtime folder, those included that are starting."""
+    found = {record.name: record.id for record in discovery.list_engines()}
+    for path in _folders(discovery.runtime_dir(), ""):
+        # A folder without engine.json, or with half of one, is being removed.
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.setdefault(EngineConfig.load(path / "engine.json").name, path.name)
+    return found
+
+
+def sweep() -> None:
+    """Remove what engines left whose supervisor is gone, and whose gateway could not do it. Call it `locked`."""
+    discovery.list_engines()
+    for path in _folders(discovery.runtime_dir(), ""):
+        if not _owned(path):
+            discovery.remove_engine(path.name)
+    prefix = discovery.ring_dir("").name
+    for path in _folders(discovery.ring_dir("").parent, prefix):
+        if not _owned(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _folders(parent: Path, prefix: str) -> list[Path]:
+    """Return this user's engine folders in `parent`: `prefix` and an id, and no link."""
+    found = []
+    for path in sorted(parent.glob(f"{prefix}*")):
+        if _ID.fullmatch(path.name.removeprefix(prefix)) and path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                if path.stat().st_uid == os.getuid():
+                    found.append(path)
+    return found
+
+
+def _make(path: Path) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.mkdir(mode=0o700)
+    (draft / _OWNER).write_text(f"{os.getpid()} {discovery.process_start(os.getpid())}\n")
+    draft.rename(path)
+
+
+def _owned(path: Path) -> bool:
+    """Tell whether the supervisor that made `path` lives."""
+    try:
+        pid, start = (path / _OWNER).read_text().split()
+        return discovery.process_start(int(pid)) == int(start)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,218 @@
+"""The supervisor of one engine: starts its processes, watches them, and ends with none of them left."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from ppengine.config import EngineConfig
+from ppengine.executor.base import Executor, ExecutorError
+from ppengine.executor.process import Child, spawn, tail
+from ppengine.protocol import discovery
+from ppengine.protocol.frames import PROTOCOL
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.supervisor.claims import ClaimError, claim
+from ppengine.supervisor.link import Link, announce, tell
+from ppengine.supervisor.wakeup import Wakeup
+
+TURN_S = 0.05
+REPORT_S = 1.0
+GATEWAY_START_S = 30.0
+GRACE_S = 2.0
+"""What core and stages get to leave in order; what is left then is killed."""
+HOPELESS_S = 0.5
+SERVED = ("serving", "paused", "draining", "resizing")
+FITS_NOT = 8
+
+
+class Modules(NamedTuple):
+    """Entry points of the processes that are one of each."""
+
+    gateway: str = "ppengine.monitor.gateway"
+    core: str = "ppengine.core"
+    agent: str = "ppengine.monitor.agent"
+
+
+class End(NamedTuple):
+    """How an engine ended: exit code, one line, and the process whose log tells more."""
+
+    code: int
+    reason: str
+    log: Path | None = None
+
+
+class Supervisor:
+    """Owns the processes of one boot. `run` is everything."""
+
+    def __init__(
+        self, config: EngineConfig, executor: Executor, wakeup: Wakeup, modules: Modules | None = None
+    ) -> None:
+        self._config = config
+        self._executor = executor
+        self._wakeup = wakeup
+        self._modules = modules or Modules()
+        self._folder = Path(config.run_dir)
+        self._children: dict[str, Child] = {}
+        self._link: Link | None = None
+        self._known: list[ProcessInfo] = []
+        self._reported_at = 0.0
+        self._published = False
+        self._served = False
+        self._hopeless: tuple[float, str] | None = None
+        self._end: End | None = None
+        self._started_at = time.monotonic()
+
+    def run(self) -> End:
+        """Boot the engine, watch it to its end, and clean up. Returns how it ended."""
+        try:
+            try:
+                self._boot()
+            except (ClaimError, ExecutorError) as error:
+                self._end = End(1, str(error))
+            while self._end is None:
+                self._turn()
+        finally:
+            end = self._end or End(1, "the supervisor failed")
+            try:
+                self._shut_down(GRACE_S if end.code == 0 else GRACE_S / 4)
+                _last_lines(end)
+            finally:
+                discovery.remove_engine(self._config.id)
+        return end
+
+    def _boot(self) -> None:
+        claim(self._config)
+        self._link = Link(self._config)
+        self._spawn("gateway", self._modules.gateway)
+        self._spawn("core", self._modules.core)
+        self._spawn("agent", self._modules.agent)
+        self._executor.start(self._config)
+
+    def _spawn(self, role: str, module: str) -> None:
+        args = ["--engine", str(self._folder / "engine.json")]
+        self._children[role] = spawn(module, args, log=self._folder / f"{role}.log")
+
+    def _turn(self) -> None:
+        """Sleep until something happens, then see what it was."""
+        assert self._link is not None, "the link is made before the first turn"
+        self._wakeup.wait(TURN_S, self._link.front)
+        if self._wakeup.asked:
+            self._end = End(0, self._wakeup.asked)
+            return
+        self._hear(self._link)
+        for info in self._observe():
+            self._judge(info)
+        self._publish()
+
+    def _hear(self, link: Link) -> None:
+        """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
+        answer, now = link.read_state(), time.monotonic()
+        if answer is not None and answer.state in SERVED and not self._served:
+            self._served = True
+            tell(f"{self._config.name} ({self._config.id}): serving")
+        elif answer is not None and answer.state == "degraded" and self._hopeless is None:
+            # A stage that failed is about to end and says it better; if none does, the core found no room.
+            self._hopeless = (now + HOPELESS_S, answer.message)
+        if self._hopeless is None and not self._served:
+            link.ask_state()
+        elif self._hopeless is not None and not self._served and now > self._hopeless[0]:
+            self._end = End(FITS_NOT, self._hopeless[1])
+
+    def _observe(self) -> list[ProcessInfo]:
+        """Look at every process, report what changed (and all of it each second), return what has newly ended."""
+        me = ProcessInfo(role="supervisor", stage=None, rank=None, pid=os.getpid())
+        infos = [me, *(child.info(role) for role, child in self._children.items()), *self._executor.poll()]
+        before = {(info.role, info.stage, info.pid) for info in self._known if info.exit_code is not None}
+        now = time.monotonic()
+        if self._link is not None and (infos != self._known or now - self._reported_at >= REPORT_S):
+            self._link.report(infos)
+            self._reported_at = now
+        self._known = infos
+        return [
+            info for info in infos if info.exit_code is not None and (info.role, info.stage, info.pid) not in before
+        ]
+
+    def _judge(self, info: ProcessInfo) -> None:
+        """Decide what the end of one process means; the first one that ends the engine gives the reason."""
+        if self._end is not None:
+            return
+        code = FITS_NOT if info.exit_code == FITS_NOT else 1
+        who = info.role if info.stage is None else f"stage {info.stage}"
+        text = info.detail if code == FITS_NOT else f"{who} ended: {info.detail or 'exit code 0'}"
+        log = self._folder / (f"{info.role}.log" if info.stage is None else f"stage{info.stage}.log")
+        if info.role == "core" and info.exit_code == 0:
+            self._end = End(0, "stopped by command")
+        elif info.role in ("core", "gateway") or (info.role == "stage" and not self._served and info.exit_code != 0):
+            self._end = End(code, text, log)
+        else:
+            tell(f"{self._config.name} ({self._config.id}): {text}")
+
+    def _publish(self) -> None:
+        """Write the record that consoles find, as soon as the gateway's sockets are there."""
+        if self._published or self._end is not None:
+            return
+        if not all((self._folder / socket).exists() for socket in ("state", "control", "bulk")):
+            if time.monotonic() - self._started_at > GATEWAY_START_S:
+                self._end = End(
+                    1, f"the gateway opened no sockets in {GATEWAY_START_S:g} s", self._folder / "gateway.log"
+                )
+            return
+        config, pid = self._config, os.getpid()
+        record = discovery.EngineRecord(
+            id=config.id,
+            name=config.name,
+            epoch=config.epoch,
+            pid=pid,
+            pid_start=discovery.process_start(pid) or 0,
+            state_endpoint=config.endpoint("state"),
+            control_endpoint=config.endpoint("control"),
+            bulk_endpoint=config.endpoint("bulk"),
+            proto=PROTOCOL,
+            model=Path(config.model_path).name,
+            pipeline_parallel_size=config.stages,
+            run_dir=config.run_dir,
+            started_wall=config.started_wall,
+        )
+        discovery.write_record(record)
+        self._published = True
+        announce("started", id=config.id, name=config.name, run_dir=config.run_dir)
+
+    def _shut_down(self, grace: float) -> None:
+        """End every process: core and stages in order if the core lives, then what is left, the gateway last."""
+        core = self._children.get("core")
+        if core is not None and core.poll() is None:
+            core.terminate()
+            self._await(("core", "stage"), grace)
+            core.kill()
+        self._executor.stop(0.0)
+        for role in ("agent", "gateway"):
+            if role in self._children:
+                self._observe()
+                self._children[role].terminate()
+                self._await((role,), GRACE_S / 2)
+        for child in self._children.values():
+            child.kill()
+            child.wait(1.0)
+            child.close()
+        if self._link is not None:
+            self._link.close()
+
+    def _await(self, roles: tuple[str, ...], timeout: float) -> None:
+        """Watch until all processes of `roles` have ended, for up to `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self._observe()
+            if all(info.exit_code is not None for info in self._known if info.role in roles):
+                return
+            self._wakeup.wait(0.02, None)
+
+
+def _last_lines(end: End) -> None:
+    """Show the end of the failed process's log, unless it said in one line what was wrong."""
+    if end.log is not None and end.code != FITS_NOT:
+        lines = tail(end.log, 20)
+        if not any(line.startswith("error:") for line in lines):
+            for line in lines:
+                tell(f"{end.log.stem}| {line}")

@@ -1,0 +1,123 @@
+"""A running engine as a test sees it: its supervisor's lines, its processes, and all that it must not leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+    """Return the first true answer of `condition`; fail with `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what}")
+        time.sleep(0.01)
+    return answer
+
+
+class Engine:
+    """A supervisor under test, in a session of its own, in the runtime folder `runtime`."""
+
+    def __init__(self, runtime: Path, command: list[str], env: dict[str, str] | None = None) -> None:
+        self.runtime = runtime
+        self.errors = runtime.parent / f"{runtime.name}.{time.monotonic_ns()}.err"
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": path, **(env or {})},
+                start_new_session=True,
+                text=True,
+            )
+        self.event = self.read()
+        self.pids: dict[str, int] = {}
+
+    def read(self) -> dict[str, Any]:
+        """Return the next JSON line of the supervisor's stdout; {} at its end."""
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {}
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.event["run_dir"])
+
+    @property
+    def ring_dir(self) -> Path:
+        return Path("/dev/shm") / f"ppconsole-{os.getuid()}-{self.event['id']}"
+
+    def find_processes(self, count: int) -> dict[str, int]:
+        """Wait for `count` children of the supervisor and return their pids by role: `core`, `stage0`, ..."""
+        self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 30.0)
+        return self.pids
+
+    def _children(self, count: int) -> dict[str, int] | None:
+        found = {}
+        for pid, fields in _processes():
+            if int(fields[1]) == self.process.pid:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if "--engine" in words:
+                    stage = words[words.index("--stage") + 1] if "--stage" in words else ""
+                    module = words[words.index("-m") + 1]
+                    found["stage" + stage if stage else module.removesuffix(".__main__").rpartition(".")[2]] = pid
+        return found if len(found) == count else None
+
+    def wait(self, timeout: float = 20.0) -> int:
+        """Return the supervisor's exit code."""
+        return self.process.wait(timeout)
+
+    def nothing_left(self) -> bool:
+        """Tell whether all processes, sockets, folders and rings are gone."""
+        return not self.leftovers()
+
+    def leftovers(self) -> list[str]:
+        """Return what is still there."""
+        left = [f"pid {pid}" for pid in self.pids.values() if alive(pid)]
+        left += [str(path) for path in (self.runtime / "ppconsole").glob("*")]
+        if "id" in self.event:
+            left += [str(path) for path in self.ring_dir.parent.glob(f"{self.ring_dir.name}*")]
+            needle = self.event["id"].encode()
+            left += [f"pid {pid} of the engine" for pid, _ in _processes() if needle in _cmdline(pid)]
+        return left
+
+    def end(self) -> None:
+        """Kill what a failed test may have left."""
+        for pid in (self.process.pid, *self.pids.values()):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+def _processes() -> list[tuple[int, list[str]]]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return [(pid, fields) for pid, fields in found if fields[0] != "Z"]
+
+
+def alive(pid: int) -> bool:
+    """Tell whether there is such a process, zombies not counted."""
+    return any(pid == other for other, _ in _processes())
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

@@ -1,0 +1,40 @@
+"""Stand-in of the core: says that it serves, tells the stages to leave by a file, SIGUSR1 is its Stop command."""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+from ppengine import lifeline
+from ppengine.config import EngineConfig
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.offline import StateAnswer, StateQuery, ToFront
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--engine", type=Path)
+lifeline.add_argument(parser)
+options = parser.parse_args()
+lifeline.adopt(options.lifeline)
+config = EngineConfig.load(options.engine)
+
+
+def leave(*_: object) -> None:
+    (Path(config.run_dir) / "shutdown").touch()
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGUSR1, leave)
+front = zmq.Context().socket(zmq.ROUTER)
+front.linger = 0
+front.bind(config.endpoint("front"))
+codec = Codec(ToFront)
+state = os.environ.get("STANDIN_STATE", "serving")
+while True:
+    client, body = front.recv_multipart()
+    message = codec.decode(body)
+    if isinstance(message, StateQuery) and state != "loading":
+        answer = StateAnswer(nonce=message.nonce, state=state, message="room for 3", max_model_len=8, num_blocks=8)
+        front.send_multipart([client, encode(answer)])

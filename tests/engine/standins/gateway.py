@@ -1,0 +1,38 @@
+"""Stand-in of the gateway: socket files that nobody answers, reports written down, the janitor's duty."""
+
+import argparse
+import os
+from pathlib import Path
+
+import zmq
+from ppengine import lifeline
+from ppengine.config import EngineConfig
+from ppengine.protocol import discovery
+from ppengine.protocol.frames import Codec
+from ppengine.protocol.reports import ToCollector
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--engine", type=Path)
+lifeline.add_argument(parser)
+options = parser.parse_args()
+config = EngineConfig.load(options.engine)
+
+
+def clean_up() -> None:
+    discovery.remove_engine(config.id)
+    os._exit(1)
+
+
+lifeline.adopt(options.lifeline, clean_up)
+context = zmq.Context()
+sockets = [context.socket(zmq.ROUTER) for _ in range(3)]
+for socket, name in zip(sockets, ("state", "control", "bulk"), strict=True):
+    socket.bind(config.endpoint(name))
+collect = context.socket(zmq.PULL)
+collect.bind(config.endpoint("collect"))
+codec = Codec(ToCollector)
+with Path(os.environ["STANDIN_REPORTS"]).open("a") as file:
+    while True:
+        report = codec.decode(collect.recv())
+        for info in report.processes:
+            print(info.role, info.stage, info.pid, info.exit_code, info.detail, sep="|", file=file, flush=True)

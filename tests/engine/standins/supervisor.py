@@ -1,0 +1,38 @@
+"""A real supervisor over stand-ins: `python -m standins.supervisor NAME STAGES`."""
+
+import os
+import sys
+import time
+
+from ppengine import lifeline
+from ppengine.config import EngineConfig, ModelConfig, Profile
+from ppengine.executor.local import LocalExecutor
+from ppengine.protocol import discovery
+from ppengine.supervisor.claims import new_id
+from ppengine.supervisor.link import announce, tell
+from ppengine.supervisor.supervise import Modules, Supervisor
+from ppengine.supervisor.wakeup import Wakeup
+
+wakeup = Wakeup()
+wakeup.install()
+name, stages = sys.argv[1], int(sys.argv[2])
+lifeline.adopt(int(sys.argv[4]) if len(sys.argv) > 3 else None, on_close=lambda: wakeup.ask("its parent is gone"))
+engine_id = os.environ.get("STANDIN_ID") or new_id()
+config = EngineConfig(
+    id=engine_id,
+    name=name,
+    epoch="e" * 32,
+    profile=Profile(name=name, model=ModelConfig(path="/nowhere")),
+    model_path="/nowhere",
+    model_type="llama",
+    layers=[(stage, stage + 1) for stage in range(stages)],
+    max_model_len=8,
+    run_dir=str(discovery.runtime_dir() / engine_id),
+    ring_dir=str(discovery.ring_dir(engine_id)),
+    started_wall=time.time(),
+)
+modules = Modules("standins.gateway", "standins.core", "standins.agent")
+end = Supervisor(config, LocalExecutor("standins.stage"), wakeup, modules).run()
+tell(f"error: {end.reason}" if end.code else f"stopped: {end.reason}")
+announce("stopped", code=end.code, reason=end.reason)
+sys.exit(end.code)

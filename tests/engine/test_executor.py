@@ -1,0 +1,101 @@
+"""Starting processes: arguments, log, lifeline, and what is said of their ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from engines import HERE, alive, wait_until
+from ppengine.executor.process import Child, describe_exit, last_words, session, spawn, tail
+
+PRINT_SELF = "import os, sys; print(os.getsid(0), sys.stdin.read() == '', os.environ.get('EXTRA'), *sys.argv[1:])"
+
+
+@pytest.fixture(autouse=True)
+def module_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Let `-m` find modules that a test writes, and the stand-ins."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
+    return tmp_path
+
+
+def run(folder: Path, text: str, *args: str) -> Child:
+    """Start a module with this text."""
+    (folder / "written.py").write_text(text)
+    return spawn("written", list(args), log=folder / "log", env={"EXTRA": "1"})
+
+
+def test_spawn_gives_arguments_session_log_and_lifeline(module_path: Path) -> None:
+    child = run(module_path, PRINT_SELF, "--a", "b")
+    assert child.wait(10) == 0
+    assert child.info("core").detail == ""
+    child.close()
+    words = (module_path / "log").read_text().split()
+    assert words[:6] == [str(child.pid), "True", "1", "--a", "b", "--lifeline"]
+    assert (module_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_spawn_can_pipe_stdout(module_path: Path) -> None:
+    (module_path / "written.py").write_text("import sys; print('out'); print('err', file=sys.stderr)")
+    child = spawn("written", [], log=module_path / "log", pipe=True)
+    assert child.stdout.read() == b"out\n"
+    assert child.wait(10) == 0
+    child.close()
+    assert (module_path / "log").read_text() == "err\n"
+
+
+def test_closing_the_lifeline_ends_the_child(module_path: Path) -> None:
+    child = spawn("standins.agent", [], log=module_path / "log")
+    assert child.poll() is None
+    child.close()
+    assert child.wait(10) == 1
+
+
+def test_kill_reaches_a_stopped_child_and_what_it_started(module_path: Path) -> None:
+    text = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    child = run(module_path, text)
+    wait_until(lambda: (module_path / "log").read_text(), "it has started a process")
+    grandchild = int((module_path / "log").read_text())
+    os.kill(child.pid, signal.SIGSTOP)
+    assert set(session(child.pid)) == {child.pid, grandchild}
+    child.kill()
+    assert child.wait(5) == -9
+    wait_until(lambda: not alive(grandchild), "the grandchild is gone", 5)
+    assert child.info("stage", 1, 0).detail == "killed by SIGKILL"
+    child.close()
+
+
+def test_failed_child_is_quoted(module_path: Path) -> None:
+    child = run(module_path, "import sys; sys.exit('error: weights of layer 3 are missing')")
+    assert child.wait(10) == 1
+    info = child.info("stage", 2, 0)
+    assert (info.role, info.stage, info.exit_code) == ("stage", 2, 1)
+    assert info.detail == "weights of layer 3 are missing"
+    child.close()
+
+
+def test_traceback_is_quoted_by_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("Traceback (most recent call last):\n  File x\nRuntimeError: 3 is odd\n\n")
+    assert last_words(tmp_path / "log") == "RuntimeError: 3 is odd"
+    assert describe_exit(1, tmp_path / "log") == "RuntimeError: 3 is odd"
+
+
+def test_silent_ends_are_told_by_their_code(tmp_path: Path) -> None:
+    assert describe_exit(3, tmp_path / "none") == "exit code 3"
+    assert describe_exit(-signal.SIGSEGV, None) == "killed by SIGSEGV"
+    assert describe_exit(-40, None) == "killed by signal 40"
+
+
+def test_tail_reads_the_end_of_a_long_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert tail(tmp_path / "log", 2) == ["line 99998", "line 99999"]
+
+
+def test_interpreter_that_cannot_start_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(FileNotFoundError):
+        spawn("standins.agent", [], log=tmp_path / "log")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,200 @@
+"""The supervisor over stand-ins of the other processes: how an engine ends, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engines import Engine, wait_until
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """What the gateway's stand-in heard, a line a process: role|stage|pid|exit code|detail."""
+    path = tmp_path / "reports"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path, reports: Path) -> Iterator[Start]:
+    """Start a supervisor with two stages."""
+    engines: list[Engine] = []
+
+    def begin(name: str = "twin", **env: str) -> Engine:
+        env = {"STANDIN_REPORTS": str(reports), **env}
+        engines.append(Engine(tmp_path / "run", ["standins.supervisor", name, "2"], env))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.end()
+
+
+def serve(engine: Engine) -> dict[str, int]:
+    """Wait until all five processes run and the engine has served; return their pids by role."""
+    pids = engine.find_processes(5)
+    wait_until(lambda: "serving" in engine.errors.read_text(), "the supervisor sees that it serves")
+    return pids
+
+
+def test_start_publishes_a_private_record(start: Start) -> None:
+    engine = start()
+    assert engine.event["event"] == "started"
+    assert engine.event["name"] == "twin"
+    record = engine.runtime / "ppconsole" / f"{engine.event['id']}.json"
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert engine.run_dir.stat().st_mode & 0o777 == 0o700
+    assert engine.ring_dir.stat().st_mode & 0o777 == 0o700
+    assert set(engine.find_processes(5)) == {"gateway", "core", "agent", "stage0", "stage1"}
+
+
+def test_every_process_has_a_session_and_a_log(start: Start) -> None:
+    engine = start()
+    for role, pid in serve(engine).items():
+        assert os.getsid(pid) == pid
+        assert (engine.run_dir / f"{role}.log").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_stops_in_order(start: Start, number: signal.Signals) -> None:
+    engine = start()
+    serve(engine)
+    engine.process.send_signal(number)
+    assert engine.wait(5) == 0
+    assert engine.read() == {"event": "stopped", "code": 0, "reason": f"{number.name} received"}
+    assert engine.leftovers() == []
+
+
+def test_stop_command_ends_with_code_0(start: Start) -> None:
+    engine = start()
+    core = serve(engine)["core"]
+    os.kill(core, signal.SIGUSR1)
+    assert engine.wait(5) == 0
+    assert engine.read()["reason"] == "stopped by command"
+    assert engine.leftovers() == []
+
+
+def test_supervisor_killed_leaves_nothing(start: Start) -> None:
+    engine = start()
+    os.kill(serve(engine)["stage1"], signal.SIGSTOP)
+    engine.process.kill()
+    engine.wait()
+    wait_until(engine.nothing_left, "children leave by their lifelines, the gateway cleans up", 5)
+
+
+def test_core_killed_ends_the_engine(start: Start) -> None:
+    engine = start()
+    os.kill(serve(engine)["core"], signal.SIGKILL)
+    assert engine.wait(5) == 1
+    assert engine.read()["reason"] == "core ended: killed by SIGKILL"
+    assert engine.leftovers() == []
+
+
+def test_gateway_killed_ends_the_engine(start: Start) -> None:
+    engine = start()
+    os.kill(serve(engine)["gateway"], signal.SIGKILL)
+    assert engine.wait(5) == 1
+    assert engine.read()["reason"] == "gateway ended: killed by SIGKILL"
+    assert engine.leftovers() == []
+
+
+def test_stage_killed_while_serving_is_reported(start: Start, reports: Path) -> None:
+    engine = start()
+    pid = serve(engine)["stage1"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: f"stage|1|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death", 2)
+    assert engine.process.poll() is None
+    engine.process.terminate()
+    assert engine.wait(5) == 0
+    assert engine.leftovers() == []
+
+
+def test_agent_killed_while_serving_is_reported(start: Start, reports: Path) -> None:
+    engine = start()
+    pid = serve(engine)["agent"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: f"agent|None|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death", 2)
+    assert engine.process.poll() is None
+
+
+def test_stopped_stage_cannot_hold_up_the_end(start: Start) -> None:
+    engine = start()
+    os.kill(serve(engine)["stage0"], signal.SIGSTOP)
+    engine.process.terminate()
+    assert engine.wait(6) == 0
+    assert engine.leftovers() == []
+
+
+def test_stage_that_fails_while_loading_ends_the_engine(start: Start) -> None:
+    engine = start(STANDIN_STATE="loading", STANDIN_FAILS="1:1")
+    assert engine.wait(10) == 1
+    assert engine.errors.read_text().splitlines()[-1] == "error: stage 1 ended: this stage has no weights"
+    assert engine.leftovers() == []
+
+
+def test_stage_that_does_not_fit_ends_with_code_8(start: Start) -> None:
+    engine = start(STANDIN_STATE="loading", STANDIN_FAILS="0:8")
+    assert engine.wait(10) == 8
+    assert engine.errors.read_text().splitlines()[-1] == "error: this stage has no weights"
+
+
+def test_core_without_room_ends_with_code_8(start: Start) -> None:
+    engine = start(STANDIN_STATE="degraded")
+    assert engine.wait(10) == 8
+    assert engine.errors.read_text().splitlines()[-1] == "error: room for 3"
+    assert engine.leftovers() == []
+
+
+def test_name_in_use_is_refused_at_once(start: Start) -> None:
+    first = start("same")
+    second = start("same")
+    assert second.wait(5) == 1
+    assert second.event["event"] == "stopped"
+    assert f"an engine named 'same' runs already (id {first.event['id']})" in second.errors.read_text()
+    assert first.process.poll() is None
+
+
+def test_two_engines_do_not_disturb_each_other(start: Start) -> None:
+    first, second = start("one"), start("two")
+    serve(first)
+    serve(second)
+    first.process.terminate()
+    assert first.wait(5) == 0
+    assert second.process.poll() is None
+    assert second._children(5) == second.pids
+    assert {path.name for path in (second.runtime / "ppconsole").iterdir()} == {
+        second.event["id"],
+        f"{second.event['id']}.json",
+    }
+    assert second.ring_dir.is_dir()
+
+
+def test_next_start_sweeps_what_nobody_could_remove(start: Start) -> None:
+    dead = start("dead")
+    pids = serve(dead)
+    os.kill(pids["gateway"], signal.SIGSTOP)
+    dead.process.kill()
+    os.kill(pids["gateway"], signal.SIGKILL)
+    wait_until(lambda: not any(line.startswith("pid") for line in dead.leftovers()), "processes leave")
+    (dead.runtime / "ppconsole" / f"{dead.event['id']}.json").unlink()
+    assert dead.run_dir.is_dir()
+    assert dead.ring_dir.is_dir()
+    living = start("living")
+    assert living.event["event"] == "started"
+    assert not dead.run_dir.exists()
+    assert not dead.ring_dir.exists()
+
+
+def test_long_runtime_folder_is_refused_with_the_limit(tmp_path: Path, reports: Path) -> None:
+    runtime = tmp_path / ("long" * 25)
+    engine = Engine(runtime, ["standins.supervisor", "long", "1"], {"STANDIN_REPORTS": str(reports)})
+    assert engine.wait(5) == 1
+    assert "a socket path at most 107; set XDG_RUNTIME_DIR" in engine.errors.read_text()
+    assert engine.leftovers() == []
+    engine.end()
