@@ -102,7 +102,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the checkpoint in `folder`. Raises CheckpointError: config.json missing, broken or unsupported."""
+    """Return the spec of the checkpoint in `folder`. Raises CheckpointError for what is broken or not supported."""
     data = _read_json(folder / "config.json")
     model_type, architecture = _identify(data, folder)
     if data.get("quantization_config"):

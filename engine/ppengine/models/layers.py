@@ -1,0 +1,79 @@
+"""What the models share: linear layers whose weights are several checkpoint tensors, and the table of those."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+T = TypeVar("T")
+
+
+def part_of(part: T | None, where: str) -> T:
+    """Return `part`. Raises RuntimeError on a stage that was built without it: only the `where` one has it."""
+    if part is None:
+        raise RuntimeError(f"only the {where} stage can do this")
+    return part
+
+
+class Source(NamedTuple):
+    """One tensor of the checkpoint and the part of a parameter that it fills."""
+
+    name: str
+    target: Tensor
+
+
+class WeightTable:
+    """Makes the parameters of a stage, empty, and remembers which checkpoint tensors they are made of."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.sources: list[Source] = []
+        self.bytes = 0
+
+    def fuse(self, parts: list[tuple[str, int]], *inner: int) -> nn.Parameter:
+        """Return a parameter [sum of rows, *inner] whose rows are the tensors `parts` (name, rows), in order."""
+        total = sum(rows for _, rows in parts)
+        data = torch.empty((total, *inner), dtype=self.dtype, device=self.device)
+        self.bytes += data.numel() * data.element_size()
+        first = 0
+        for name, rows in parts:
+            self.sources.append(Source(name, data[first : first + rows]))
+            first += rows
+        return nn.Parameter(data, requires_grad=False)
+
+    def take(self, name: str, *shape: int) -> nn.Parameter:
+        """Return a parameter of `shape` that is the tensor `name`."""
+        return self.fuse([(name, shape[0])], *shape[1:])
+
+    def linear(self, parts: list[tuple[str, int]], inputs: int, bias: bool) -> Linear:
+        """Return a linear layer of `parts` (prefix, outputs) side by side; each has `.weight` and maybe `.bias`."""
+        weight = self.fuse([(f"{name}.weight", rows) for name, rows in parts], inputs)
+        return Linear(weight, self.fuse([(f"{name}.bias", rows) for name, rows in parts]) if bias else None)
+
+
+class Linear(nn.Module):
+    """y = x W^T + b."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return [T, outputs] of `inputs` [T, inputs]."""
+        return functional.linear(inputs, self.weight, self.bias)
+
+    def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
+        """Return `residual` + y as a new tensor."""
+        output = torch.addmm(residual, inputs, self.weight.t())
+        return output if self.bias is None else output.add_(self.bias)
+
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
+        """Add y to `residual` in place."""
+        residual.addmm_(inputs, self.weight.t())
+        if self.bias is not None:
+            residual.add_(self.bias)

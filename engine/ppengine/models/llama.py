@@ -1,0 +1,93 @@
+"""Llama and its relatives: Mistral, Qwen2 (biases of q, k, v) and Qwen3 (norms of q and k)."""
+
+from __future__ import annotations
+
+from ppkernels.activation import silu_and_mul
+from ppkernels.batch import Batch
+from ppkernels.norms import rms_norm
+from ppkernels.paged_attention import AttentionPlan, paged_attention
+from ppkernels.rotary import rotary_tables, rotate
+from ppkernels.store_kv import store_kv
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ppengine.checkpoint import ModelSpec, RopeSpec
+from ppengine.models.layers import WeightTable, part_of
+from ppengine.models.rope import inverse_frequencies
+from ppengine.models.stage import StageModel
+
+
+class LlamaStage(StageModel):
+    """Stage of a Llama-like model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: tuple[int, int],
+        first: bool,
+        last: bool,
+        table: WeightTable,
+        max_model_len: int,
+    ) -> None:
+        super().__init__(spec, layers, first, last, table)
+        hidden, vocabulary = spec.hidden_size, spec.vocab_size
+        tied = spec.tie_word_embeddings
+        self.embedding = self.head = self.norm = None
+        if first or (last and tied):
+            self.embedding = table.take("model.embed_tokens.weight", vocabulary, hidden)
+        self.layers = nn.ModuleList([LlamaLayer(spec, index, table) for index in range(*layers)])
+        if last:
+            self.norm = table.take("model.norm.weight", hidden)
+            self.head = self.embedding if tied else table.take("lm_head.weight", vocabulary, hidden)
+        rope = spec.rope or RopeSpec()
+        frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
+        self._cos, self._sin = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return functional.embedding(token_ids, part_of(self.embedding, "first"))
+
+    def _run(self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]) -> Tensor:
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        for layer, cache in zip(self.layers, kv, strict=True):
+            hidden = layer(hidden, cos, sin, plan, cache)
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = rms_norm(hidden, part_of(self.norm, "last"), self.spec.norm_eps)
+        return functional.linear(normed, part_of(self.head, "last"))
+
+
+class LlamaLayer(nn.Module):
+    """Attention and MLP, each behind an RMS norm, added to the residual stream."""
+
+    def __init__(self, spec: ModelSpec, index: int, table: WeightTable) -> None:
+        super().__init__()
+        prefix = f"model.layers.{index}."
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        self.eps = spec.norm_eps
+        self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.input_norm = table.take(prefix + "input_layernorm.weight", hidden)
+        parts = [(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]
+        self.qkv = table.linear(parts, hidden, spec.qkv_bias)
+        self.q_norm = table.take(attention + "q_norm.weight", spec.head_dim) if spec.qk_norm else None
+        self.k_norm = table.take(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None
+        self.out = table.linear([(attention + "o_proj", hidden)], query, spec.out_bias)
+        self.mlp_norm = table.take(prefix + "post_attention_layernorm.weight", hidden)
+        self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
+        self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
+        """Return the residual stream [T, H] behind this layer."""
+        heads, count = self.heads, hidden.shape[0]
+        both = heads + self.kv_heads
+        qkv = self.qkv(rms_norm(hidden, self.input_norm, self.eps)).view(count, both + self.kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, self.eps)
+            qkv[:, heads:both] = rms_norm(qkv[:, heads:both], self.k_norm, self.eps)
+        rotate(qkv[:, :both], cos, sin)
+        store_kv(kv, qkv[:, heads:].view(count, 2, self.kv_heads, self.head_dim), plan.store_rows)
+        hidden = self.out.added(hidden, paged_attention(qkv[:, :heads], kv, plan))
+        self.down.add_to(hidden, silu_and_mul(self.gate_up(rms_norm(hidden, self.mlp_norm, self.eps))))
+        return hidden

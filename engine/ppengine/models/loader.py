@@ -1,0 +1,63 @@
+"""Fill a stage's parameters: from safetensors files, or with numbers that depend on tensor names alone."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ppengine.models.stage import StageModel
+from ppengine.weights import CheckpointError, tensor_files
+
+DUMMY_SCALE = 0.05
+
+
+def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
+    """Read the tensors of this stage's layers, and only those, from the checkpoint in `folder`.
+
+    `progress` is called with tensors read and tensors in all. Raises CheckpointError naming tensor, file and shapes
+    if a tensor is missing or of another shape.
+    """
+    files = tensor_files(folder)
+    with ExitStack() as stack, torch.no_grad():
+        opened: dict[Path, Any] = {}
+        for number, (name, target) in enumerate(model.sources, 1):
+            stored = _stored_name(name, files)
+            if stored is None:
+                held = ", ".join(sorted({path.name for path in files.values()}))
+                raise CheckpointError(f"{folder}: tensor {name} {list(target.shape)} is in none of its files ({held})")
+            path = files[stored]
+            try:
+                if path not in opened:
+                    opened[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                tensor = opened[path].get_tensor(stored)
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{path}: tensor {stored}: {' '.join(str(error).split())}") from None
+            if tensor.shape != target.shape:
+                raise CheckpointError(
+                    f"{path}: tensor {stored} is {list(tensor.shape)}; config.json makes it {list(target.shape)}"
+                )
+            target.copy_(tensor)
+            if progress is not None:
+                progress(number, len(model.sources))
+
+
+def init_dummy(model: StageModel, seed: int) -> None:
+    """Fill the parameters with small random numbers, the same for a tensor however the model is cut into stages."""
+    with torch.no_grad():
+        for name, target in model.sources:
+            generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+            values = torch.randn(target.shape, generator=generator, dtype=torch.float32).mul_(DUMMY_SCALE)
+            if "norm" in name and name.endswith("weight"):
+                values.add_(1.0)
+            target.copy_(values)
+
+
+def _stored_name(name: str, files: dict[str, Path]) -> str | None:
+    """Return `name` as the checkpoint has it: checkpoints of the bare model leave out the first `model.`."""
+    return next((found for found in (name, name.removeprefix("model.")) if found in files), None)

@@ -1,0 +1,72 @@
+"""A model's layers `[start, end)` with what the ends need: the embedding on the first stage, the head on the last."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from ppkernels.batch import Batch
+from ppkernels.paged_attention import AttentionPlan, plan_attention
+from torch import Tensor, nn
+
+from ppengine.checkpoint import ModelSpec
+from ppengine.models.layers import Source, WeightTable
+
+
+class StageModel(nn.Module, ABC):
+    """One pipeline stage of a model. The residual stream travels between stages as one tensor [T, boundary_size].
+
+    Methods run in inference mode and never write their arguments, the KV cache excepted.
+    """
+
+    def __init__(self, spec: ModelSpec, layers: tuple[int, int], first: bool, last: bool, table: WeightTable) -> None:
+        super().__init__()
+        self.spec = spec
+        self.layer_range = layers
+        self.first = first
+        self.last = last
+        self._table = table
+
+    @property
+    def boundary_size(self) -> int:
+        """Width of the hidden states that go to the next stage."""
+        return self.spec.hidden_size
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all parameters of this stage."""
+        return self._table.bytes
+
+    @property
+    def sources(self) -> list[Source]:
+        """Checkpoint tensors of this stage and where they go."""
+        return self._table.sources
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """First stage: return hidden states [T, H] of `token_ids` [T] at `positions` [T]."""
+        return self._embed(token_ids, positions)
+
+    @torch.inference_mode()
+    def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+        """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
+
+        `kv` has one tensor a layer of this stage, [blocks, 2, block_size, kv_heads, head_dim].
+        """
+        spec = self.spec
+        plan = plan_attention(batch, spec.num_heads, spec.num_kv_heads, spec.head_dim, hidden.dtype)
+        return self._run(hidden, batch, plan, kv)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last stage: return [R, V] of the rows `hidden` [R, H]."""
+        return self._logits(hidden)
+
+    @abstractmethod
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _run(self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]) -> Tensor: ...
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor: ...

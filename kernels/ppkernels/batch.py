@@ -1,0 +1,32 @@
+"""What the kernels need to know about the rows of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows (one a request) of T tokens in all; row b's tokens are `[query_start[b], query_start[b + 1])`.
+
+    All tensors are int64. A row with one token is a decode; a longer one is a chunk of a prompt.
+    """
+
+    positions: Tensor
+    """[T] position of each token in its sequence."""
+    slot_mapping: Tensor
+    """[T] block * block_size + offset: where the token's key and value go."""
+    query_start: Tensor
+    """[B + 1], on the CPU."""
+    query_lens: list[int]
+    """[B]"""
+    seq_lens: Tensor
+    """[B] tokens that are visible to the row's last token, itself included."""
+    block_tables: Tensor
+    """[B, M] blocks of each sequence in order, padded with the null block 0."""
+    decode_only: bool
+    """Every row has one token."""
+    max_seq_len: int
+    block_size: int

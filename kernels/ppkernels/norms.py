@@ -1,0 +1,37 @@
+"""RMS and layer normalisation over the last dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `values` / sqrt(mean(values²) + eps) * weight; `weight` broadcasts against `values`.
+
+    Half precision is normed in float32 and rounded before the weight, as the models were trained.
+    """
+    return rms_norm_reference(values, weight, eps)
+
+
+def rms_norm_reference(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Torch version of `rms_norm`."""
+    width = values.shape[-1:]
+    if values.dtype in _HALF:
+        return functional.rms_norm(values.float(), width, None, eps).to(values.dtype).mul_(weight)
+    if weight.dim() == 1:
+        return functional.rms_norm(values, width, weight, eps)
+    return functional.rms_norm(values, width, None, eps).mul_(weight)
+
+
+def layer_norm(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the layer norm of `values` over the last dimension; without weight and bias only centred and scaled."""
+    return layer_norm_reference(values, weight, bias, eps)
+
+
+def layer_norm_reference(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Torch version of `layer_norm`."""
+    return functional.layer_norm(values, values.shape[-1:], weight, bias, eps)

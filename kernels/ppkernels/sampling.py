@@ -1,0 +1,142 @@
+"""Choose one token for each row of logits.
+
+A random row takes exactly one number, from a generator without state: `uniform(seed, sample, position)`. So a seed
+gives the same tokens whatever shares the batch, in whatever step, on whatever stage cut, and after any preemption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class SamplingInputs:
+    """Parameters of R rows. `position` is that of the token to choose, from the first prompt token on."""
+
+    temperature: list[float]
+    """0: greedy."""
+    top_p: list[float]
+    top_k: list[int]
+    """0 or less: all tokens."""
+    seed: list[int]
+    sample: list[int]
+    position: list[int]
+    banned: dict[int, list[int]] = field(default_factory=dict)
+    """Row to tokens that must not be chosen now."""
+    logprobs: list[int] = field(default_factory=list)
+    """-1: none; 0: the chosen token's; n: also the n best. Empty: none for all."""
+
+
+@dataclass(frozen=True)
+class SamplingOutput:
+    """Chosen tokens [R] int64, and for rows that asked the log-probabilities of the unmodified distribution."""
+
+    tokens: Tensor
+    logprobs: dict[int, tuple[float, list[tuple[int, float]]]]
+    """Row to (chosen token's, best ones as (token, value), best first, ties by id)."""
+
+
+def uniform(seed: int, sample: int, position: int) -> float:
+    """Return a number in [0, 1), multiple of 2**-52, that depends on the three keys (64 bits each) alone.
+
+    Each key goes through one round of splitmix64 (Steele, Lea and Flood, OOPSLA 2014) on top of the one before.
+    """
+    state = 0
+    for key in (seed, sample, position):
+        state = _mix((state ^ (key & _MASK)) + _GOLDEN & _MASK)
+    return (state >> 12) * 2.0**-52
+
+
+def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
+    """Return one token for each row of `logits` [R, V]. Greedy ties go to the lowest id; `logits` stays as it is."""
+    return sample_reference(logits, inputs)
+
+
+def sample_reference(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
+    """Torch version of `sample`."""
+    allowed = _without_banned(logits, inputs.banned) if inputs.banned else logits
+    random = [row for row, temperature in enumerate(inputs.temperature) if temperature > 0.0]
+    if len(random) == len(inputs.temperature) and random:
+        tokens = _draw(allowed, inputs, random)
+    else:
+        tokens = allowed.argmax(-1)
+        if random:
+            rows = torch.tensor(random, device=logits.device)
+            tokens[rows] = _draw(allowed[rows], inputs, random)
+    return SamplingOutput(tokens, _logprobs(logits, tokens, inputs.logprobs))
+
+
+def _draw(logits: Tensor, inputs: SamplingInputs, rows: list[int]) -> Tensor:
+    """Return tokens by inverse transform: the first whose cumulative probability, in id order, exceeds the number."""
+    device = logits.device
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor([values[row] for row in rows], dtype=scaled.dtype, device=device).unsqueeze(1)
+
+    scaled = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    # The best token's logit becomes 0 first, so that no temperature can overflow.
+    scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(column(inputs.temperature))
+    if any(inputs.top_k[row] > 0 or inputs.top_p[row] < 1.0 for row in rows):
+        keep = _keep(scaled, [inputs.top_k[row] for row in rows], column(inputs.top_p))
+        scaled.masked_fill_(~keep, float("-inf"))
+    cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
+    numbers = [uniform(inputs.seed[row], inputs.sample[row], inputs.position[row]) for row in rows]
+    target = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1) * cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    # Only a row that is not finite gets here with V: a token id has to come out all the same.
+    return chosen.clamp_(max=logits.shape[1] - 1)
+
+
+def _keep(scaled: Tensor, top_k: list[int], top_p: Tensor) -> Tensor:
+    """Return [R, V]: the tokens that top-k, and then top-p on what is left, let through; ties go to the lowest id."""
+    vocabulary = scaled.shape[1]
+    ordered, index = scaled.sort(stable=True, dim=-1, descending=True)
+    counts = [k if 0 < k < vocabulary else vocabulary for k in top_k]
+    limits = torch.tensor(counts, device=scaled.device).unsqueeze(1)
+    ordered.masked_fill_(torch.arange(vocabulary, device=scaled.device) >= limits, float("-inf"))
+    probabilities = torch.softmax(ordered, -1)
+    # Kept while the mass of the better ones is below top_p: the token that crosses it stays, so one always does.
+    better = probabilities.cumsum(-1, dtype=torch.float64) - probabilities
+    kept = ((better < top_p) | (top_p >= 1.0)) & (ordered > float("-inf"))
+    return torch.zeros_like(kept).scatter_(-1, index, kept)
+
+
+def _without_banned(logits: Tensor, banned: dict[int, list[int]]) -> Tensor:
+    allowed = logits.clone()
+    for row, tokens in banned.items():
+        inside = [token for token in tokens if token < logits.shape[1]]
+        allowed[row, inside] = float("-inf")
+    return allowed
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, wanted: list[int]) -> dict[int, tuple[float, list[tuple[int, float]]]]:
+    rows = [row for row, count in enumerate(wanted) if count >= 0]
+    if not rows:
+        return {}
+    index = torch.tensor(rows, device=logits.device)
+    picked = logits[index]
+    values = torch.log_softmax(picked if picked.dtype == torch.float64 else picked.float(), -1)
+    chosen = values.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
+    best = min(max(wanted), logits.shape[1])
+    top = values.topk(best, -1) if best else None
+    result = {}
+    for place, row in enumerate(rows):
+        pairs: list[tuple[int, float]] = []
+        if top is not None and wanted[row]:
+            both = zip(top.indices[place].tolist(), top.values[place].tolist(), strict=True)
+            pairs = sorted(both, key=lambda pair: (-pair[1], pair[0]))[: wanted[row]]
+        result[row] = (chosen[place], pairs)
+    return result
+
+
+def _mix(value: int) -> int:
+    """Finaliser of splitmix64."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
