@@ -114,7 +114,7 @@ class Retired(msgspec.Struct, tag="retired", array_like=True):
     fatal: bool = False
 
 
-class StageReady(msgspec.Struct, tag="ready", kw_only=True):
+class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
     """Weights are loaded and the profile run is done. Bytes; `peak` = weights + largest activations + other."""
 
     stage: int
@@ -137,7 +137,7 @@ class StageReady(msgspec.Struct, tag="ready", kw_only=True):
     swap_blocks: int
 
 
-class StageProgress(msgspec.Struct, tag="progress", kw_only=True):
+class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=True):
     """A line about loading, for the operator."""
 
     stage: int
@@ -145,7 +145,7 @@ class StageProgress(msgspec.Struct, tag="progress", kw_only=True):
     text: str
 
 
-class StageFailed(msgspec.Struct, tag="stage-failed", kw_only=True):
+class StageFailed(msgspec.Struct, tag="stage-failed", array_like=True, kw_only=True):
     """The stage cannot start or go on; one line with the numbers. The process exits after it."""
 
     stage: int
