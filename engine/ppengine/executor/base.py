@@ -7,6 +7,9 @@ from typing import Protocol
 from ppengine.config import EngineConfig
 from ppengine.protocol.reports import ProcessInfo
 
+GENERATION = 1
+"""The first generation of a boot, the same in core and stages; it counts up when a stage is started again."""
+
 
 class ExecutorError(Exception):
     """The stages cannot be started at all. One line: what is missing, and what would be right."""
@@ -19,7 +22,7 @@ class Executor(Protocol):
         """Start every stage without waiting for any. Raises ExecutorError."""
 
     def poll(self) -> list[ProcessInfo]:
-        """Return all stages in order, those that have ended with exit code and a line; never blocks."""
+        """Return all stages in order, as far as they are known; those that ended have an exit code. Never blocks."""
 
     def stop(self, timeout: float) -> None:
         """Give the stages, which the core has told to leave, `timeout` seconds; kill the rest and let go of all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ppengine.config import EngineConfig
+from ppengine.executor.base import GENERATION
 from ppengine.executor.process import Child, spawn, until
 from ppengine.protocol.reports import ProcessInfo
 
@@ -20,7 +21,7 @@ class LocalExecutor:
         """Start every stage."""
         folder = Path(config.run_dir)
         for stage in range(config.stages):
-            place = ["--stage", str(stage), "--rank", "0", "--generation", "0"]
+            place = ["--stage", str(stage), "--rank", "0", "--generation", str(GENERATION)]
             args = ["--engine", str(folder / "engine.json"), *place]
             self._children.append(spawn(self._module, args, log=folder / f"stage{stage}.log"))
 

@@ -24,6 +24,8 @@ GRACE_S = 2.0
 """What core and stages get to leave in order; what is left then is killed."""
 HOPELESS_S = 0.5
 SERVED = ("serving", "paused", "draining", "resizing")
+VITAL = ("core", "gateway", "ray")
+"""Processes without which an engine cannot go on."""
 FITS_NOT = 8
 
 
@@ -140,11 +142,14 @@ class Supervisor:
             return
         code = FITS_NOT if info.exit_code == FITS_NOT else 1
         who = info.role if info.stage is None else f"stage {info.stage}"
-        text = info.detail if code == FITS_NOT else f"{who} ended: {info.detail or 'exit code 0'}"
+        told = code == FITS_NOT or info.detail.startswith(who)
+        text = info.detail if told else f"{who} ended: {info.detail or 'exit code 0'}"
         log = self._folder / (f"{info.role}.log" if info.stage is None else f"stage{info.stage}.log")
         if info.role == "core" and info.exit_code == 0:
             self._end = End(0, "stopped by command")
-        elif info.role in ("core", "gateway") or (info.role == "stage" and not self._served and info.exit_code != 0):
+        elif info.role in ("core", "gateway", "ray") or (
+            info.role == "stage" and not self._served and info.exit_code != 0
+        ):
             self._end = End(code, text, log)
         else:
             tell(f"{self._config.name} ({self._config.id}): {text}")

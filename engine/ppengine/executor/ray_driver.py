@@ -1,0 +1,214 @@
+"""The Ray driver of one engine: `python -m ppengine.executor.ray_driver --engine RUN_DIR/engine.json --lifeline FD`.
+
+With RAY_ADDRESS it joins that cluster, else it starts a local Ray for this engine alone: loopback only, no dashboard,
+files in the run folder. A placement group holds one CPU a stage, all on this host, because stages, core and gateway
+talk through ipc sockets. Each state of a stage is one JSON line on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppengine import lifeline
+from ppengine.config import EngineConfig
+from ppengine.executor.base import GENERATION, ExecutorError
+from ppengine.executor.process import describe_exit, kill_all, session
+from ppengine.executor.ray_stage import StageActor
+from ppengine.protocol.discovery import process_start
+from ppengine.protocol.reports import ProcessInfo
+
+PLACE_S = 30.0
+WATCH_S = 0.05
+CAUSE_S = 0.3
+"""How long to wait for Ray's account of a death that /proc shows already."""
+_SOCKET_BYTES = 66
+"""Longest name of a socket below Ray's folder: /session_<date>_<time>_<pid>/sockets/plasma_store."""
+_OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray's least; the stages put nothing there."""
+
+
+class Driver:
+    """Places the stages of `config` and watches them until told to stop."""
+
+    def __init__(self, config: EngineConfig, output: int) -> None:
+        self._config = config
+        self._output = output
+        self._owned = not os.environ.get("RAY_ADDRESS")
+        self._stopping = False
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._runs: dict[Any, int] = {}
+        self._pids: dict[int, int] = {}
+        self._starts: dict[int, int | None] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Files of a local Ray: in the run folder, or the ring folder if that name is too long for Ray's sockets."""
+        folder = Path(self._config.run_dir) / "ray"
+        return folder if len(os.fsencode(folder)) + _SOCKET_BYTES <= 107 else Path(self._config.ring_dir) / "ray"
+
+    def ask_to_stop(self) -> None:
+        """End `run` soon."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Start or join Ray, place the stages, watch them. Raises ExecutorError."""
+        self._join()
+        # Ray has taken SIGTERM for itself.
+        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop())
+        try:
+            if not self._stopping:
+                self._place()
+            while not self._stopping:
+                self._watch()
+        finally:
+            self._leave()
+
+    def abandon(self) -> None:
+        """Leave nothing of a local Ray behind when the supervisor is gone; stages may be stopped, Ray may be stuck."""
+        while left := [pid for pid in session(os.getpid()) if pid != os.getpid()]:
+            kill_all(left)
+            time.sleep(0.01)
+        self._kill_stages()
+        if self._owned:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(1)
+
+    def _join(self) -> None:
+        if self._owned:
+            os.environ.update(RAY_USAGE_STATS_ENABLED="0")
+            # Its name aside, this is what keeps every port of a local Ray on 127.0.0.1.
+            os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+        ray = _ray()
+
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+        if self._owned:
+            options.update(
+                address="local",
+                include_dashboard=False,
+                num_cpus=self._config.stages,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(self.folder),
+                _node_ip_address="127.0.0.1",
+            )
+        try:
+            ray.init(**options)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise ExecutorError(f"Ray did not start: {_one_line(error)}") from None
+
+    def _place(self) -> None:
+        ray = _ray()
+
+        stages = self._config.stages
+        here = f"node:{ray.util.get_node_ip_address()}"
+        self._group = ray.util.placement_group([{"CPU": 1.0, here: 0.001}] * stages, strategy="STRICT_PACK")
+        deadline = time.monotonic() + PLACE_S
+        while not ray.wait([self._group.ready()], timeout=0.2)[0]:
+            if self._stopping:
+                return
+            if time.monotonic() > deadline:
+                free = ray.available_resources().get("CPU", 0)
+                raise ExecutorError(
+                    f"Ray has not placed {stages} stages on this host in {PLACE_S:g} s: each needs a CPU, the cluster "
+                    f"has {free:g} free; free some, or set parallel.executor=local"
+                )
+        kind = ray.remote(StageActor)
+        for stage in range(stages):
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=stage
+            )
+            self._actors.append(kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=strategy).remote())
+        engine = str(Path(self._config.run_dir) / "engine.json")
+        for stage, pid in enumerate(ray.get([actor.pid.remote() for actor in self._actors])):
+            self._pids[stage], self._starts[stage] = pid, process_start(pid)
+            self._runs[self._actors[stage].run.remote(engine, stage, GENERATION)] = stage
+            self._say(stage)
+
+    def _watch(self) -> None:
+        """Wait a moment for a stage to end: its call returns, or /proc shows that it is gone."""
+        ray = _ray()
+
+        if not self._runs:
+            time.sleep(WATCH_S)
+            return
+        ended, _ = ray.wait(list(self._runs), num_returns=1, timeout=WATCH_S)
+        gone = [run for run, stage in self._runs.items() if process_start(self._pids[stage]) != self._starts[stage]]
+        for run in dict.fromkeys([*ended, *gone]):
+            code, detail = self._cause(run, self._runs[run])
+            self._say(self._runs.pop(run), code, detail)
+
+    def _cause(self, run: Any, stage: int) -> tuple[int, str]:
+        """Return exit code and detail of a stage that ended. Ray keeps no wait status: 1 stands for a death."""
+        ray = _ray()
+
+        try:
+            code = int(ray.get(run, timeout=CAUSE_S))
+        except ray.exceptions.GetTimeoutError:
+            return 1, "its process is gone; Ray does not say why"
+        except ray.exceptions.RayError as error:
+            return 1, _one_line(error)[:500]
+        return code, describe_exit(code, Path(self._config.run_dir) / f"stage{stage}.log")
+
+    def _say(self, stage: int, code: int | None = None, detail: str = "") -> None:
+        info = ProcessInfo(role="stage", stage=stage, rank=0, pid=self._pids[stage], exit_code=code, detail=detail)
+        os.write(self._output, msgspec.json.encode(info) + b"\n")
+
+    def _leave(self) -> None:
+        ray = _ray()
+
+        self._kill_stages()
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+        if self._owned:
+            ray.shutdown()
+
+    def _kill_stages(self) -> None:
+        """Kill the stages themselves: they are on this host, and Ray cannot end one that is stopped."""
+        kill_all(pid for stage, pid in self._pids.items() if process_start(pid) == self._starts[stage] is not None)
+
+
+def _ray() -> Any:
+    """Import Ray, whose package only the `ray` extra brings; what its modules export has no types."""
+    import ray
+    import ray.util.scheduling_strategies
+
+    return ray
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def main() -> int:
+    """Run the driver until it is told to stop."""
+    parser = argparse.ArgumentParser(prog="ppengine.executor.ray_driver")
+    parser.add_argument("--engine", type=Path, required=True)
+    lifeline.add_argument(parser)
+    options = parser.parse_args()
+    # Ray prints to stdout; ours carries reports alone.
+    output = os.dup(1)
+    os.dup2(2, 1)
+    driver = Driver(EngineConfig.load(options.engine), output)
+    signal.signal(signal.SIGTERM, lambda *_: driver.ask_to_stop())
+    lifeline.adopt(options.lifeline, on_close=driver.abandon)
+    try:
+        driver.run()
+    except ExecutorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
