@@ -121,12 +121,10 @@ class Driver:
                     f"Ray has not placed {stages} stages on this host in {PLACE_S:g} s: each needs a CPU, the cluster "
                     f"has {free:g} free; free some, or set parallel.executor=local"
                 )
-        kind = ray.remote(StageActor)
+        kind, strategies = ray.remote(StageActor), ray.util.scheduling_strategies
         for stage in range(stages):
-            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=stage
-            )
-            self._actors.append(kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=strategy).remote())
+            place = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=stage)
+            self._actors.append(kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote())
         engine = str(Path(self._config.run_dir) / "engine.json")
         for stage, pid in enumerate(ray.get([actor.pid.remote() for actor in self._actors])):
             self._pids[stage], self._starts[stage] = pid, process_start(pid)
