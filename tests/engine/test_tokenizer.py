@@ -1,0 +1,179 @@
+"""Tokenizer: the ids, texts and chats of transformers, and streams that never show half a character."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from checkpoints import make_tokenizer
+from ppengine.config import ConfigError
+from ppengine.tokenizer import Tokenizer
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+TEXTS = [
+    "The stage waits for the stage before it.",
+    "  two spaces, a tab\tand a line\nbreak ",
+    "café ünïcödé 漢字 🙂🚀👩‍👩‍👧",
+    "",
+    "<s>not</s> the special kind<pad>",
+]
+CHAT = [{"role": "user", "content": "Who waits? <>&'"}, {"role": "assistant", "content": "Stage 1."}]
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("byte-level")
+    make_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama 2's way: spaces become part of words, unknown characters fall back to bytes."""
+    folder = tmp_path_factory.mktemp("sentence-piece")
+    backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)]]
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=special[:3], show_progress=False)
+    backend.train_from_iterator(["the stage waits for the stage before it", "a b c"] * 3, trainer)
+    data = json.loads(backend.to_str())
+    vocabulary = data["model"]["vocab"]
+    for name in special[3:]:
+        vocabulary.setdefault(name, len(vocabulary))
+    backend = Backend.from_str(json.dumps(data))
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+@pytest.mark.parametrize("options", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}])
+def test_ids_and_texts_are_those_of_transformers(
+    kind: str, options: dict[str, bool], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(kind)
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **options}))
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs(text).input_ids, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    generator = random.Random(1)
+    for _ in range(50):
+        ids = [generator.randrange(theirs.vocab_size) for _ in range(12)]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert (ours.eos, ours.eos_id) == (theirs.eos_token, theirs.eos_token_id)
+
+
+def test_special_tokens_stand_in_front_only_where_the_model_wants_them(byte_level: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+    assert tokenizer.encode("a")[0] == 1
+    assert 1 not in tokenizer.encode("a")[1:]
+    assert tokenizer.decode([1, *tokenizer.encode("a stage"), 2]) == "a stage"
+
+
+def test_chat_is_that_of_transformers(byte_level: Path) -> None:
+    ours, theirs = Tokenizer.load(byte_level), AutoTokenizer.from_pretrained(byte_level)
+    expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert ours.chat(CHAT) == expected
+    assert expected.endswith("<assistant>")
+    ids = theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(CHAT) == ids
+
+
+def test_template_may_stand_in_the_config_and_cannot_leave_its_sandbox(byte_level: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((byte_level / "tokenizer.json").read_bytes())
+    config = tmp_path / "tokenizer_config.json"
+
+    def chat(template: object) -> str:
+        config.write_text(json.dumps({"chat_template": template, "eos_token": {"content": "</s>"}}))
+        return Tokenizer.load(tmp_path).chat(CHAT)
+
+    assert chat("{{ messages[0]['content'] }}{{ eos_token }}") == "Who waits? <>&'</s>"
+    assert chat([{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]) == "yes"
+    assert chat("{{ messages[1] | tojson }}") == '{"role": "assistant", "content": "Stage 1."}'
+    with pytest.raises(ConfigError, match="roles must alternate"):
+        chat("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ConfigError, match="chat template"):
+        chat("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ConfigError, match="chat template"):
+        chat("{{ messages.append(1) }}")
+    with pytest.raises(ConfigError, match="no chat template"):
+        chat(None)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_pieces_of_a_text_join_and_hold_whole_characters(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = Tokenizer.load(request.getfixturevalue(kind))
+    for text in TEXTS:
+        prompt, ids = tokenizer.encode("the stage"), tokenizer.encode(text)
+        stream = tokenizer.stream(prompt)
+        pieces = [stream.push(token) for token in ids]
+        assert stream.flush() == ""
+        assert "".join(pieces) == tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_pieces_of_any_tokens_join_to_their_text(byte_level: Path) -> None:
+    """Random tokens are full of broken UTF-8, special tokens and ids beyond the vocabulary."""
+    tokenizer = Tokenizer.load(byte_level)
+    generator = random.Random(2)
+    for _ in range(200):
+        ids = [generator.randrange(400) for _ in range(generator.randrange(1, 120))]
+        stream = tokenizer.stream()
+        joined = "".join([*(stream.push(token) for token in ids), stream.flush()])
+        assert joined == tokenizer.decode(ids)
+
+
+def test_half_a_character_waits_and_comes_out_at_the_end(byte_level: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+    rocket = tokenizer.encode("🛸")[1:]
+    assert len(rocket) > 1
+    stream = tokenizer.stream()
+    assert [stream.push(token) for token in rocket] == [""] * (len(rocket) - 1) + ["🛸"]
+    stream = tokenizer.stream()
+    assert stream.push(rocket[0]) == ""
+    assert stream.flush() == "\ufffd"
+
+
+def test_a_stream_without_a_whole_character_stays_fast_and_exact(byte_level: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+    lead = tokenizer.encode("🛸")[1]
+    ids = [lead] * 3000
+    stream = tokenizer.stream()
+    begin = time.perf_counter()
+    joined = "".join([*(stream.push(token) for token in ids), stream.flush()])
+    assert joined == tokenizer.decode(ids)
+    assert time.perf_counter() - begin < 5
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0",')
+    with pytest.raises(ConfigError, match=r"tokenizer\.json") as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    code = "import sys, ppengine.tokenizer, ppengine.checkpoint; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
