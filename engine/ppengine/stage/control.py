@@ -6,14 +6,16 @@ merely waits; its socket answers pings and takes Shutdown when the step loop can
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import zmq
 
@@ -85,12 +87,13 @@ def _decode(codec: Codec, body: bytes) -> object:
         return None
 
 
-def allow_observers(config: EngineConfig, stage: int, rank: int) -> IO[str]:
-    """Let py-spy attach under Yama, and SIGUSR2 write all stacks to `s<stage>.<rank>.stack` in the run folder.
-
-    Keep the returned file open as long as the signal may come.
-    """
+@contextlib.contextmanager
+def allow_observers(config: EngineConfig, stage: int, rank: int) -> Iterator[None]:
+    """Let py-spy attach under Yama, and SIGUSR2 write all stacks to `s<stage>.<rank>.stack` in the run folder."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
-    file = (Path(config.run_dir) / f"s{stage}.{rank}.stack").open("w")
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
-    return file
+    with (Path(config.run_dir) / f"s{stage}.{rank}.stack").open("w") as file:
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)

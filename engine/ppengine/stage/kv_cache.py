@@ -108,8 +108,8 @@ class KvCache:
             need, available = (count - self.mapped) * self.shape.block_bytes, available_bytes()
             if need > available:
                 return (
-                    f"cannot map {count} blocks: {count - self.mapped} more need {_mib(need)}, "
-                    f"the system has {_mib(available)} available"
+                    f"cannot map {count} blocks: {count - self.mapped} more need {size_text(need)}, "
+                    f"the system has {size_text(available)} available"
                 )
         elif count < self.mapped:
             self._memory.drop(count, self.mapped)
@@ -144,5 +144,6 @@ def _round_up(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def size_text(size: int) -> str:
+    """Return bytes for a reader: `96.0 KiB`, `1.4 MiB`."""
+    return f"{size / 2**10:.1f} KiB" if size < 2**20 else f"{size / 2**20:.1f} MiB"

@@ -79,7 +79,8 @@ class Edge:
 
     def _lost(self, error: RuntimeError) -> PeerLostError:
         text = str(error)
-        known = "Connection closed by peer" if "closed by peer" in text else " ".join(text.split())[:200]
+        # Closed or reset: which one depends on what was in the socket when the process died.
+        known = "it closed the connection" if "by peer" in text else " ".join(text.split())[:200]
         return PeerLostError(f"lost stage {self.peer}: {known}")
 
 

@@ -1,0 +1,136 @@
+"""What a stage keeps of each request, by slot, and how the rows of a step become attention metadata.
+
+The core sends deltas; block tables live in one persistent matrix, so that a decode batch is a row index into it.
+Work per token and per block is done by numpy, work per row by comprehensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ppkernels.batch import Batch
+
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
+
+Ints = NDArray[np.int64]
+_FIRST_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's rows, ready for the model."""
+
+    batch: Batch
+    slots: Ints
+    """[B]"""
+    starts: Ints
+    """[B]"""
+    ends: Ints
+    """[B]: positions after the last one of each row; where a sampled token goes."""
+    tokens: Ints
+    """[B]: `Row.token`, markers included."""
+    query_start: Ints
+    """[B + 1]"""
+    sampled: Ints
+    """[R]: rows that sample."""
+
+    @property
+    def sampled_slots(self) -> Ints:
+        """[R]"""
+        return self.slots[self.sampled]
+
+    @property
+    def last_tokens(self) -> Ints:
+        """[R]: for each sampled row the index, in the batch, of its last token."""
+        return self.query_start[1:][self.sampled] - 1
+
+
+class BatchState:
+    """Requests by slot. Slots are small integers that the core chooses; the tables grow with them."""
+
+    def __init__(self, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.requests: dict[int, Register] = {}
+        self._max_blocks = -(-max_model_len // block_size)
+        self._tables: Ints = np.zeros((_FIRST_SLOTS, self._max_blocks), np.int64)
+        self._tokens: dict[int, Ints] = {}
+
+    def release(self, slots: list[int]) -> None:
+        """Forget requests."""
+        for slot in slots:
+            del self.requests[slot], self._tokens[slot]
+
+    def register(self, registers: list[Register]) -> None:
+        """Take requests in; one that is there already begins anew."""
+        for register in registers:
+            slot = register.slot
+            self.requests[slot] = register
+            self._tokens[slot] = np.asarray(register.tokens, np.int64)
+            if slot >= len(self._tables):
+                more = max(slot + 1, 2 * len(self._tables)) - len(self._tables)
+                self._tables = np.vstack([self._tables, np.zeros((more, self._max_blocks), np.int64)])
+            self._tables[slot] = 0
+
+    def set_tables(self, tables: list[tuple[int, int, list[int]]]) -> None:
+        """Apply block table entries (slot, first index, blocks)."""
+        for slot, first, blocks in tables:
+            if first + len(blocks) > self._max_blocks:
+                raise ValueError(f"slot {slot}: {first + len(blocks)} blocks, a table holds {self._max_blocks}")
+            self._tables[slot, first : first + len(blocks)] = blocks
+
+    def plan(self, rows: list[Row]) -> Plan:
+        """Return metadata of a step's rows; positions and slots are rebuilt from this stage's own tables."""
+        table: Ints = np.array([(row.slot, row.start, row.count, row.sample, row.token) for row in rows], np.int64)
+        slots, starts, counts, sample, tokens = table.T
+        size = self.block_size
+        ends = starts + counts
+        used = -(-ends // size)
+        width = int(used.max())
+        # Entries beyond a row's own blocks are old news: point them at the null block, which is always mapped.
+        block_tables = np.where(np.arange(width) < used[:, None], self._tables[slots, :width], 0)
+        query_start = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        decode_only = bool((counts == 1).all())
+        if decode_only:
+            positions, owner = starts, np.arange(len(rows))
+        else:
+            owner = np.repeat(np.arange(len(rows)), counts)
+            positions = np.arange(len(owner)) - (query_start[:-1] - starts)[owner]
+        slot_mapping = block_tables[owner, positions // size] * size + positions % size
+        batch = Batch(
+            positions=_tensor(positions),
+            slot_mapping=_tensor(slot_mapping),
+            query_start=_tensor(query_start),
+            query_lens=counts.tolist(),
+            seq_lens=_tensor(ends),
+            block_tables=_tensor(block_tables),
+            decode_only=decode_only,
+            max_seq_len=int(ends.max()),
+            block_size=size,
+        )
+        return Plan(batch, slots, starts, ends, tokens, query_start, np.flatnonzero(sample))
+
+    def input_ids(self, plan: Plan, on_device: Ints) -> Ints:
+        """Return the input tokens [T]. `on_device`: values for the rows marked TOKEN_ON_DEVICE, in row order."""
+        ids: Ints = np.empty(plan.query_start[-1], np.int64)
+        first = plan.query_start[:-1]
+        known = plan.tokens >= 0
+        ids[first[known]] = plan.tokens[known]
+        ids[first[plan.tokens == TOKEN_ON_DEVICE]] = on_device
+        for row in np.flatnonzero(plan.tokens == TOKEN_REGISTERED):
+            begin, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
+            slot, start = int(plan.slots[row]), int(plan.starts[row])
+            registered = self._tokens[slot]
+            if start + end - begin > len(registered):
+                raise ValueError(
+                    f"slot {slot}: tokens [{start}, {start + end - begin}) are wanted, {len(registered)} are registered"
+                )
+            ids[begin:end] = registered[start : start + end - begin]
+        return ids
+
+
+def _tensor(values: Ints) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

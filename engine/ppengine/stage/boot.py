@@ -1,0 +1,239 @@
+"""From a configuration to a stage that can run steps: weights, profile run, memory arithmetic, edges."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ppengine.checkpoint import ModelSpec, read_spec
+from ppengine.config import ConfigError, EngineConfig
+from ppengine.models import StageModel, build_stage, init_dummy, load_weights
+from ppengine.protocol.steps import Register, StageReady
+from ppengine.ring import Gauge, Kind, Phase
+from ppengine.stage.batch_state import BatchState, Plan
+from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
+from ppengine.stage.profile_run import activation_bytes, largest_batches
+from ppengine.stage.recorder import Recorder
+from ppengine.stage.runner import Runner
+from ppengine.stage.token_return import TokenTable
+from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, open_store
+
+_MIB = 2**20
+_REPORT_S = 0.2
+_SEED = 0
+"""Of dummy weights, so that all stages and all boots agree on them."""
+
+
+class Boot:
+    """Builds one stage in the order of the phases. `report` takes lines for the operator."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        stage: int,
+        rank: int,
+        generation: int,
+        rings: tuple[Recorder, Recorder],
+        report: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._stage, self._rank, self._generation = stage, rank, generation
+        self._ring, self._send_ring = rings
+        self._report = report
+        self._next_report = 0.0
+        self._first, self._last = stage == 0, stage == config.stages - 1
+        profile = config.profile
+        torch.set_num_threads(profile.threads_per_stage or max(1, _cores() // config.stages))
+        self._spec = read_spec(Path(config.model_path))
+        self._dtype = resolve_dtype(profile.model.dtype, self._spec)
+        start, end = config.layers[stage]
+        self._shape = KvShape(
+            end - start, profile.memory.block_size, self._spec.num_kv_heads, self._spec.head_dim, self._dtype
+        )
+
+    def run(self) -> tuple[Runner, StageReady]:
+        """Return the runner and what the core is told. Raises ConfigError with one line, or what loading raises."""
+        self._ring.phase(Phase.LOAD)
+        with self._ring.operation(Kind.LOAD):
+            model = self._load()
+        self._ring.phase(Phase.PROFILE)
+        ready = self._ready(model, self._activations(model))
+        cache = KvCache(self._shape, ready.reserved_blocks)
+        self._publish(ready, cache)
+        inlet, outbox, tokens = self._connect(model)
+        runner = Runner(
+            stage=self._stage,
+            rank=self._rank,
+            generation=self._generation,
+            model=model,
+            state=BatchState(self._config.max_model_len, self._shape.block_size),
+            cache=cache,
+            host=HostPool(self._shape, ready.swap_blocks),
+            ring=self._ring,
+            inlet=inlet,
+            outbox=outbox,
+            tokens=tokens,
+        )
+        return runner, ready
+
+    def _load(self) -> StageModel:
+        folder = Path(self._config.model_path)
+        model = build_stage(
+            self._spec,
+            layers=self._config.layers[self._stage],
+            first=self._first,
+            last=self._last,
+            dtype=self._dtype,
+            device=torch.device("cpu"),
+        )
+        if self._config.profile.model.load_format == "dummy":
+            init_dummy(model, _SEED)
+        else:
+            load_weights(model, folder, progress=self._loaded)
+        return model
+
+    def _loaded(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now < self._next_report and done < total:
+            return
+        self._next_report = now + _REPORT_S
+        self._report(f"stage {self._stage}: {done}/{total} tensors")
+
+    def _activations(self, model: StageModel) -> int:
+        """Bytes that the largest batch needs beside the weights, the receive buffers included."""
+        self._report(f"stage {self._stage}: profile run")
+        scheduler, length = self._config.profile.scheduler, self._config.max_model_len
+        state = BatchState(length, self._shape.block_size)
+        state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
+        # Every row writes and reads the null block: what counts is sizes.
+        cache = KvCache(self._shape, 1)
+
+        def forward(plan: Plan, hidden: Tensor) -> None:
+            if self._first:
+                hidden = model.embed(torch.zeros(len(hidden), dtype=torch.int64), plan.batch.positions)
+            out = model.run(hidden, plan.batch, cache.layers)
+            if self._last:
+                model.logits(out[torch.from_numpy(plan.last_tokens)])
+
+        peak = 0
+        with torch.inference_mode():
+            for rows in largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length):
+                plan = state.plan(rows)
+                hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype)
+                peak = max(peak, activation_bytes(partial(forward, plan, hidden)))
+        return peak + self._buffer_bytes(model)
+
+    def _buffer_bytes(self, model: StageModel) -> int:
+        if self._first:
+            return 0
+        tokens = self._config.profile.scheduler.max_num_batched_tokens
+        return RECEIVE_BUFFERS * tokens * model.boundary_size * self._dtype.itemsize
+
+    def _ready(self, model: StageModel, activations: int) -> StageReady:
+        memory, shape = self._config.profile.memory, self._shape
+        total = _total_bytes(memory.device_mib, self._config.stages)
+        peak = model.weights_bytes + activations
+        reserved = (total - peak) // shape.block_bytes
+        if reserved < 1:
+            raise ConfigError(
+                f"does not fit: weights {size_text(model.weights_bytes)} + activations {size_text(activations)} of "
+                f"{size_text(total)} leave no room for a block of {size_text(shape.block_bytes)}; set memory.device_mib to at "
+                f"least {-(-(peak + shape.block_bytes) // _MIB)}, lower scheduler.max_num_batched_tokens or add stages"
+            )
+        return StageReady(
+            stage=self._stage,
+            rank=self._rank,
+            generation=self._generation,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            layers=list(self._config.layers[self._stage]),
+            device_kind="cpu",
+            device_name=_processor(),
+            device_uuid=None,
+            total_bytes=total,
+            weights_bytes=model.weights_bytes,
+            peak_bytes=peak,
+            block_bytes=shape.block_bytes,
+            quantum_blocks=shape.quantum_blocks,
+            reserved_blocks=reserved,
+            swap_blocks=int(memory.swap_space_gib * 2**30) // shape.block_bytes,
+        )
+
+    def _publish(self, ready: StageReady, cache: KvCache) -> None:
+        figures = {
+            Gauge.TOTAL_BYTES: ready.total_bytes,
+            Gauge.WEIGHTS_BYTES: ready.weights_bytes,
+            Gauge.OTHER_BYTES: ready.peak_bytes - ready.weights_bytes,
+            Gauge.KV_BASE: cache.base,
+            Gauge.KV_LENGTH: cache.length,
+            Gauge.KV_RESERVED_BYTES: cache.reserved * ready.block_bytes,
+            Gauge.KV_MAPPED_BYTES: cache.mapped * ready.block_bytes,
+            Gauge.MAPPED_BLOCKS: cache.mapped,
+            Gauge.SWAP_BLOCKS: ready.swap_blocks,
+            Gauge.BLOCK_BYTES: ready.block_bytes,
+        }
+        for gauge, value in figures.items():
+            self._ring.gauge(gauge, value)
+
+    def _connect(self, model: StageModel) -> tuple[Inlet | None, Outbox | None, TokenTable | None]:
+        """Open this stage's edges, upstream first: along the pipeline somebody can always go on."""
+        stage, stages = self._stage, self._config.stages
+        ahead = self._config.profile.scheduler.schedule_ahead
+        if stages == 1:
+            return None, None, TokenTable(self._ring) if ahead else None
+        self._report(f"stage {stage}: waits for its neighbours")
+        store = open_store(f"{self._config.run_dir}/store-{self._generation}", stages)
+        tokens_edge = f"g{self._generation}-tokens"
+
+        def edge(name: str, upstream: bool, peer: int) -> Edge:
+            with self._ring.operation(Kind.COLLECTIVE, peer=peer):
+                return Edge(store, name, upstream, peer)
+
+        inlet = outbox = tokens = None
+        if not self._first:
+            before = edge(f"g{self._generation}-e{stage - 1}", False, stage - 1)
+            limit = self._config.profile.scheduler.max_num_batched_tokens
+            inlet = Inlet(before, limit, model.boundary_size, self._dtype)
+        if not self._last:
+            behind = edge(f"g{self._generation}-e{stage}", True, stage + 1)
+            outbox = Outbox(behind, self._send_ring, self._ring)
+        if ahead and self._first:
+            tokens = TokenTable(self._ring, edge(tokens_edge, False, stages - 1))
+        elif ahead and self._last:
+            outbox = Outbox(edge(tokens_edge, True, 0), self._send_ring, self._ring)
+        return inlet, outbox, tokens
+
+
+def resolve_dtype(name: str, spec: ModelSpec) -> torch.dtype:
+    """Return the type to compute in. `auto` is the checkpoint's, with half precision as float32: CPUs emulate it."""
+    if name == "auto":
+        name = "float32" if spec.dtype in ("bfloat16", "float16") else spec.dtype
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"model.dtype is {name!r}; it must be float64, float32, bfloat16 or float16")
+    return dtype
+
+
+def _total_bytes(device_mib: int | None, stages: int) -> int:
+    if device_mib is not None:
+        return device_mib * _MIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // stages
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

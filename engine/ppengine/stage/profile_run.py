@@ -1,0 +1,49 @@
+"""The profile run: what the largest batch needs beside the weights, measured and not estimated."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+from ppengine.protocol.steps import Row
+
+_RESET_PEAK = "5"
+"""To /proc/self/clear_refs: set VmHWM to what is resident now (proc(5))."""
+
+
+def largest_batches(max_tokens: int, max_seqs: int, max_model_len: int) -> list[list[Row]]:
+    """Return the extremes of what a step may hold, all in slot 0 and all sampled.
+
+    The token budget over as many sequences as allowed, and one chunk of it at the end of the longest context.
+    """
+    sequences = min(max_seqs, max_tokens)
+    even, more = divmod(max_tokens, sequences)
+    counts = [min(even + (index < more), max_model_len) for index in range(sequences)]
+    chunk = min(max_tokens, max_model_len)
+    return [[Row(0, 0, count, True, 0) for count in counts], [Row(0, max_model_len - chunk, chunk, True, 0)]]
+
+
+def activation_bytes(run: Callable[[], None]) -> int:
+    """Return by how much `run` raises this process's resident memory above what it holds before and after.
+
+    Run once before, so that lazily loaded code and libraries' own buffers are not counted; then with the allocator's
+    free memory given back and the high-water mark (VmHWM) reset. Where the system does not let us reset it, the mark
+    of the process's whole life stands in: more than the truth, never less.
+    """
+    run()
+    ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    before = _status_bytes("VmRSS")
+    run()
+    return max(0, _status_bytes("VmHWM") - before)
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    raise OSError(f"/proc/self/status has no {name} line; a Linux kernel is needed")

@@ -1,0 +1,143 @@
+"""Executing one step: memory work in the protocol's order, then the rows through this stage's layers."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from ppkernels.block_copy import copy_blocks
+from torch import Tensor
+
+from ppengine.models import StageModel
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Retired, Sampled, Step
+from ppengine.ring import Gauge, Kind
+from ppengine.stage.batch_state import BatchState, Plan
+from ppengine.stage.kv_cache import HostPool, KvCache
+from ppengine.stage.recorder import Recorder
+from ppengine.stage.sampler import sample_rows
+from ppengine.stage.token_return import TokenTable
+from ppengine.stage.transport import Inlet, Outbox
+
+_MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
+
+
+class Runner:
+    """One stage's model, memory and edges. Its caller hands it steps in order, from one thread.
+
+    The first stage has no `inlet`. `outbox` leads to the next stage; on the last stage it leads back to the first one,
+    where the core schedules ahead. `tokens` is the first stage's table of sampled tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        rank: int,
+        generation: int,
+        model: StageModel,
+        state: BatchState,
+        cache: KvCache,
+        host: HostPool,
+        ring: Recorder,
+        inlet: Inlet | None,
+        outbox: Outbox | None,
+        tokens: TokenTable | None,
+    ) -> None:
+        self.stage, self.rank, self.generation = stage, rank, generation
+        self.cache = cache
+        self.outbox = outbox
+        self._model = model
+        self._state = state
+        self._host = host
+        self._ring = ring
+        self._inlet = inlet
+        self._tokens = tokens
+
+    def announce(self, step: Step) -> None:
+        """Let the transport receive for a step that has come but not begun."""
+        if self._inlet is not None and step.rows:
+            self._inlet.expect(step.number, sum(row.count for row in step.rows))
+
+    def execute(self, step: Step) -> Retired:
+        """Do one step and return its acknowledgement. Raises what the model or the transport raises."""
+        self._state.release(step.release)
+        if self._tokens is not None and step.release:
+            self._tokens.forget(step.release)
+        self._state.register(step.register)
+        self._state.set_tables(step.tables)
+        retired = Retired(self.generation, step.number, self.stage, self.rank)
+        if step.map_blocks is not None:
+            retired.error = self._map(step.number, step.map_blocks)
+            retired.mapped = self.cache.mapped
+        if step.moves:
+            self._move(step.number, step.moves)
+        if step.rows:
+            retired.sampled = self._run(step)
+        return retired
+
+    def _map(self, number: int, blocks: int) -> str:
+        with self._ring.operation(Kind.MAP, number, size=blocks):
+            error = self.cache.map_blocks(blocks)
+        self._ring.gauge(Gauge.MAPPED_BLOCKS, self.cache.mapped)
+        self._ring.gauge(Gauge.KV_MAPPED_BYTES, self.cache.mapped * self.cache.shape.block_bytes)
+        return error
+
+    def _move(self, number: int, moves: list[Move]) -> None:
+        for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):
+            pairs = [(move.src, move.dst) for move in group]
+            source = self._host.layers if kind is MoveKind.IN else self.cache.layers
+            target = self._host.layers if kind is MoveKind.OUT else self.cache.layers
+            size = len(pairs) * self.cache.shape.block_bytes
+            with self._ring.operation(_MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
+                for from_layer, to_layer in zip(source, target, strict=True):
+                    copy_blocks(from_layer, to_layer, pairs)
+
+    def _run(self, step: Step) -> list[Sampled]:
+        ring, number = self._ring, step.number
+        plan = self._state.plan(step.rows)
+        count = int(plan.query_start[-1])
+        if self._inlet is None:
+            hidden = self._embed(number, plan)
+        else:
+            with ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
+                hidden = self._inlet.take(number)
+        with ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
+            out = self._model.run(hidden, plan.batch, self.cache.layers)
+        if self._model.last:
+            return self._finish(number, plan, out)
+        self._send(number, out.contiguous())
+        if self._tokens is not None and len(plan.sampled):
+            self._tokens.expect(number, plan.sampled_slots)
+        return []
+
+    def _embed(self, number: int, plan: Plan) -> Tensor:
+        on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]
+        if len(on_device):
+            if self._tokens is None:
+                raise ValueError(f"step {number} takes tokens from the device, but scheduler.schedule_ahead is off")
+            on_device = self._tokens.tokens(on_device)
+        with self._ring.operation(Kind.EMBED, number, size=int(plan.query_start[-1])):
+            ids = torch.from_numpy(self._state.input_ids(plan, on_device))
+            return self._model.embed(ids, plan.batch.positions)
+
+    def _finish(self, number: int, plan: Plan, hidden: Tensor) -> list[Sampled]:
+        """Sample on the last stage, and let the first one know."""
+        rows = len(plan.sampled)
+        if not rows:
+            return []
+        with self._ring.operation(Kind.HEAD, number, size=rows):
+            logits = self._model.logits(hidden[torch.from_numpy(plan.last_tokens)])
+        slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
+        with self._ring.operation(Kind.SAMPLE, number, size=rows):
+            tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
+        if self.outbox is not None:
+            self._send(number, tokens)
+        elif self._tokens is not None:
+            self._tokens.store(slots, tokens.numpy())
+        return sampled
+
+    def _send(self, number: int, tensor: Tensor) -> None:
+        if self.outbox is None:
+            return
+        with self._ring.operation(Kind.SEND, number, self.outbox.edge.peer, tensor.nbytes):
+            self.outbox.put(number, tensor)

@@ -1,0 +1,71 @@
+"""Sampled tokens back to the first stage, for rows whose input token the core has not seen (`TOKEN_ON_DEVICE`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ppengine.ring import Kind
+from ppengine.stage.recorder import Recorder
+from ppengine.stage.transport import Edge
+
+Slots = NDArray[np.int64]
+KEEP_RETURNS = 32
+"""Returns left unread before the oldest is taken in; far above the steps that the core keeps in flight."""
+
+
+class TokenTable:
+    """The newest sampled token of each slot, as the first stage knows it.
+
+    With one stage the sampler fills it (`store`). With more, each step that samples announces a return (`expect`), and
+    returns are taken in, in step order, when a row needs one (`tokens`).
+    """
+
+    def __init__(self, ring: Recorder, edge: Edge | None = None) -> None:
+        self._ring = ring
+        self._edge = edge
+        self._latest: Slots = np.full(64, -1, np.int64)
+        self._pending: deque[tuple[int, Slots, Tensor, Any]] = deque()
+
+    def store(self, slots: Slots, tokens: Slots) -> None:
+        """Note what was sampled here."""
+        size = int(slots.max()) + 1
+        if size > len(self._latest):
+            grown = np.full(max(size, 2 * len(self._latest)), -1, np.int64)
+            grown[: len(self._latest)] = self._latest
+            self._latest = grown
+        self._latest[slots] = tokens
+
+    def expect(self, step: int, slots: Slots) -> None:
+        """Post the receive for the tokens that the last stage will sample for `slots` in `step`."""
+        if self._edge is None:
+            return
+        buffer = torch.empty(len(slots), dtype=torch.int64)
+        self._pending.append((step, slots, buffer, self._edge.receive(buffer)))
+        if len(self._pending) > KEEP_RETURNS:
+            self._take_oldest()
+
+    def tokens(self, slots: Slots) -> Slots:
+        """Return the newest sampled token of each slot, waiting for it where it is still on its way."""
+        while any(np.isin(slots, entry[1]).any() for entry in self._pending):
+            self._take_oldest()
+        tokens = self._latest[slots]
+        if (tokens < 0).any():
+            raise ValueError(f"slot {int(slots[tokens < 0][0])} has no sampled token on this stage")
+        return tokens
+
+    def forget(self, slots: list[int]) -> None:
+        """Drop the tokens of released slots, so that a wrong marker fails instead of finding another's token."""
+        self._latest[[slot for slot in slots if slot < len(self._latest)]] = -1
+
+    def _take_oldest(self) -> None:
+        step, slots, buffer, work = self._pending.popleft()
+        assert self._edge is not None  # only `expect` fills the queue, and only with an edge
+        with self._ring.operation(Kind.TOKEN_RETURN, step, self._edge.peer, buffer.nbytes):
+            self._edge.wait(work)
+        self.store(slots, buffer.numpy())

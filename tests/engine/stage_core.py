@@ -1,0 +1,217 @@
+"""A test that plays the core: starts real stage processes and speaks the steps protocol with them."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import zmq
+from ppengine.checkpoint import partition_layers, read_spec
+from ppengine.config import EngineConfig, build_profile
+from ppengine.executor.process import Child, spawn
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.steps import (
+    TOKEN_REGISTERED,
+    ControlPing,
+    ControlPong,
+    FromStage,
+    Move,
+    Register,
+    Retired,
+    Row,
+    Sampled,
+    Shutdown,
+    StageFailed,
+    StageProgress,
+    StageReady,
+    Step,
+)
+
+BLOCK = 8
+
+
+class FakeCore:
+    """Context manager around `stages` stage processes on the checkpoint in `model`."""
+
+    def __init__(self, model: Path, stages: int = 2, start: bool = True, **sections: dict[str, Any]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="stage-test-"))
+        run, rings = self.folder / "run", self.folder / "rings"
+        run.mkdir(mode=0o700)
+        data: dict[str, Any] = {
+            "name": "test",
+            "model": {"path": str(model), "dtype": "float64", **sections.get("model", {})},
+            "parallel": {"pipeline": stages},
+            "memory": {"device_mib": 64, "swap_space_gib": 0.001, "block_size": BLOCK, **sections.get("memory", {})},
+            "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 64, **sections.get("scheduler", {})},
+            "threads_per_stage": 1,
+        }
+        profile = build_profile(data, base=self.folder)
+        self.config = EngineConfig(
+            id="test", name="test", epoch=uuid.uuid4().hex, profile=profile, model_path=str(model), model_type="",
+            layers=partition_layers(read_spec(model).num_layers, stages), max_model_len=256,
+            run_dir=str(run), ring_dir=str(rings), started_wall=time.time(),
+        )  # fmt: skip
+        (run / "engine.json").write_bytes(msgspec.json.encode(self.config))
+        self.stages = stages
+        self.children: dict[int, Child] = {}
+        self.ready: dict[int, StageReady] = {}
+        self.progress: list[StageProgress] = []
+        self.failed: list[StageFailed] = []
+        self.fatal: list[Retired] = []
+        self.pongs: list[ControlPong] = []
+        self.retired: dict[int, dict[int, Retired]] = {}
+        self.number = 0
+        self.slots: set[int] = set()
+        self._codec = Codec(FromStage)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(self.config.endpoint("steps"))
+        if start:
+            for stage in range(stages):
+                self.start(stage)
+
+    def __enter__(self) -> FakeCore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for stage in self.children:
+                print(f"--- log of stage {stage}:\n{self.log(stage)}")
+        for child in self.children.values():
+            child.kill()
+            child.wait(10)
+            child.close()
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self.folder)
+
+    def start(self, stage: int) -> None:
+        args = ["--engine", f"{self.config.run_dir}/engine.json", "--stage", str(stage), "--rank", "0"]
+        env = {"OMP_NUM_THREADS": "1"}
+        log = self.folder / f"stage{stage}.log"
+        self.children[stage] = spawn("ppengine.stage.worker", [*args, "--generation", "1"], log=log, env=env)
+
+    def log(self, stage: int) -> str:
+        return (self.folder / f"stage{stage}.log").read_text()
+
+    def pump(self, timeout: float = 0.05) -> None:
+        """Take what has come; waits for at most `timeout` seconds for the first message."""
+        while self._socket.poll(int(timeout * 1000)):
+            timeout = 0
+            _, body = self._socket.recv_multipart()
+            message = self._codec.decode(body)
+            if isinstance(message, StageReady):
+                self.ready[message.stage] = message
+            elif isinstance(message, Retired) and message.fatal:
+                self.fatal.append(message)
+            elif isinstance(message, Retired):
+                self.retired.setdefault(message.number, {})[message.stage] = message
+            elif isinstance(message, StageProgress):
+                self.progress.append(message)
+            elif isinstance(message, StageFailed):
+                self.failed.append(message)
+            elif isinstance(message, ControlPong):
+                self.pongs.append(message)
+
+    def until(self, condition: Any, what: str, seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {seconds} s; fatal: {self.fatal}, {self.failed}"
+            self.pump()
+
+    def serve(self, blocks: int = 64) -> None:
+        """Wait until all stages are ready and map `blocks`."""
+        self.until(lambda: len(self.ready) == self.stages, "all stages ready")
+        assert self.run(map_blocks=blocks) == []
+
+    def send(self, **fields: Any) -> int:
+        """Send the next step to every stage and return its number."""
+        self.number += 1
+        self.slots |= {register.slot for register in fields.get("register", [])}
+        self.broadcast(Step(1, self.number, 0, **fields))
+        return self.number
+
+    def broadcast(self, step: Step) -> None:
+        """Send `step` to every stage."""
+        for stage in self.children:
+            self._socket.send_multipart([f"s{stage}.0".encode(), encode(step)])
+
+    def release(self) -> None:
+        """Release all requests."""
+        slots, self.slots = sorted(self.slots), set()
+        self.run(release=slots)
+
+    def result(self, number: int) -> list[Sampled]:
+        """Wait until all stages have retired step `number` and return what was sampled."""
+        self.until(lambda: len(self.retired.get(number, {})) == self.stages or self.fatal, f"step {number} retired")
+        assert not self.fatal, self.fatal
+        return self.retired[number][self.stages - 1].sampled
+
+    def run(self, **fields: Any) -> list[Sampled]:
+        """Send one step and wait for it."""
+        return self.result(self.send(**fields))
+
+    def ping(self, stage: int, nonce: int) -> None:
+        self._socket.send_multipart([f"c{stage}.0".encode(), encode(ControlPing(nonce))])
+
+    def shutdown(self, stage: int, control: bool = False) -> None:
+        identity = f"{'c' if control else 's'}{stage}.0".encode()
+        self._socket.send_multipart([identity, encode(Shutdown(1))])
+
+
+class Sequence:
+    """One greedy request with blocks that the test chooses."""
+
+    _names = itertools.count()
+
+    def __init__(self, core: FakeCore, slot: int, prompt: list[int], blocks: list[int], **sampling: Any) -> None:
+        self.core, self.slot, self.prompt, self.blocks = core, slot, prompt, blocks
+        self.tokens = list(prompt)
+        fields: dict[str, Any] = {
+            "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 1, "sample": 0, "min_tokens": 0,
+            "stop_token_ids": [], "logprobs": -1, **sampling,
+        }  # fmt: skip
+        name = f"r{next(self._names)}"
+        self.register = Register(slot=slot, request=name, tokens=list(prompt), prompt_len=len(prompt), **fields)
+
+    @property
+    def outputs(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    def prefill(self, chunk: int) -> None:
+        """Compute the prompt in chunks and take the first output token."""
+        self.core.run(register=[self.register], tables=[(self.slot, 0, self.blocks)])
+        starts = range(0, len(self.prompt), chunk)
+        for start in starts:
+            count = min(chunk, len(self.prompt) - start)
+            last = start + count == len(self.prompt)
+            sampled = self.core.run(rows=[Row(self.slot, start, count, last, TOKEN_REGISTERED)])
+            assert len(sampled) == last
+            self.take(sampled)
+
+    def row(self, token: int | None = None, ahead: int = 0) -> Row:
+        """The next decode row; `ahead` counts tokens that are sampled but unknown."""
+        return Row(self.slot, len(self.tokens) - 1 + ahead, 1, True, self.tokens[-1] if token is None else token)
+
+    def take(self, sampled: list[Sampled]) -> None:
+        self.tokens += [entry.token for entry in sampled if entry.slot == self.slot]
+
+    def decode(self, count: int) -> None:
+        for _ in range(count):
+            self.take(self.core.run(rows=[self.row()]))
+
+    def move(self, moves: list[tuple[int, int, int]], blocks: list[int]) -> dict[str, Any]:
+        """Step fields that copy blocks and point the table at the new ones."""
+        self.blocks = blocks
+        return {"moves": [Move(*move) for move in moves], "tables": [(self.slot, 0, blocks)]}

@@ -1,0 +1,69 @@
+"""Helpers of the stage tests: polling with a deadline, and the upstream process of the transport tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from ppengine.stage.recorder import Recorder
+from ppengine.stage.transport import Edge, Outbox, open_store
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+TOKENS = (1, 7, 64, 33, 64)
+"""Tokens of the steps that the upstream sends in each dtype."""
+WIDTH = 48
+RETURNS = ([5, 6, 7], [8, 9], [10, 11, 12])
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    """Poll `condition`; fail the test when it stays false."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds} s")
+        time.sleep(0.01)
+
+
+def hidden_states(step: int, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    """The same on both sides: [tokens, WIDTH]."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def start_upstream(folder: Path, mode: str) -> subprocess.Popen[bytes]:
+    """Start this file as the process before ours."""
+    return subprocess.Popen([sys.executable, __file__, str(folder), mode])
+
+
+def make_ring(folder: Path, name: str) -> Recorder:
+    """A ring in `folder`."""
+    return Recorder(folder / f"{name}.ring", name, 0, 0)
+
+
+def upstream(folder: Path, mode: str) -> None:
+    """Play stage 0: send hidden states, or sampled tokens, until told to die by closing the edge."""
+    torch.set_num_threads(1)
+    store = open_store(str(folder / "store"), 2)
+    edge = Edge(store, "e0", upstream=True, peer=1)
+    main = make_ring(folder, "main")
+    outbox = Outbox(edge, make_ring(folder, "send"), main)
+    if mode == "hidden":
+        step = 0
+        for dtype in DTYPES:
+            for tokens in TOKENS:
+                step += 1
+                outbox.put(step, hidden_states(step, tokens, dtype))
+    elif mode == "tokens":
+        for step, tokens in enumerate(RETURNS):
+            outbox.put(step + 1, torch.tensor(tokens))
+    elif mode == "silent":
+        time.sleep(3600)
+    outbox.close(30)
+
+
+if __name__ == "__main__":
+    upstream(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,82 @@
+"""Edges between two real processes: exact in every dtype, several in flight, tokens back, a dead peer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ppengine.ring import Gauge, Kind, RingReader
+from ppengine.stage.token_return import TokenTable
+from ppengine.stage.transport import MAX_UNDELIVERED, Edge, Inlet, PeerLostError, open_store
+from stage_helpers import DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
+
+
+def edge_to(folder: Path) -> Edge:
+    return Edge(open_store(str(folder / "store"), 2), "e0", upstream=False, peer=0)
+
+
+def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path) -> None:
+    process = start_upstream(tmp_path, "hidden")
+    try:
+        edge = edge_to(tmp_path)
+        until(lambda: (tmp_path / "send.ring").exists(), "the upstream's rings")
+        ring = RingReader(tmp_path / "main.ring")
+        # Nobody receives yet: as many sends as allowed are under way, and the recorder shows the first one open.
+        until(lambda: ring.gauge(Gauge.OUTBOX) == MAX_UNDELIVERED, "sends under way")
+        send = RingReader(tmp_path / "send.ring").latest(1)[0]
+        assert (send.kind, send.step, send.peer, send.done_ns) == (Kind.SEND, 1, 1, 0)
+        step = 0
+        for dtype in DTYPES:
+            inlet = Inlet(edge, 64, WIDTH, dtype)
+            for offset, tokens in enumerate(TOKENS):
+                inlet.expect(step + 1 + offset, tokens)
+            for tokens in TOKENS:
+                step += 1
+                taken = inlet.take(step)
+                assert taken.dtype == dtype and tuple(taken.shape) == (tokens, WIDTH)
+                assert torch.equal(taken, hidden_states(step, tokens, dtype))
+        until(lambda: ring.gauge(Gauge.OUTBOX) == 0, "all delivered")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
+    process = start_upstream(tmp_path, "tokens")
+    try:
+        table = TokenTable(make_ring(tmp_path, "first"), edge_to(tmp_path))
+        slots = [np.array([0, 1, 2]), np.array([1, 2]), np.array([0, 70, 1])]
+        for step, (into, tokens) in enumerate(zip(slots, RETURNS, strict=True)):
+            assert len(into) == len(tokens)
+            table.expect(step + 1, into)
+        # Slot 2 was sampled last by the second return: the third need not be taken in.
+        assert table.tokens(np.array([2])).tolist() == [9]
+        assert table.tokens(np.array([1, 70, 0, 2])).tolist() == [12, 11, 10, 9]
+        table.forget([70])
+        with pytest.raises(ValueError, match="slot 70 has no sampled token"):
+            table.tokens(np.array([70]))
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_peer_is_noticed_at_once(tmp_path: Path) -> None:
+    process = start_upstream(tmp_path, "silent")
+    try:
+        inlet = Inlet(edge_to(tmp_path), 8, WIDTH, torch.float32)
+        inlet.expect(1, 8)
+        process.kill()
+        killed = time.monotonic()
+        with pytest.raises(PeerLostError, match="lost stage 0: it closed the connection"):
+            inlet.take(1)
+        assert time.monotonic() - killed < 1.0
+        with pytest.raises(PeerLostError, match="lost stage 0"):
+            inlet.edge.wait(inlet.edge.send(torch.zeros(4)))
+    finally:
+        process.kill()
+        process.wait()
