@@ -1,0 +1,109 @@
+"""Who stands where: waiting, swapped, running, and inside running the line of decodes and the open prefills."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+
+from ppengine.request import Request
+
+
+def by_arrival(request: Request) -> int:
+    """Key of first come, first served."""
+    return request.arrival
+
+
+class Lines:
+    """The queues. Held requests and followers of an unfinished prompt are in none of them."""
+
+    def __init__(self, max_pending: int) -> None:
+        self.max_pending = max_pending
+        """Unretired samples that a request may have before it is given the next one: 1, or 2 ahead."""
+        self.waiting: deque[Request] = deque()
+        self.swapped: list[Request] = []
+        self.running: dict[Request, None] = {}
+        """Requests with device blocks, loading ones and fenced ones among them."""
+        self.ready: deque[Request] = deque()
+        """Running requests with one token to give, the longest waiting first."""
+        self.prefilling: list[Request] = []
+        """Running requests with more of their known tokens to compute, first come first."""
+        self.parked = 0
+        """Followers that wait for their leader's prompt."""
+
+    def put_waiting(self, request: Request) -> None:
+        """Put a request into the line by its arrival: what was here before goes in front of what came later."""
+        request.state = "waiting"
+        waiting = self.waiting
+        if not waiting or waiting[-1].arrival < request.arrival:
+            waiting.append(request)
+            return
+        for index, other in enumerate(waiting):
+            if other.arrival > request.arrival:
+                waiting.insert(index, request)
+                return
+
+    def put_swapped(self, request: Request) -> None:
+        """Put a request into the line of those that come back from the host, by its arrival."""
+        request.state = "swapped"
+        insort(self.swapped, request, key=by_arrival)
+
+    def put_ready(self, request: Request) -> None:
+        """Let a running request have its next decode."""
+        if not request.queued:
+            request.queued = True
+            self.ready.append(request)
+
+    def put_prefilling(self, request: Request) -> None:
+        """Let a running request have its next chunk."""
+        if request not in self.prefilling:
+            insort(self.prefilling, request, key=by_arrival)
+
+    def resume(self, request: Request) -> None:
+        """Put a running, unfenced request where its next tokens come from, unless it has to wait for a retirement."""
+        computed = request.num_computed
+        if request.state != "running" or request.fence is not None:
+            return
+        if computed < len(request.prompt_ids) or request.num_tokens + request.pending - computed > 1:
+            self.put_prefilling(request)
+        elif request.pending < self.max_pending and len(request.output_ids) + request.pending < request.max_tokens:
+            self.put_ready(request)
+
+    def leave(self, request: Request) -> None:
+        """Take a request out of the lines where it could be given tokens; it stays in `running`."""
+        if request.queued:
+            request.queued = False
+            self.ready.remove(request)
+        elif request in self.prefilling:
+            self.prefilling.remove(request)
+
+    def forget(self, request: Request) -> None:
+        """Take a request out of every line."""
+        self.leave(request)
+        if request in self.running:
+            del self.running[request]
+        elif request.state == "swapped":
+            self.swapped.remove(request)
+        elif request.state == "waiting":
+            leader = request.leader
+            if leader is not None and request in leader.followers:
+                leader.followers.remove(request)
+                self.parked -= 1
+            else:
+                self.waiting.remove(request)
+
+    def park(self, request: Request, leader: Request) -> None:
+        """Keep a follower off the line until its leader's prompt is computed."""
+        leader.followers.append(request)
+        self.parked += 1
+
+    def unpark(self, leader: Request) -> None:
+        """Put the followers of `leader` into the line."""
+        followers, leader.followers = leader.followers, []
+        self.parked -= len(followers)
+        for follower in followers:
+            self.put_waiting(follower)
+
+    def newest_first(self) -> Iterator[Request]:
+        """Return running requests that are not fenced, the newest first: the order of victims."""
+        return iter(sorted((r for r in self.running if r.fence is None), key=by_arrival, reverse=True))

@@ -1,0 +1,391 @@
+"""The one scheduler of an engine: requests in, numbered steps out, retirements in, tokens out. Integers only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from ppengine.blocks import BlockPool, HostPool
+from ppengine.config import SchedulerConfig
+from ppengine.protocol.snapshot import Queues, Why
+from ppengine.protocol.steps import Sampled, Step
+from ppengine.request import Request
+from ppengine.scheduler import view
+from ppengine.scheduler.acts import Acts
+from ppengine.scheduler.batch import Batcher
+from ppengine.scheduler.fences import Fences
+from ppengine.scheduler.kv import KvBlocks
+from ppengine.scheduler.pipeline import InFlight, Pipeline
+from ppengine.scheduler.queues import Lines
+from ppengine.scheduler.resize import Resizer
+from ppengine.scheduler.results import (
+    DoesNotFit,
+    Effect,
+    Fence,
+    Note,
+    PreemptMode,
+    ResizePlan,
+    ResizeReport,
+    Retirement,
+)
+from ppengine.scheduler.why import Situation, why
+
+
+class Scheduler:
+    """See DESIGN §4. Steps retire in order, and only when every stage has retired them."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        stages: int,
+        block_size: int,
+        max_model_len: int,
+        num_blocks: int,
+        num_host_blocks: int,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.paused = False
+        """No rows while it is set; copies that effects need go on."""
+        self.depth = stages + config.schedule_ahead
+        """Micro-batches in flight at most."""
+        self._eos = eos_token_ids
+        self._clock = clock
+        self._arrivals = 0
+        self._pipeline = Pipeline()
+        self._lines = Lines(2 if config.schedule_ahead else 1)
+        self._kv = KvBlocks(
+            self._pipeline, block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks,
+            watermark=config.watermark, prefix_caching=config.prefix_caching,
+        )  # fmt: skip
+        self._fences = Fences(self._pipeline, self._kv, self._lines, clock)
+        self._acts = Acts(
+            self._kv, self._lines, self._fences, preemption=config.preemption, max_seqs=config.max_num_seqs
+        )
+        self._resizer = Resizer(self._kv, self._lines, self._fences, floor=self._kv.blocks_for(max_model_len) + 1)
+        self._batcher = Batcher(
+            config, stages=stages, pipeline=self._pipeline, kv=self._kv, lines=self._lines, fences=self._fences,
+            acts=self._acts,
+        )  # fmt: skip
+
+    # --- requests in ----------------------------------------------------------------------------------------
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Put the samples of one prompt into the line: all of them, or none.
+
+        Raises DoesNotFit when it could never run here, ValueError for an id that is in use.
+        """
+        for request in requests:
+            if request.id in self.requests:
+                raise ValueError(f"request id {request.id!r} is in use; choose another")
+            self._check_fits(request)
+        now = self._clock()
+        for request in requests:
+            sampling = request.sampling
+            request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
+            request.arrival_time = request.arrival_time or now
+            request.max_tokens = self._max_tokens(request)
+            eos = frozenset() if sampling.ignore_eos else self._eos
+            request.stops = eos.union(sampling.stop_token_ids)
+            request.note(now, "submitted > waiting")
+            self.requests[request.id] = request
+            if request.leader is None:
+                self._lines.put_waiting(request)
+            else:
+                self._lines.park(request, request.leader)
+
+    def _max_tokens(self, request: Request) -> int:
+        room = self.max_model_len - request.num_prompt
+        asked = request.sampling.max_tokens
+        return room if asked is None else min(asked, room)
+
+    def _check_fits(self, request: Request) -> None:
+        prompt, longest = request.num_prompt, self.max_model_len
+        if prompt < 1:
+            raise DoesNotFit("the prompt is empty; it needs at least 1 token", 1, 0)
+        if prompt >= longest:
+            text = f"the prompt has {prompt} tokens, max_model_len is {longest}; at most {longest - 1} would fit"
+            raise DoesNotFit(text, prompt, longest - 1)
+        budget = self.config.max_num_batched_tokens
+        if not self.config.chunked_prefill and prompt > budget:
+            text = (
+                f"the prompt has {prompt} tokens and chunked prefill is off; max_num_batched_tokens "
+                f"is {budget}, so at most {budget} would fit"
+            )
+            raise DoesNotFit(text, prompt, budget)
+        # The last token is returned and never computed, so it takes no room.
+        need = self._kv.blocks_for(prompt + self._max_tokens(request) - 1)
+        have = self._kv.device.size - 1
+        if need > have:
+            text = (
+                f"prompt and output of {prompt + self._max_tokens(request)} tokens need {need} blocks, {have} exist; "
+                f"{have * self._kv.block_size + 1} tokens would fit"
+            )
+            raise DoesNotFit(text, need, have)
+
+    # --- steps out ------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Step | None:
+        """Return the next step; None when nothing can be done now or enough micro-batches are in flight."""
+        if self._kv.device.tail_live or self._kv.device.reserve:
+            self._resizer.advance()
+        rows = []
+        if not self.paused and self._pipeline.micro_batches < self.depth:
+            rows = self._batcher.fill()
+        if not rows and not self._pipeline.urgent:
+            return None
+        return self._pipeline.emit(rows)
+
+    # --- retirements in -------------------------------------------------------------------------------------
+
+    def retire(self, number: int, sampled: Sequence[Sampled]) -> Retirement:
+        """Take back step `number`, retired on every stage. `sampled`: one token a sampling row, in row order.
+
+        Raises ValueError when the step is not the oldest or the samples are not its own.
+        """
+        record = self._pipeline.retire(number)
+        self._fences.retired_step = number
+        result = Retirement(number, prompt_tokens=record.prefill_tokens)
+        self._kv.unpin(record)
+        self._take_rows(record, sampled, result)
+        for request in record.touched:
+            if number in request.in_flight:
+                request.in_flight.remove(number)
+        for request in record.outs:
+            self._fences.copied_out(request)
+        for request in record.loads:
+            self._fences.loaded(request, self._acts.loading.pop(request, None))
+        for request in record.touched:
+            self._go_on(request)
+        if self._fences.ended:
+            result.finished += self._fences.ended
+            self._fences.ended = []
+        return result
+
+    def _take_rows(self, record: InFlight, sampled: Sequence[Sampled], result: Retirement) -> None:
+        """Append the tokens that count, enter full blocks, and let every request of the step go on."""
+        number, used = record.number, 0
+        size, max_pending, lines = self._kv.block_size, self._lines.max_pending, self._lines
+        for request, end, wants in record.rows:
+            request.in_flight.remove(number)
+            if request.num_entered < end // size and request.blocks and not request.finished:
+                self._kv.enter(request, end)
+            if wants:
+                if used >= len(sampled) or sampled[used].slot != request.slot:
+                    raise ValueError(f"step {number} sampled {_slots(sampled)}; {request.id} has slot {request.slot}")
+                answer = sampled[used]
+                used += 1
+                request.pending -= 1
+                if request.fence is None or not request.fence.final:
+                    self._take_token(request, answer, result)
+            if request.fence is not None or request.finished:
+                self._go_on(request)
+            elif not request.queued and request.pending < max_pending:
+                lines.resume(request)
+        if used != len(sampled):
+            raise ValueError(f"step {number} sampled {len(sampled)} tokens; {used} were asked for")
+
+    def _take_token(self, request: Request, answer: Sampled, result: Retirement) -> None:
+        token, outputs = answer.token, request.output_ids
+        outputs.append(token)
+        result.tokens.append((request, token, answer.logprob, answer.top))
+        count = len(outputs)
+        if count == 1:
+            request.first_token_time = self._clock()
+        if token in request.stops and count >= request.sampling.min_tokens:
+            self._end(request, "stop")
+        elif count >= request.max_tokens:
+            self._end(request, "length")
+        else:
+            return
+        result.finished.append(request)
+
+    def _go_on(self, request: Request) -> None:
+        if request.in_flight:
+            return
+        if request.fence is not None:
+            self._fences.apply(request)
+        else:
+            self._lines.resume(request)
+
+    def _end(self, request: Request, reason: str) -> None:
+        self._fences.mark_finished(request, reason)
+        self._fences.set(request, Fence("finish", f"finished: {reason}", reason=reason))
+
+    def finish(self, request_id: str, reason: str) -> None:
+        """End a request whose text has met a stop text; tokens still in flight are dropped.
+
+        Raises KeyError for an unknown or finished id.
+        """
+        request = self.requests[request_id]
+        if request.finished:
+            raise KeyError(request_id)
+        self._end(request, reason)
+
+    # --- acts -----------------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str, *, by: str = "") -> Effect:
+        """End a request. For all acts: KeyError for an unknown or finished id, Refused where it cannot be done."""
+        return self._acts.abort(request_id, by)
+
+    def preempt(self, request_id: str, mode: PreemptMode | None = None, hold: bool = False, *, by: str = "") -> Effect:
+        """Take a request's device blocks: drop them (`recompute`) or move them to the host (`swap`)."""
+        return self._acts.preempt(request_id, mode, hold, by)
+
+    def swap_out(self, request_id: str, hold: bool = True, *, by: str = "") -> Effect:
+        """Move a request's blocks to the host, and hold it there."""
+        return self._acts.swap_out(request_id, hold, by)
+
+    def swap_in(self, request_id: str, *, by: str = "") -> Effect:
+        """Bring a request's blocks back and let it run."""
+        return self._acts.swap_in(request_id, by)
+
+    def release(self, request_id: str, *, by: str = "") -> Effect:
+        """End a hold."""
+        return self._acts.release(request_id, by)
+
+    def plan_act(
+        self,
+        verb: Literal["abort", "preempt", "swap-out", "swap-in", "release"],
+        request_id: str,
+        mode: PreemptMode | None = None,
+        hold: bool | None = None,
+    ) -> tuple[list[str], dict[str, float]]:
+        """Return what the verb would do now, in lines and figures; it raises what the verb would raise."""
+        return self._acts.plan(verb, request_id, mode, hold)
+
+    def settled(self) -> list[Effect]:
+        """Return the effects that were pending and ended since the last call."""
+        return self._fences.settled()
+
+    def notes(self) -> list[Note]:
+        """Return what the scheduler did by itself since the last call: preemptions, loads."""
+        return self._fences.notes()
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def plan_resize(self, num_blocks: int) -> ResizePlan:
+        """Return what a change to `num_blocks` device blocks would do now; nothing changes."""
+        return self._resizer.plan(num_blocks)
+
+    def begin_resize(self, num_blocks: int) -> ResizePlan:
+        """Begin a change; whatever was under way is superseded. A refused plan changes nothing.
+
+        To shrink: then wait for `resize_ready()`, send `map_step(n)`, and when it has retired `finish_resize(n)`.
+        To grow: send `map_step(n)`, then `finish_resize(smallest answer)`.
+        """
+        return self._resizer.begin(num_blocks)
+
+    def resize_ready(self) -> bool:
+        """Return whether nothing live and nothing unretired is at or beyond the new limit."""
+        return self._resizer.ready()
+
+    def map_step(self, num_blocks: int) -> Step:
+        """Return the step that makes the stages map `num_blocks`. Raises ValueError while the tail is live."""
+        self._resizer.mapping(num_blocks)
+        return self._pipeline.emit([], map_blocks=num_blocks)
+
+    def finish_resize(self, num_blocks: int) -> ResizeReport:
+        """End a change: `num_blocks` are mapped on every stage."""
+        return self._resizer.finish(num_blocks)
+
+    # --- what it looks like ---------------------------------------------------------------------------------
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """Requests that have not ended or still have steps in flight, by id."""
+        return self._fences.requests
+
+    @property
+    def device(self) -> BlockPool:
+        """Device blocks: `used cached free size`."""
+        return self._kv.device
+
+    @property
+    def host(self) -> HostPool:
+        """Host blocks: `used free size`."""
+        return self._kv.host
+
+    @property
+    def generation(self) -> int:
+        """Generation of the stages that steps are for; the core sets it."""
+        return self._pipeline.generation
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._pipeline.generation = value
+
+    @property
+    def revision(self) -> int:
+        """Revision of the memory that steps carry; the core sets it."""
+        return self._pipeline.revision
+
+    @revision.setter
+    def revision(self, value: int) -> None:
+        self._pipeline.revision = value
+
+    @property
+    def admissions(self) -> bool:
+        """Whether waiting and swapped requests may begin to run (False: only finish what runs)."""
+        return self._batcher.admissions
+
+    @admissions.setter
+    def admissions(self, value: bool) -> None:
+        self._batcher.admissions = value
+
+    @property
+    def floor(self) -> int:
+        """Fewest device blocks that serve one request of the model's length, null block included."""
+        return self._resizer.floor
+
+    @property
+    def step(self) -> int:
+        """Number of the last step that was sent."""
+        return self._pipeline.number
+
+    @property
+    def steps_in_flight(self) -> list[int]:
+        """Numbers of the unretired steps, oldest first."""
+        return [record.number for record in self._pipeline.unretired]
+
+    @property
+    def preemptions_total(self) -> int:
+        """Requests that lost their device blocks and did not end, since boot."""
+        return self._fences.preemptions_total
+
+    @property
+    def prefix_hit_tokens_total(self) -> int:
+        """Tokens that admissions found computed, since boot."""
+        return self._kv.hit_tokens_total
+
+    def queues(self) -> Queues:
+        """Return how many requests are in each state."""
+        return view.queues(self._lines, self._fences)
+
+    def why(self, request: Request) -> Why | None:
+        """Return why `request` does not run, or what it waits for while it does."""
+        situation = Situation(
+            self._lines, self._kv, self._pipeline, self.paused, self.config.max_num_seqs, self.depth,
+            self._batcher.head, self._batcher.starved,
+        )  # fmt: skip
+        return why(request, situation)
+
+    def owner_of(self, block: int) -> list[Request]:
+        """Return the requests whose tables hold `block`."""
+        return [request for request in self._fences.requests.values() if block in request.blocks]
+
+    def block_map(self) -> list[tuple[int, str, str]]:
+        """Return the owner of every mapped block as runs (length, code, owner), for the KV map."""
+        return view.block_map(self._kv.device, list(self._fences.requests.values()))
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant of blocks, slots and queues."""
+        view.check(self._fences, self._lines, self._kv, self._pipeline)
+
+
+def _slots(sampled: Sequence[Sampled]) -> str:
+    return f"slots {[answer.slot for answer in sampled]}"

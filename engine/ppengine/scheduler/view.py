@@ -1,0 +1,96 @@
+"""Reading the scheduler: counts, the owners of blocks, and the check that nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+from ppengine.blocks import BlockPool
+from ppengine.protocol.snapshot import Queues
+from ppengine.request import Request
+from ppengine.scheduler.fences import Fences
+from ppengine.scheduler.kv import KvBlocks
+from ppengine.scheduler.pipeline import Pipeline
+from ppengine.scheduler.queues import Lines
+
+
+def queues(lines: Lines, fences: Fences) -> Queues:
+    """Return how many requests are in each state."""
+    loading = sum(1 for request in lines.running if request.state == "loading")
+    queued = len(lines.waiting) + lines.parked + len(lines.swapped) + len(lines.running)
+    ending = sum(1 for request in fences.leaving if request.finished)
+    return Queues(
+        waiting=len(lines.waiting) + lines.parked,
+        running=len(lines.running) - loading,
+        swapped=len(lines.swapped),
+        held=len(fences.requests) - queued - ending,
+        loading=loading,
+    )
+
+
+def block_map(device: BlockPool, requests: list[Request]) -> list[tuple[int, str, str]]:
+    """Return the owner of every mapped block as runs (length, code, owner); code as in `BlocksDetail`."""
+    owners: dict[int, list[str]] = {}
+    for request in requests:
+        for block in request.blocks:
+            owners.setdefault(block, []).append(request.id)
+
+    def entry(block: int) -> tuple[str, str]:
+        names = owners.get(block)
+        if block == 0:
+            return "null", ""
+        if names is None:
+            return ("cached" if device.is_cached(block) else "used" if device.references(block) else "free"), ""
+        return ("used", names[0]) if len(names) == 1 else ("shared", " ".join(names))
+
+    return [(sum(1 for _ in run), *key) for key, run in groupby(map(entry, range(device.size)))]
+
+
+def check(fences: Fences, lines: Lines, kv: KvBlocks, pipeline: Pipeline) -> None:
+    """Raise AssertionError unless blocks, slots and queues agree with what the requests hold."""
+    requests = list(fences.requests.values())
+    records = [*pipeline.unretired, pipeline.draft]
+    expected = Counter(block for request in requests for block in request.blocks)
+    expected.update(block for record in records for block in record.pinned)
+    kv.device.check(dict(expected))
+    reserved = [block for request in requests if request.fence for block in request.fence.host]
+    kv.host.check([block for request in requests for block in request.host_blocks] + reserved)
+    owners = {request.slot: request for request in requests if request.slot is not None}
+    _require(len(owners) == sum(1 for r in requests if r.slot is not None), "two requests have one slot")
+    pipeline.check(owners)
+    for request in requests:
+        _check_request(request, fences, lines, kv)
+    waiting = [request.arrival for request in lines.waiting]
+    _require(waiting == sorted(waiting), "the waiting line is out of order")
+
+
+def _check_request(request: Request, fences: Fences, lines: Lines, kv: KvBlocks) -> None:
+    text = repr(request)
+    places = [request in lines.waiting, request in lines.swapped, request in lines.running]
+    parked = request.leader is not None and request in request.leader.followers
+    expected = {
+        "waiting": [not parked, False, False],
+        "swapped": [False, True, False],
+        "running": [False, False, True],
+        "loading": [False, False, True],
+        "held": [False] * 3,
+        "finished": [False] * 3,
+    }
+    _require(places == expected[request.state], f"{text} stands in the wrong line: {places}")
+    _require(request.queued == (request in lines.ready), f"{text} and the line of decodes disagree")
+    giving = request in lines.ready or request in lines.prefilling
+    _require(not giving or (request.state == "running" and request.fence is None), f"{text} may not be given tokens")
+    _require((request.fence is not None) == (request in fences.leaving), f"{text} and its fence disagree")
+    _require(request.fence is None or bool(request.in_flight), f"{text} has a fence and nothing in flight")
+    if request.state == "running" and request.fence is None:
+        _require(giving or bool(request.in_flight), f"{text} runs and will never be given a token")
+    if request.state in ("waiting", "swapped", "held"):
+        _require(not request.blocks and not request.in_flight, f"{text} has device blocks or steps in flight")
+    if request.blocks:
+        _require(len(request.blocks) >= kv.blocks_for(request.num_computed), f"{text} has too few blocks")
+        _require(request.slot is not None, f"{text} has blocks and no slot")
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise AssertionError(text)
