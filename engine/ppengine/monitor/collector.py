@@ -1,0 +1,200 @@
+"""The newest of every report, and what follows from their change: sightings, ages, stage events, verdicts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from ppengine.config import EngineConfig
+from ppengine.monitor.diagnosis import diagnose
+from ppengine.monitor.events import EventLog
+from ppengine.monitor.evidence import EvidenceTracker, Key, Sighting, newest_process
+from ppengine.monitor.merge import Inputs, merge, stage_state
+from ppengine.monitor.proc import read_stat
+from ppengine.protocol.discovery import process_start
+from ppengine.protocol.reports import AgentReport, CoreReport, Happened, ProcessInfo, ProcessReport
+from ppengine.protocol.snapshot import Snapshot, StageState, Verdict
+
+CORE_SILENT_S = 2.0
+AGENT_SILENT_S = 2.0
+_ORDERLY = frozenset({0, -15, -2})
+"""Exit codes of a core that was told to end."""
+_TOLD: frozenset[StageState] = frozenset({"loading", "stopped", "dead"})
+"""Stage states whose coming and going is an event; the others change many times a second."""
+
+
+class Collector:
+    """Takes reports; gives snapshots. `judge` is to be called ten times a second."""
+
+    def __init__(self, config: EngineConfig, events: EventLog) -> None:
+        self._config, self._events = config, events
+        self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
+        self._node = socket.gethostname()
+        self._sightings: dict[Key, Sighting] = {}
+        self._agent_ns: dict[str, int] = {}
+        self._agent_dropped: dict[str, int] = {}
+        self._states: dict[int, StageState] = {}
+        self._verdicts: list[Verdict] = []
+        self._starts: dict[int, int] = {}
+        self._processes: ProcessReport | None = None
+        self.core: CoreReport | None = None
+        self.unreadable = 0
+        """Messages that were none of this protocol."""
+
+    # --- reports --------------------------------------------------------------------------------------------
+
+    def take(self, report: object) -> None:
+        """Take one message of `collect`."""
+        if isinstance(report, CoreReport):
+            self.core = report
+        elif isinstance(report, AgentReport):
+            self._take_agent(report)
+        elif isinstance(report, ProcessReport):
+            self._take_processes(report)
+        elif isinstance(report, Happened):
+            self._events.add(report.event)
+
+    def _take_agent(self, report: AgentReport) -> None:
+        # Another host's monotonic clock is another clock: there the time of arrival counts.
+        seen_ns = report.mono_ns if report.node == self._node else time.monotonic_ns()
+        self._agent_ns[report.node] = seen_ns
+        self._agent_dropped[report.node] = report.dropped
+        for sample in report.stages:
+            self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns)
+
+    def _take_processes(self, report: ProcessReport) -> None:
+        self._processes = report
+        for process in report.processes:
+            if process.exit_code is not None:
+                self._starts.pop(process.pid, None)
+            elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:
+                self._starts[process.pid] = start
+
+    # --- answers --------------------------------------------------------------------------------------------
+
+    def others(self) -> dict[int, int]:
+        """Return pid and start time of every process of this engine but the gateway and its parent."""
+        mine = (os.getpid(), os.getppid())
+        return {pid: start for pid, start in self._starts.items() if pid not in mine}
+
+    def stage_process(self, stage: int) -> tuple[int, int] | None:
+        """Return (pid, start time) of a stage that runs; None if none is known."""
+        listed = self._processes.processes if self._processes else []
+        process = newest_process(listed, "stage", (stage, 0))
+        if process is not None:
+            start = self._starts.get(process.pid)
+            return None if start is None or process.exit_code is not None else (process.pid, start)
+        seen = self._sightings.get((stage, 0))
+        if seen is None or seen.sample.process_start is None:
+            return None
+        return seen.sample.pid, seen.sample.process_start
+
+    def core_missing(self) -> str:
+        """Return why the core cannot take a command, empty if it can."""
+        process = self._core_process()
+        if ended := self.core_process_ended():
+            return ended
+        if self.core is None:
+            return "" if process is not None else "the engine core has not started yet"
+        age = (time.monotonic_ns() - self.core.mono_ns) / 1e9
+        limit = max(CORE_SILENT_S, 3.0 / self._config.profile.console.publish_hz)
+        return f"the engine core has not reported for {age:.1f} s" if age > limit else ""
+
+    def core_process_ended(self) -> str:
+        """Return how the core's process ended, empty while it runs or is not known."""
+        process = self._core_process()
+        if process is None or process.exit_code is None:
+            return ""
+        return f"the engine core has ended: {process.detail or f'exit code {process.exit_code}'}"
+
+    def supervisor_pid(self) -> int | None:
+        """Return the supervisor's pid."""
+        process = newest_process(self._processes.processes if self._processes else [], "supervisor")
+        return None if process is None else process.pid
+
+    def agent_missing(self) -> str:
+        """Return why the agent cannot take a question, empty if it can."""
+        newest = max(self._agent_ns.values(), default=None)
+        if newest is None:
+            return "the agent has not reported yet"
+        age = (time.monotonic_ns() - newest) / 1e9
+        return f"the agent has not reported for {age:.1f} s" if age > AGENT_SILENT_S else ""
+
+    def core_age_ms(self) -> float | None:
+        """Return the age of the core's report."""
+        return None if self.core is None else round((time.monotonic_ns() - self.core.mono_ns) / 1e6, 2)
+
+    def step(self) -> int:
+        """Return the core's step counter; 0 before its first report."""
+        return self.core.engine.step if self.core else 0
+
+    def _core_process(self) -> ProcessInfo | None:
+        return newest_process(self._processes.processes if self._processes else [], "core")
+
+    # --- judgement ------------------------------------------------------------------------------------------
+
+    def judge(self, stopping: bool) -> None:
+        """Diagnose anew, and make events of what came and went. A verdict's coming and going is one event each."""
+        core_process = self._core_process()
+        core_state = None
+        if core_process is not None:
+            stat = read_stat(core_process.pid)
+            core_state = core_process.pid, stat.state if stat else None
+            stopping = stopping or core_process.exit_code in _ORDERLY
+        if self.core is not None and self.core.engine.state == "stopped":
+            stopping = True
+        evidence = self._tracker.build(
+            time.monotonic_ns(), self.core, self._sightings, self._processes, core_state, stopping=stopping
+        )
+        before = {(verdict.stage, verdict.cause): verdict for verdict in self._verdicts}
+        self._verdicts = diagnose(evidence)
+        after = {(verdict.stage, verdict.cause): verdict for verdict in self._verdicts}
+        for key, verdict in after.items():
+            if key not in before:
+                self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
+        for key, verdict in before.items():
+            if key not in after:
+                text = f"{verdict.cause} cleared after {verdict.since_s:.1f}s: {verdict.summary}"
+                self._events.say("verdict.cleared", text, stage=verdict.stage)
+        self._tell_stages()
+
+    def _tell_stages(self) -> None:
+        listed = self._processes.processes if self._processes else []
+        views = {(view.index, view.rank): view for view in self.core.stages} if self.core else {}
+        for stage in range(self._config.stages):
+            key = stage, 0
+            seen, process = self._sightings.get(key), newest_process(listed, "stage", key)
+            state = stage_state(views.get(key), seen.sample if seen else None, process, self._verdicts, stage)
+            before = self._states.get(stage, "loading")
+            self._states[stage] = state
+            if before == state or not {before, state} & _TOLD:
+                continue
+            pid = process.pid if process else seen.sample.pid if seen else None
+            where = f"stage {stage}" + (f" (pid {pid})" if pid else "")
+            if state in _TOLD:
+                detail = f": {process.detail}" if process and process.detail else ""
+                self._events.say(f"stage.{state}", f"{where} is {state}{detail}", stage=stage)
+            elif before == "loading":
+                self._events.say("stage.ready", f"{where} is ready", stage=stage)
+            else:
+                word = "continued" if before == "stopped" else "back"
+                self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
+
+    def snapshot(self, consoles: int, *, stopped: bool = False) -> Snapshot:
+        """Return the picture of this moment."""
+        return merge(
+            self._config,
+            Inputs(
+                mono_ns=time.monotonic_ns(),
+                wall=time.time(),
+                core=self.core,
+                sightings=self._sightings,
+                processes=self._processes,
+                verdicts=[] if stopped else self._verdicts,
+                event_seq=self._events.newest,
+                consoles=consoles,
+                dropped=sum(self._agent_dropped.values()),
+                stopped=stopped,
+            ),
+        )

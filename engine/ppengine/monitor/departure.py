@@ -1,0 +1,39 @@
+"""The last thing the gateway does when the supervisor is gone: see that no process and no file of the engine stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from ppengine.protocol import discovery
+
+GRACE_S = 3.0
+_AFTER_KILL_S = 2.0
+
+
+def clear_away(engine: str, processes: dict[int, int], grace_s: float = GRACE_S) -> list[int]:
+    """Wait for `processes` (pid to start time), kill those that stay, remove the engine's files.
+
+    Returns the pids that had to be killed. A pid that belongs to another process by now is left alone.
+    """
+    _wait(processes, grace_s)
+    killed = []
+    for pid in _living(processes):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    _wait(processes, _AFTER_KILL_S)
+    discovery.remove_engine(engine)
+    return killed
+
+
+def _living(processes: dict[int, int]) -> list[int]:
+    return [pid for pid, start in processes.items() if discovery.process_start(pid) == start]
+
+
+def _wait(processes: dict[int, int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while _living(processes) and time.monotonic() < deadline:
+        time.sleep(0.02)

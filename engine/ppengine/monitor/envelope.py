@@ -1,0 +1,71 @@
+"""Opening `[header][body]` from outside, and what is said to one who sent something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ppengine.protocol import frames
+from ppengine.protocol.control import Refused, Verb
+
+_KNOWN_VERBS = frozenset(str(kind.__struct_config__.tag) for kind in Verb.__args__)
+_TEXT_MOST = 300
+
+
+class _Tag(msgspec.Struct):
+    type: str = ""
+
+
+class _Outline(msgspec.Struct):
+    """As much of a command as can be read when its verb cannot."""
+
+    type: str = ""
+    id: str = ""
+    verb: _Tag | None = None
+
+
+class _Numbered(msgspec.Struct):
+    nonce: int = 0
+
+
+def open_message(parts: Sequence[bytes]) -> tuple[frames.Header, bytes]:
+    """Return header and body of two frames. Raises ProtocolError."""
+    head, body = frames.split(parts)
+    return frames.decode_header(head), body
+
+
+def readable(parts: Sequence[bytes]) -> bool:
+    """Return whether there is a header at all: only who speaks this protocol gets an answer."""
+    try:
+        frames.decode_header(parts[0] if parts else b"")
+    except frames.ProtocolError:
+        return False
+    return True
+
+
+def refusal(parts: Sequence[bytes], error: frames.ProtocolError) -> Refused | None:
+    """Return the answer to a message that could not be read; None: it is dropped."""
+    if not readable(parts):
+        return None
+    text = " ".join(str(error).split())[:_TEXT_MOST]
+    try:
+        outline = frames.decode_as(_Outline, parts[1] if len(parts) == 2 else b"")
+    except frames.ProtocolError:
+        return Refused(id="", code="PROTOCOL", text=text)
+    identity = outline.id[:128]
+    if outline.type == "command" and outline.verb is not None:
+        verb = outline.verb.type
+        if verb not in _KNOWN_VERBS:
+            return Refused(id=identity, code="UNSUPPORTED", text=f"there is no verb {verb[:64]!r}")
+        # A value out of its range: the user's business, said without the decoder's preamble.
+        return Refused(id=identity, code="INVALID", text=text.partition("ValidationError: ")[2] or text)
+    return Refused(id=identity, code="PROTOCOL", text=text)
+
+
+def nonce(parts: Sequence[bytes]) -> int:
+    """Return the nonce of a bulk question that could not be read, 0 if it has none."""
+    try:
+        return frames.decode_as(_Numbered, parts[1] if len(parts) == 2 else b"").nonce
+    except frames.ProtocolError:
+        return 0

@@ -1,0 +1,36 @@
+"""Newest lines of the processes' log files, each tagged with its process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LINES_MOST = 10_000
+_LINE_BYTES = 400
+"""A line is read as if it had so many bytes on average, at least."""
+_FILE_MOST = 1024 * 1024
+
+
+def tail(run_dir: Path, lines: int, stage: int | None = None) -> list[str]:
+    """Return up to `lines` last lines of every log in `run_dir` (of `stage` alone), as `stage0| text`."""
+    lines = max(0, min(lines, LINES_MOST))
+    pattern = "*.log" if stage is None else f"stage{stage}.log"
+    found = []
+    for path in sorted(run_dir.glob(pattern)):
+        found += [f"{path.stem}| {line}" for line in _last_lines(path, lines)]
+    return found
+
+
+def _last_lines(path: Path, lines: int) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - min(_FILE_MOST, (lines + 1) * _LINE_BYTES)))
+            cut = file.tell() > 0
+            text = file.read(_FILE_MOST).decode("utf-8", "replace")
+    except OSError:
+        return []
+    split = text.splitlines()
+    # The first one may be half a line.
+    split = split[1:] if cut and len(split) > lines else split
+    return split[-lines:] if lines else []

@@ -1,0 +1,70 @@
+"""The `state` socket: snapshots, events and a sign of life, each topic with its own sequence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from ppengine.monitor.sockets import Socket, drain, send
+from ppengine.protocol import frames
+from ppengine.protocol.control import Pong
+from ppengine.protocol.snapshot import Event, Snapshot
+
+
+class Publisher:
+    """Sends `[topic][header][body]`. Never waits for a subscriber."""
+
+    def __init__(self, socket: Socket, engine: str, epoch: str) -> None:
+        self._socket, self._engine, self._epoch = socket, engine, epoch
+        self._sequences: Counter[bytes] = Counter()
+        self._prefixes: set[bytes] = set()
+
+    def read_subscriptions(self) -> set[bytes]:
+        """Take what subscribers said; return the topics somebody has newly asked for."""
+        fresh = set()
+        for parts in drain(self._socket):
+            first = parts[0][:1]
+            # The library reports every subscription, and the end of the last one to a prefix; the rest is noise.
+            if first == b"\x01":
+                self._prefixes.add(parts[0][1:])
+                fresh.add(parts[0][1:])
+            elif first == b"\x00":
+                self._prefixes.discard(parts[0][1:])
+        return fresh
+
+    def wanted(self, topic: bytes) -> bool:
+        """Return whether anybody would get `topic`; subscriptions are prefixes."""
+        return any(topic.startswith(prefix) for prefix in self._prefixes)
+
+    def snapshot(self, snapshot: Snapshot, topics: list[bytes]) -> None:
+        """Publish one snapshot under each of `topics`."""
+        body = frames.encode(snapshot)
+        for topic in topics:
+            self._send(topic, body)
+
+    def event(self, event: Event) -> None:
+        """Publish one event; its own sequence is the topic's."""
+        self._sequences[frames.TOPIC_EVENT] = event.seq - 1
+        self._send(frames.TOPIC_EVENT, frames.encode(event))
+
+    def hugz(self, step: int, core_age_ms: float | None) -> None:
+        """Publish a sign of life."""
+        self._send(frames.TOPIC_HUGZ, frames.encode(Pong(nonce=0, step=step, core_age_ms=core_age_ms)))
+
+    def _send(self, topic: bytes, body: bytes) -> None:
+        self._sequences[topic] += 1
+        head = frames.header(self._engine, self._epoch, topic.decode(), self._sequences[topic])
+        send(self._socket, [topic, frames.encode(head), body])
+
+
+class Answerer:
+    """Sends `[routing id][header][body]` on a ROUTER; a client that is gone or full loses the message."""
+
+    def __init__(self, socket: Socket, engine: str, epoch: str) -> None:
+        self._socket, self._engine, self._epoch = socket, engine, epoch
+
+    def __call__(self, client: bytes, message: msgspec.Struct) -> None:
+        """Send `message` to `client`."""
+        head = frames.header(self._engine, self._epoch)
+        send(self._socket, [client, frames.encode(head), frames.encode(message)])
