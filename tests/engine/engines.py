@@ -30,7 +30,8 @@ class Engine:
 
     def __init__(self, runtime: Path, command: list[str], env: dict[str, str] | None = None) -> None:
         self.runtime = runtime
-        self.errors = runtime.parent / f"{runtime.name}.{time.monotonic_ns()}.err"
+        runtime.mkdir(exist_ok=True)
+        self.errors = runtime / f"errors.{time.monotonic_ns()}"
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
@@ -88,14 +89,19 @@ class Engine:
         left += [str(path) for path in (self.runtime / "ppconsole").glob("*")]
         if "id" in self.event:
             left += [str(path) for path in self.ring_dir.parent.glob(f"{self.ring_dir.name}*")]
-            needle = self.event["id"].encode()
-            left += [f"pid {pid} of the engine" for pid, _ in _processes() if needle in _cmdline(pid)]
+            mine, needle = set(self.pids.values()), self.event["id"].encode()
+            left += [
+                f"pid {pid} of the engine"
+                for pid, fields in _processes()
+                if int(fields[3]) in mine or needle in _cmdline(pid)
+            ]
         return left
 
     def end(self) -> None:
         """Kill what a failed test may have left."""
-        for pid in (self.process.pid, *self.pids.values()):
-            if alive(pid):
+        mine = {self.process.pid, *self.pids.values()}
+        for pid, fields in _processes():
+            if pid in mine or int(fields[3]) in mine:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
         self.process.stdout.close()

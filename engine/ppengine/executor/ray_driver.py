@@ -153,7 +153,7 @@ class Driver:
         except ray.exceptions.GetTimeoutError:
             return 1, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
-            return 1, _one_line(error)[:500]
+            return 1, _cause_of_death(_one_line(error))
         return code, describe_exit(code, Path(self._config.run_dir) / f"stage{stage}.log")
 
     def _say(self, stage: int, code: int | None = None, detail: str = "") -> None:
@@ -186,6 +186,14 @@ def _ray() -> Any:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _cause_of_death(text: str) -> str:
+    """Return what Ray knows, out of an account that begins with ids and ends in guesses."""
+    known = text.partition("The actor is dead because ")[2] or text
+    for guesses in ("Some common causes include", "There are some potential root causes"):
+        known = known.partition(guesses)[0]
+    return f"Ray: {known.strip()}"[:500]
 
 
 def main() -> int:

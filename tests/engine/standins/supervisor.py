@@ -7,6 +7,7 @@ import time
 from ppengine import lifeline
 from ppengine.config import EngineConfig, ModelConfig, Profile
 from ppengine.executor.local import LocalExecutor
+from ppengine.executor.ray import RayExecutor
 from ppengine.protocol import discovery
 from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.link import announce, tell
@@ -32,7 +33,8 @@ config = EngineConfig(
     started_wall=time.time(),
 )
 modules = Modules("standins.gateway", "standins.core", "standins.agent")
-end = Supervisor(config, LocalExecutor("standins.stage"), wakeup, modules).run()
+executor = RayExecutor() if os.environ.get("STANDIN_EXECUTOR") == "ray" else LocalExecutor("standins.stage")
+end = Supervisor(config, executor, wakeup, modules).run()
 tell(f"error: {end.reason}" if end.code else f"stopped: {end.reason}")
 announce("stopped", code=end.code, reason=end.reason)
 sys.exit(end.code)

@@ -1,0 +1,135 @@
+"""However an engine ends, no process, socket, folder or shared memory of it stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engines import Engine, wait_until
+from ppengine.config import profiles_dir
+
+Start = Callable[..., Engine]
+ENDS_S = 4.0
+RAY = pytest.param("ray", marks=pytest.mark.ray)
+
+
+@pytest.fixture
+def start(runtime: Path) -> Iterator[Start]:
+    """Start a supervisor on the bundled model and wait until it serves (`executor` None: only start it)."""
+    engines: list[Engine] = []
+
+    def begin(executor: str | None = "local", *settings: str) -> Engine:
+        command = ["ppengine.supervisor", "tiny", "--set", "threads_per_stage=1"]
+        for setting in (f"parallel.executor={executor or 'local'}", *settings):
+            command += ["--set", setting]
+        engines.append(Engine(runtime, command))
+        if executor is not None:
+            engines[-1].find_processes(4 if executor == "ray" else 5)
+            wait_until(lambda: "serving" in engines[-1].errors.read_text(), "the engine serves", 60)
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.end()
+
+
+@pytest.mark.parametrize("executor", ["local", RAY])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal(start: Start, executor: str, number: signal.Signals) -> None:
+    engine = start(executor)
+    engine.process.send_signal(number)
+    assert engine.wait(10) == 0
+    assert engine.read() == {"event": "stopped", "code": 0, "reason": f"{number.name} received"}
+    assert engine.leftovers() == []
+
+
+def test_signal_while_loading(start: Start) -> None:
+    engine = start(None)
+    engine.find_processes(5)
+    engine.process.send_signal(signal.SIGINT)
+    assert engine.wait(10) == 0
+    assert engine.leftovers() == []
+
+
+@pytest.mark.parametrize("executor", ["local", RAY])
+def test_supervisor_killed(start: Start, executor: str) -> None:
+    engine = start(executor)
+    engine.process.kill()
+    engine.wait()
+    wait_until(engine.nothing_left, "all leaves with the supervisor", 2 * ENDS_S)
+
+
+def test_supervisor_killed_while_a_stage_is_stopped(start: Start) -> None:
+    engine = start()
+    os.kill(engine.pids["stage0"], signal.SIGSTOP)
+    engine.process.kill()
+    engine.wait()
+    wait_until(engine.nothing_left, "all leaves with the supervisor", 2 * ENDS_S)
+
+
+@pytest.mark.parametrize("role", ["core", "gateway"])
+def test_vital_process_killed(start: Start, role: str) -> None:
+    engine = start()
+    os.kill(engine.pids[role], signal.SIGKILL)
+    assert engine.wait(ENDS_S) == 1
+    assert engine.read()["reason"] == f"{role} ended: killed by SIGKILL"
+    assert engine.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_stage_killed_or_stopped_then_stop(start: Start, number: signal.Signals) -> None:
+    engine = start()
+    os.kill(engine.pids["stage1"], number)
+    if number == signal.SIGKILL:
+        wait_until(lambda: "stage 1 ended: killed by SIGKILL" in engine.errors.read_text(), "the death is told", 2)
+    assert engine.process.poll() is None
+    engine.process.terminate()
+    assert engine.wait(ENDS_S) == 0
+    assert engine.leftovers() == []
+
+
+@pytest.fixture
+def broken_model(tmp_path: Path) -> Path:
+    """The bundled model with its weights cut short."""
+    folder = tmp_path / "broken"
+    shutil.copytree(profiles_dir() / "models" / "tiny", folder)
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 100)
+    return folder
+
+
+def test_truncated_weights(start: Start, broken_model: Path) -> None:
+    engine = start(None, f"model.path={broken_model}")
+    assert engine.wait(10) == 1
+    (line,) = engine.errors.read_text().splitlines()
+    assert line.startswith("error: ")
+    assert "truncated" in line
+    assert engine.leftovers() == []
+
+
+def test_weights_lost_between_check_and_load(start: Start, broken_model: Path) -> None:
+    """A tensor that the header does not have is found by a stage, not by the check before."""
+    shutil.copy(profiles_dir() / "models" / "tiny" / "model.safetensors", broken_model)
+    config = broken_model / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": ', '"intermediate_size": 1'))
+    engine = start(None, f"model.path={broken_model}")
+    assert engine.wait(30) == 1
+    assert engine.errors.read_text().splitlines()[-1].startswith("error: stage ")
+    assert engine.leftovers() == []
+
+
+def test_too_small_for_one_sequence(start: Start) -> None:
+    engine = start(None, "memory.utilization=0.001")
+    assert engine.wait(30) == 8
+    assert engine.errors.read_text().splitlines()[-1].startswith("error: ")
+    assert engine.leftovers() == []
+
+
+def test_unknown_key_is_a_usage_error(start: Start) -> None:
+    engine = start(None, "memory.utilisation=0.5")
+    assert engine.wait(10) == 2
+    assert engine.errors.read_text() == ("error: unknown key memory.utilisation; did you mean memory.utilization?\n")
