@@ -18,6 +18,9 @@ _UNFINISHED = "\ufffd"
 _LONGEST_TAIL = 64
 """Tokens of one stream without a whole character among them, from when on a cut is looked for."""
 
+_TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What an expression in a template can raise, as in Python."""
+
 
 class Tokenizer:
     """Tokenizer of a checkpoint. `eos` is the end-of-sequence token's text and `eos_id` its id, where it has one."""
@@ -85,15 +88,7 @@ class Tokenizer:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self._template)
             return self._compiled.render(messages=messages, add_generation_prompt=True, **self._special)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (TemplateError, *_TEMPLATE_FAULTS) as error:
             raise ConfigError(f"chat template: {' '.join(str(error).split())}") from None
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
@@ -105,9 +100,10 @@ class Tokenizer:
 class DetokStream:
     """Text of a growing output, in pieces that join to what decoding it whole gives.
 
-    A piece is given out only at the end of a character. (One exception to joining: in a SentencePiece vocabulary one
-    broken byte turns the whole run of byte tokens around it into U+FFFD, also what was good and is given out.) The text of the last piece's tokens is decoded again in front
-    of the next one, because some tokenizers write a token differently at the start of a text.
+    A piece is given out only at the end of a character. The text of the last piece's tokens is decoded again in front
+    of the next one, because some tokenizers write a token differently at the start of a text. (One exception to the
+    joining: in a SentencePiece vocabulary a broken byte spoils the whole run of byte tokens around it, also what was
+    good and is given out.)
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
