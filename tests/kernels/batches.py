@@ -1,0 +1,76 @@
+"""Random paged batches, with what each row should see written plainly beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from ppkernels.batch import Batch
+from torch import Tensor
+
+NAN = float("nan")
+
+
+@dataclass
+class Paged:
+    """A cache that is NaN wherever nothing was written, and the sequences in it."""
+
+    batch: Batch
+    kv: Tensor
+    keys: list[Tensor]
+    """Of each row, [seq_len, kv_heads, head_dim] in float64."""
+    values: list[Tensor]
+
+
+def make_paged(
+    rows: list[tuple[int, int]], kv_heads: int, head_dim: int, dtype: torch.dtype, *, block_size: int = 8, seed: int = 0
+) -> Paged:
+    """Return a cache for `rows` of (tokens before this step, tokens of this step), blocks scattered at random."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [start + count for start, count in rows]
+    widths = [-(-length // block_size) for length in lengths]
+    blocks = (torch.randperm(sum(widths) + 3, generator=generator) + 1).tolist()
+    kv = torch.full((len(blocks) + 1, 2, block_size, kv_heads, head_dim), NAN, dtype=dtype)
+    tables = torch.zeros((len(rows), max(widths)), dtype=torch.int64)
+    positions, slots, keys, values = [], [], [], []
+    for row, (start, count) in enumerate(rows):
+        own = [blocks.pop() for _ in range(widths[row])]
+        tables[row, : widths[row]] = torch.tensor(own)
+        shape = (2, lengths[row], kv_heads, head_dim)
+        both = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        for position in range(lengths[row]):
+            kv[own[position // block_size], :, position % block_size] = both[:, position]
+        keys.append(both[0].double())
+        values.append(both[1].double())
+        new = range(start, start + count)
+        positions += new
+        slots += [own[position // block_size] * block_size + position % block_size for position in new]
+    counts = [count for _, count in rows]
+    batch = Batch(
+        positions=torch.tensor(positions),
+        slot_mapping=torch.tensor(slots),
+        query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()]),
+        query_lens=counts,
+        seq_lens=torch.tensor(lengths),
+        block_tables=tables,
+        decode_only=all(count == 1 for count in counts),
+        max_seq_len=max(lengths),
+        block_size=block_size,
+    )
+    return Paged(batch, kv, keys, values)
+
+
+def plain_attention(paged: Paged, query: Tensor) -> Tensor:
+    """Return attention [T, heads * head_dim] in float64, one query and one head at a time."""
+    heads, width = query.shape[1:]
+    kv_heads = paged.keys[0].shape[1]
+    outputs = []
+    token = 0
+    for keys, values, count in zip(paged.keys, paged.values, paged.batch.query_lens, strict=True):
+        for visible in range(len(keys) - count + 1, len(keys) + 1):
+            for head in range(heads):
+                shared = head // (heads // kv_heads)
+                scores = keys[:visible, shared] @ query[token, head].double() / width**0.5
+                outputs.append(torch.softmax(scores, 0) @ values[:visible, shared])
+            token += 1
+    return torch.stack(outputs).view(token, heads * width)
