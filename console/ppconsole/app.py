@@ -1,0 +1,321 @@
+"""The console: takes updates, paints on a tick, sends verbs after a confirm, outlives the link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Submit, Verb
+from ppengine.protocol.sampling import SamplingParams
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.worker import Worker, WorkerState
+
+from ppconsole.link.source import LinkLost, QueryFailed, Source, Update
+from ppconsole.model.facts import freshness, why_no_verbs
+from ppconsole.model.reduce import add_output, reduce
+from ppconsole.model.safe import clean
+from ppconsole.model.state import SORT_KEYS, ConsoleState
+from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.main import MainScreen
+from ppconsole.screens.palette import ConsoleCommands
+from ppconsole.view.banner import Link, link_segs
+from ppconsole.view.cells import Seg
+from ppconsole.view.commands import cli_line, name_of, target_of
+from ppconsole.widgets.paint import choose_theme, themes
+
+TICK_S, QUICK_S = 1.0, 0.25
+HISTORY = 120
+PROMPT_SAMPLING = SamplingParams(max_tokens=256, temperature=0.8)
+"""What a prompt that is typed in the console asks for; `ppconsole submit` and `:submit` have the same verb."""
+PROBLEM_SHOWN_S = 10.0
+RESTART_S = 1.0
+
+
+class ConsoleApp(App[int]):
+    """Holds the state; screens are drawn from it. Times are monotonic seconds of `clock`."""
+
+    CSS_PATH = "console.tcss"
+    TITLE = "ppconsole"
+    COMMANDS: ClassVar = {ConsoleCommands}
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "picture", "save a picture", show=False),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        read_only: bool = False,
+        title: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        theme: str | None = None,
+    ) -> None:
+        # Chosen first: Textual takes NO_COLOR out of the environment.
+        wanted = theme or choose_theme(os.environ)
+        super().__init__()
+        self.source = source
+        self.title_text = clean(title)
+        self.clock = clock
+        self.state = ConsoleState(read_only=read_only, live_source=source.live)
+        self.history: deque[float] = deque(maxlen=HISTORY)
+        self.followed: str | None = None
+        self.main = MainScreen()
+        self._frozen: ConsoleState | None = None
+        self._frozen_at = 0.0
+        self._problem = ""
+        self._dirty = False
+        self._restarts: dict[str, Callable[[], object]] = {"link": self._start_source, "follow": self._start_follow}
+        for each in themes():
+            self.register_theme(each)
+        self.theme = wanted
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        """Show the main screen, start the source and the clocks."""
+        self.push_screen(self.main)
+        self._start_source()
+        self.set_interval(TICK_S, self.tick)
+        self.set_interval(QUICK_S, self._quick)
+
+    def _start_source(self) -> None:
+        self.run_worker(self.source.start(self.on_update), name="link", exit_on_error=False)
+
+    async def on_unmount(self) -> None:
+        """Close the source; the engine is not touched."""
+        await self.source.close()
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        """Show what failed in the banner, and start again what must not stop."""
+        if event.state is WorkerState.ERROR:
+            error = event.worker.error
+            self._problem = clean(f"{event.worker.name} failed: {type(error).__name__}: {error}")
+            self.set_timer(PROBLEM_SHOWN_S, self._forget_problem)
+            restart = self._restarts.get(event.worker.name)
+            if restart is not None:
+                self.set_timer(RESTART_S, restart)
+            self.paint()
+
+    def _forget_problem(self) -> None:
+        self._problem = ""
+        self.paint()
+
+    # --- updates and painting -----------------------------------------------------------------------------------
+
+    def on_update(self, update: Update) -> None:
+        """Take one update. Nothing is painted here, except when the link or the verdict changes: that is soon."""
+        old, self.state = self.state, reduce(self.state, update, self.clock())
+        if old.epoch is not None and self.state.epoch != old.epoch:
+            self.main.requests.forget()
+            self.followed, self._frozen = None, None
+        if old.snapshot is None or old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
+            self._dirty = True
+
+    def tick(self) -> None:
+        """Paint what is seen, once a second."""
+        snapshot = self.state.snapshot
+        if snapshot is not None and not self.grey:
+            self.history.append(snapshot.throughput.output_tok_s or 0.0)
+        self.paint()
+        self.main.refresh_blocks()
+
+    def _quick(self) -> None:
+        """Paint what should not wait for the tick: streamed text, a changed link."""
+        if self._dirty:
+            self.paint()
+
+    def paint(self) -> None:
+        """Paint the screens that can be seen: the top one, and below it as long as dialogs are on top."""
+        self._dirty = False
+        for screen in reversed(self.screen_stack):
+            painter = getattr(screen, "paint", None)
+            if painter is not None:
+                painter()
+            if not isinstance(screen, ModalScreen):
+                break
+
+    @property
+    def shown(self) -> ConsoleState:
+        """What is on the display: the present, or what it was when the display was frozen."""
+        if self._frozen is None:
+            return self.state
+        present = self.state
+        return replace(self._frozen, filter=present.filter, sort=present.sort, descending=present.descending)
+
+    @property
+    def grey(self) -> bool:
+        """Whether what is shown is old, because the link is not live."""
+        return freshness(self.state, self.clock()).grey
+
+    def link(self) -> Link:
+        """Return what the banner says about the link."""
+        now = self.clock()
+        fresh = freshness(self.state, now)
+        return Link(
+            state=fresh.state,
+            age_s=fresh.age_s,
+            retry_in_s=self.state.link.retry_in_s,
+            text=self.state.link.text,
+            read_only=self.state.read_only or not self.state.live_source,
+            frozen_s=None if self._frozen is None else now - self._frozen_at,
+            problem=self._problem,
+        )
+
+    def link_segs(self) -> list[Seg]:
+        """Return link state and age for a title line."""
+        return link_segs(self.link())
+
+    def verbs_off(self) -> str:
+        """Return why no verb is possible now; empty when they are."""
+        return why_no_verbs(self.state, self.clock())
+
+    def toggle_freeze(self) -> None:
+        """Freeze the display while figures still arrive, or thaw it."""
+        self._frozen = None if self._frozen is not None else self.state
+        self._frozen_at = self.clock()
+        self.paint()
+
+    def next_sort(self) -> None:
+        """Sort by the next key; figures begin with the largest."""
+        key = SORT_KEYS[(SORT_KEYS.index(self.state.sort) + 1) % len(SORT_KEYS)]
+        self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
+        self.paint()
+
+    def reverse_sort(self) -> None:
+        """Turn the order round."""
+        self.state = replace(self.state, descending=not self.state.descending)
+        self.paint()
+
+    def use_theme(self, name: str) -> None:
+        """Change colours."""
+        self.theme = name
+        for board in self.screen.query("Lines"):
+            board.refresh()
+
+    # --- verbs --------------------------------------------------------------------------------------------------
+
+    def ask(self, verb: Verb) -> None:
+        """Open the confirm dialog for `verb` on what is known now."""
+        if self.state.snapshot is not None:
+            self.push_screen(Confirm(verb, self.state.snapshot))
+
+    def submit(self, prompt: str) -> None:
+        """Send a prompt and follow its output."""
+        why = self.verbs_off()
+        if why:
+            self.report(f"prompt: {why}", bad=True)
+            return
+        verb = Submit(prompt=prompt, sampling=PROMPT_SAMPLING)
+        self.run_worker(self._submit(verb), name="submit", exit_on_error=False)
+
+    async def _submit(self, verb: Submit) -> None:
+        try:
+            answer = await self.source.command(verb, on_progress=self._submitted)
+        except LinkLost as error:
+            self.report(f"prompt: {'outcome unknown' if error.sent else 'not sent'}: {error}", bad=True)
+            return
+        if not isinstance(answer, Outcome):
+            self.report(f"prompt refused: {answer.code}: {answer.text}", bad=True)
+        elif answer.state == "failed":
+            self.report(f"prompt failed: {answer.text}", bad=True)
+        elif answer.request and self.followed != answer.request:
+            self.follow(answer.request)
+
+    def _submitted(self, message: Accepted | Deferred) -> None:
+        """Follow the new request as soon as it has an id."""
+        if isinstance(message, Accepted) and message.request:
+            self.follow(message.request)
+
+    def report_outcome(self, verb: Verb, outcome: Outcome) -> None:
+        """Say how a verb ended."""
+        step = "" if outcome.step is None else f" at step {outcome.step}"
+        text = f"{name_of(verb)} {target_of(verb)}: {outcome.state}{step}. {outcome.text}"
+        self.report(text, bad=outcome.state == "failed")
+
+    def report(self, text: str, *, bad: bool) -> None:
+        """Show a notification. Its text is never parsed as markup."""
+        self.notify(clean(text), severity="error" if bad else "information", timeout=6, markup=False)
+
+    # --- output -------------------------------------------------------------------------------------------------
+
+    def follow(self, request: str) -> None:
+        """Stream the output of `request` into the output lines."""
+        self.followed = request
+        self._start_follow()
+        self.paint()
+
+    def _start_follow(self) -> None:
+        self.run_worker(self._follow(), name="follow", group="follow", exclusive=True, exit_on_error=False)
+
+    async def _follow(self) -> None:
+        """Fetch until the output ends; a lost link is waited out."""
+        request = self.followed
+        while request is not None and request == self.followed:
+            output = self.state.outputs.get(request)
+            if output is not None and output.finished:
+                return
+            offset, characters = (output.tokens, output.characters) if output else (0, 0)
+            try:
+                fetched = await self.source.fetch(request, offset=offset, text_offset=characters, wait_ms=1000)
+            except LinkLost:
+                await asyncio.sleep(RESTART_S)
+                continue
+            except QueryFailed as error:
+                self.report(f"{request}: {error}", bad=True)
+                self.followed = None
+                return
+            self.state = add_output(self.state, fetched)
+            self._dirty = True
+
+    # --- copying ------------------------------------------------------------------------------------------------
+
+    def copy_verb(self, verb: Verb) -> None:
+        """Copy the shell line of a verb."""
+        name = self.state.snapshot.engine.name if self.state.snapshot else ""
+        self._copy(cli_line(verb, name))
+
+    def copy_cli(self, words: str) -> None:
+        """Copy the shell line that shows what is on the screen."""
+        if words:
+            name = clean(self.state.snapshot.engine.name) if self.state.snapshot else ""
+            self._copy(f"ppconsole -e {name} {clean(words)}" if name else f"ppconsole {clean(words)}")
+
+    def _copy(self, line: str) -> None:
+        self.copy_to_clipboard(line)
+        self.report(f"copied: {line}", bad=False)
+
+    def action_picture(self) -> None:
+        """Save an SVG of the screen in the current folder."""
+        try:
+            path = self.save_screenshot(path=".")
+        except OSError as error:
+            self.report(f"no picture: {error}", bad=True)
+            return
+        self.report(f"saved {path}", bad=False)
+
+
+def _alarm(state: ConsoleState) -> tuple[object, ...]:
+    """Return what should be seen at once when it changes: the engine's state and the verdicts."""
+    snapshot = state.snapshot
+    if snapshot is None:
+        return ()
+    return (snapshot.engine.state, *((verdict.stage, verdict.cause) for verdict in snapshot.verdicts))
+
+
+def run_console(source: Source, *, read_only: bool, title: str) -> int:
+    """Run the console until it is left; return the exit code. `title`: a note such as `leaving stops the demo`.
+
+    `PPCONSOLE_THEME` (dark, light, terminal) sets the colours; `PPCONSOLE_MOUSE=1` takes the mouse, which is left
+    to the terminal otherwise so that text can be selected and copied.
+    """
+    app = ConsoleApp(source, read_only=read_only, title=title)
+    return app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1") or 0

@@ -1,0 +1,1 @@
+"""Screens: the main one, readers for details, and dialogs that ask before they act."""

@@ -1,0 +1,182 @@
+"""The dialog before every verb with an effect: target, epoch, the engine's own plan, the CLI line; focus on Cancel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Verb
+from ppengine.protocol.snapshot import Snapshot
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button
+
+from ppconsole.link.source import LinkLost
+from ppconsole.view import plan
+from ppconsole.view.cells import EMPTY, Row, fit, row
+from ppconsole.view.commands import name_of, revision_of
+from ppconsole.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from ppconsole.app import ConsoleApp
+
+MAX_WIDTH = 92
+
+
+class Confirm(ModalScreen[None]):
+    """Asks before `verb`. What it acts on is fixed when it opens: verb, epoch, revision."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "cancel", show=False),
+        Binding("left,up", "app.focus_previous", "", show=False),
+        Binding("right,down", "app.focus_next", "", show=False),
+        Binding("y", "copy_cli", "copy the CLI line", show=False),
+    ]
+
+    def __init__(self, verb: Verb, seen: Snapshot) -> None:
+        super().__init__()
+        self.verb = verb
+        self._seen = seen
+        self.if_rev = revision_of(verb, seen)
+        self._answer: Outcome | Refused | None = None
+        self._trouble: list[Row] = []
+        self._note = ""
+        self.busy = False
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app."""
+        app: ConsoleApp = self.app  # type: ignore[assignment]
+        return app
+
+    def compose(self) -> ComposeResult:
+        """Rows, then the buttons: Cancel first."""
+        with Vertical(id="dialog"):
+            yield Lines(id="dialog-body")
+            with Horizontal(id="dialog-buttons"):
+                yield Button("Cancel", id="cancel", compact=True)
+                yield Button(f"Do it: {name_of(self.verb)}", id="confirm", compact=True, disabled=True)
+                yield Button("Look again", id="again", compact=True, classes="hidden")
+
+    def on_mount(self) -> None:
+        """Ask for the plan; the focus is on Cancel."""
+        self.query_one("#cancel").focus()
+        self._ask()
+
+    def on_resize(self) -> None:
+        """Fit the new size."""
+        self.paint()
+
+    def paint(self) -> None:
+        """Show what is known by now."""
+        if not self.query("#dialog-body"):
+            return
+        width = min(MAX_WIDTH, self.app.size.width - 6)
+        title = f" {name_of(self.verb)}?"
+        rows = [row((fit(title, width), ""), fill="head"), *plan.head_rows(self.verb, self._seen, self.if_rev, width)]
+        rows += [EMPTY, *(self._trouble or plan.plan_rows(self._answer, width))]
+        rows += [EMPTY, *plan.cli_rows(self.verb, self._seen.engine.name, width)]
+        note = self._note or self.console.verbs_off()
+        rows.append(row((fit(note or "esc cancels   y copies the shell line", width), "warn" if note else "dim")))
+        room = self.app.size.height - 5
+        board = self.query_one("#dialog-body", Lines)
+        self.query_one("#dialog").styles.width = width + 4
+        board.styles.height = min(len(rows), room)
+        board.show(rows if len(rows) <= room else [*rows[: room - 4], *rows[-4:]])
+        self._buttons()
+
+    def _buttons(self) -> None:
+        """Confirm needs a plan, a live link and nothing under way."""
+        ready = isinstance(self._answer, Outcome) and self._answer.state == "planned" and not self._trouble
+        confirm = self.query_one("#confirm", Button)
+        confirm.disabled = not ready or self.busy or bool(self.console.verbs_off())
+        self.query_one("#again", Button).set_class(not self._trouble, "hidden")
+
+    def _ask(self) -> None:
+        """Ask the engine what the verb would do."""
+        self._answer, self._trouble, self._note = None, [], ""
+        self.run_worker(self._plan(), exit_on_error=False, exclusive=True, name="dry run", group="confirm")
+        self.paint()
+
+    async def _plan(self) -> None:
+        answer = await self._command(dry_run=True)
+        if answer is not None:
+            self._answer = answer
+            self._check_conflict(answer)
+        self.paint()
+
+    async def _command(self, *, dry_run: bool) -> Outcome | Refused | None:
+        """Send the verb; None when the link broke, which is then explained in the note."""
+        if self.console.state.epoch != self._seen.engine.epoch:
+            text = f"the engine was restarted: this dialog is about epoch {self._seen.engine.epoch[:16]}"
+            return Refused(id="", code="STALE_EPOCH", text=text)
+        try:
+            return await self.console.source.command(
+                self.verb, dry_run=dry_run, if_rev=self.if_rev, on_progress=None if dry_run else self._progress
+            )
+        except LinkLost as error:
+            unknown = error.sent and not dry_run
+            self._note = f"outcome unknown: {error}; look at the events" if unknown else f"nothing was done: {error}"
+            if unknown:
+                self.console.report(f"{name_of(self.verb)}: {self._note}", bad=True)
+            return None
+
+    def _progress(self, message: Accepted | Deferred) -> None:
+        """Show that the command is under way."""
+        self._note = f"deferred: {message.text}" if isinstance(message, Deferred) else "accepted, waiting for its end"
+        self.paint()
+
+    def _check_conflict(self, answer: Outcome | Refused) -> None:
+        """Turn a conflict into words: what has changed since the dialog opened."""
+        if isinstance(answer, Refused) and answer.code in ("CONFLICT", "STALE_EPOCH"):
+            now = self.console.state.snapshot
+            changes = plan.changes_since(self._seen, now, self.verb) if now is not None else []
+            self._trouble = plan.conflict_rows(answer, changes, min(MAX_WIDTH, self.app.size.width - 6))
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Cancel, act, or look again."""
+        event.stop()
+        if event.button.id == "cancel":
+            self.action_cancel()
+        elif event.button.id == "again":
+            self._look_again()
+        elif not self.busy:
+            self.busy = True
+            self.paint()
+            self.run_worker(self._act(), exit_on_error=False, name=name_of(self.verb), group="confirm")
+
+    def _look_again(self) -> None:
+        """Take the present state as the one to act on, and ask for a new plan."""
+        now = self.console.state.snapshot
+        if now is not None:
+            self._seen, self.if_rev = now, revision_of(self.verb, now)
+        self.query_one("#cancel").focus()
+        self._ask()
+
+    async def _act(self) -> None:
+        """Send the verb and wait for its end."""
+        try:
+            answer = await self._command(dry_run=False)
+        finally:
+            self.busy = False
+        if isinstance(answer, Outcome):
+            self.console.report_outcome(self.verb, answer)
+            self.dismiss()
+            return
+        if answer is not None:
+            self._answer = answer
+            self._check_conflict(answer)
+            self._note = "" if self._trouble else f"refused: {answer.code}"
+        self.query_one("#cancel").focus()
+        self.paint()
+
+    def action_cancel(self) -> None:
+        """Close. A verb that was sent already goes on in the engine, and says so."""
+        if self.busy:
+            self.console.report(f"{name_of(self.verb)} was sent; its end shows in the events", bad=False)
+        self.dismiss()
+
+    def action_copy_cli(self) -> None:
+        """Copy the equivalent shell line."""
+        self.console.copy_verb(self.verb)

@@ -1,0 +1,365 @@
+"""The main screen: banner, stages, pool, requests, events, output, prompt, keys; wide terminals have a right column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from ppengine.protocol.control import (
+    Abort,
+    BlocksDetail,
+    Continue,
+    Drain,
+    Pause,
+    Preempt,
+    Release,
+    Resume,
+    SwapIn,
+    SwapOut,
+    Verb,
+)
+from ppengine.protocol.snapshot import RequestInfo
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.worker import Worker
+
+from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.model.reduce import set_filter
+from ppconsole.model.rows import visible_requests
+from ppconsole.screens import readers
+from ppconsole.screens.memory import MemoryDialog
+from ppconsole.screens.reader import Reader
+from ppconsole.view import board, commands, keys
+from ppconsole.view.banner import banner, verdict_line
+from ppconsole.view.cursor import Cursor
+from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH, Frame, frame
+from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.prompt import Mode, PromptLine
+
+if TYPE_CHECKING:
+    from ppconsole.app import ConsoleApp
+
+
+def _verb(key: str, name: str, text: str) -> Binding:
+    """Return the binding of a verb."""
+    return Binding(key, f"verb('{name}')", text, show=False, id=f"verb.{name}")
+
+
+class MainScreen(Screen[None]):
+    """Paints on the app's tick and at once on a key. The selection belongs to ids."""
+
+    AUTO_FOCUS = ""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        _verb("p", "preempt", "preempt"), _verb("o", "swap-out", "swap out"), _verb("n", "swap-in", "swap in"),
+        _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
+        _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
+        _verb("c", "continue", "continue"), _verb("i", "prompt", "write a prompt"),
+        Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),
+        Binding("tab,shift+tab", "swap_focus", "stages or requests", show=False),
+        Binding("enter", "drill", "show in detail", show=False),
+        Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
+        Binding("e", "look('events')", "events", show=False), Binding("d", "look('explain')", "diagnosis", show=False),
+        Binding("question_mark", "look('help')", "help", show=False),
+        Binding("slash", "line('filter')", "filter", show=False),
+        Binding("colon", "line('command')", "command", show=False),
+        Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
+        Binding("f", "follow", "follow output", show=False), Binding("space", "freeze", "freeze", show=False),
+        Binding("y", "copy_cli", "copy the CLI line", show=False), Binding("q", "app.quit", "quit", show=False),
+    ]  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: Cursor[str] = Cursor()
+        self.stages: Cursor[int] = Cursor()
+        self.stages_focused = False
+        self.blocks: BlocksDetail | None = None
+        self._frame: Frame = frame(80, 24, 1, False)
+        self._loading: Worker[None] | None = None
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app."""
+        app: ConsoleApp = self.app  # type: ignore[assignment]
+        return app
+
+    def compose(self) -> ComposeResult:
+        """Banner and verdict; left and right; prompt; keys."""
+        yield Lines(id="top")
+        with Horizontal(id="middle"):
+            yield Lines(id="left")
+            yield Lines(id="right")
+        yield PromptLine(lambda text: commands.complete(text, self.console.state.snapshot), id="prompt")
+        yield Lines(id="foot", classes="one")
+
+    def on_resize(self) -> None:
+        """Fit the new size."""
+        self.paint()
+
+    def on_screen_resume(self) -> None:
+        """Show what is new."""
+        self.paint()
+
+    # --- painting ---------------------------------------------------------------------------------------------
+
+    def arranged(self) -> list[RequestInfo]:
+        """Return the requests as the table shows them."""
+        return visible_requests(self.console.shown)
+
+    def paint(self) -> None:
+        """Bring every part up to date; only rows that changed are painted."""
+        if not self.is_mounted or not self.query("#foot"):
+            return
+        console, (width, height) = self.console, self.size
+        if width < MIN_WIDTH or height < MIN_HEIGHT:
+            self.add_class("tiny")
+            self.query_one("#left", Lines).show(keys.too_small(width, height, MIN_WIDTH, MIN_HEIGHT))
+            return
+        self.remove_class("tiny")
+        state = console.shown
+        count = len({stage.index for stage in state.snapshot.stages}) if state.snapshot else 0
+        self._frame = size = frame(width, height, count, console.followed is not None)
+        right = self.query_one("#right", Lines)
+        right.display = size.side > 0
+        right.styles.width = size.side
+        arranged = self.arranged()
+        picked = self._picked(arranged)
+        link = console.link()
+        top = [banner(state.snapshot, link, width, console.title_text)]
+        top.append(verdict_line(state.snapshot, link, width, console.history))
+        self.query_one("#top", Lines).show(top)
+        grey = console.grey
+        self.query_one("#left", Lines).show(board.left(state, size, arranged, picked), faded=grey)
+        right.show(board.right(state, size, height - 4, self.blocks, picked), faded=grey)
+        self._paint_foot(width)
+
+    def _picked(self, arranged: list[RequestInfo]) -> board.Picked:
+        """Anchor the selection again and return it."""
+        ids = [request.id for request in arranged]
+        request = self.requests.sync(ids)
+        stage = self.stages.sync(self._stage_ids())
+        top = self.requests.window(len(ids), self._frame.requests)
+        return board.Picked(request, stage, self.stages_focused, self.console.followed, top)
+
+    def _stage_ids(self) -> list[int]:
+        return [stage.index for stage in board.shown_stages(self.console.shown, self._frame)]
+
+    def _paint_foot(self, width: int) -> None:
+        """Show the keys of the present context."""
+        line = self.query_one(PromptLine)
+        shown = keys.STAGE_KEYS if self.stages_focused else keys.REQUEST_KEYS
+        if line.input.has_focus:
+            by_mode = {"prompt": keys.PROMPT_KEYS, "filter": keys.FILTER_KEYS, "command": keys.COMMAND_KEYS}
+            shown = by_mode[line.mode]
+        live, read_only = not self.console.verbs_off(), self.console.state.read_only
+        note = self.console.title_text if width >= 100 else ""
+        foot = keys.footer(shown, width, live=live, read_only=read_only, note=note)
+        self.query_one("#foot", Lines).show([foot])
+
+    def refresh_blocks(self) -> None:
+        """Fetch the block map, while the right column is there and nothing else covers it."""
+        busy = self._loading is not None and self._loading.is_running
+        if self._frame.side and self.is_current and not busy and not self.console.grey and self.console.source.live:
+            self._loading = self.run_worker(self._load_blocks(), exit_on_error=False, name="block map")
+
+    async def _load_blocks(self) -> None:
+        try:
+            answer = await self.console.source.inspect("blocks")
+        except (LinkLost, QueryFailed):
+            self.blocks = None  # the map says that there is none; the link's own state says why
+            return
+        self.blocks = answer if isinstance(answer, BlocksDetail) else None
+
+    # --- moving -----------------------------------------------------------------------------------------------
+
+    def action_move(self, by: int) -> None:
+        """Move the selection."""
+        if self.stages_focused:
+            self.stages.move(self._stage_ids(), by)
+        else:
+            self.requests.move([request.id for request in self.arranged()], by)
+        self.paint()
+
+    def action_page(self, by: int) -> None:
+        """Move by what is visible."""
+        self.action_move(by * max(1, self._frame.requests - 1))
+
+    def action_swap_focus(self) -> None:
+        """Move between stages and requests."""
+        self.stages_focused = not self.stages_focused
+        self.paint()
+
+    def action_drill(self) -> None:
+        """Open the detail of what is selected."""
+        if self.stages_focused:
+            stage = self.stages.sync(self._stage_ids())
+            if stage is not None:
+                self.app.push_screen(readers.StageScreen(stage))
+            return
+        request = self.selected_request()
+        if request is not None:
+            self.app.push_screen(readers.RequestScreen(request))
+
+    def action_look(self, name: str) -> None:
+        """Open a reader; with the focus on stages those of the selected one."""
+        self.open_reader(name, self.stages.sync(self._stage_ids()) if self.stages_focused else None)
+
+    def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
+        """Open the reader called `name`."""
+        screens: dict[str, Callable[[], Reader]] = {
+            "stacks": lambda: readers.StacksScreen(stage), "logs": lambda: readers.LogsScreen(stage),
+            "events": readers.EventsScreen, "explain": readers.DiagnosisScreen, "help": readers.HelpScreen,
+            "show": lambda: readers.RequestScreen(request),
+        }  # fmt: skip
+        self.app.push_screen(screens[name]())
+
+    def action_sort(self) -> None:
+        """Sort by the next key."""
+        self.console.next_sort()
+
+    def action_reverse(self) -> None:
+        """Turn the order round."""
+        self.console.reverse_sort()
+
+    def action_freeze(self) -> None:
+        """Freeze or thaw the display."""
+        self.console.toggle_freeze()
+
+    def action_follow(self) -> None:
+        """Follow the output of the selected request."""
+        request = self.selected_request()
+        if request is not None:
+            self.console.follow(request)
+
+    def action_copy_cli(self) -> None:
+        """Copy the CLI line that shows what is selected."""
+        request = None if self.stages_focused else self.requests.sync([each.id for each in self.arranged()])
+        self.console.copy_cli(f"show {request}" if request else "status")
+
+    def selected_request(self) -> str | None:
+        """Return the selected request; says so when there is none."""
+        found = self.requests.sync([request.id for request in self.arranged()])
+        if found is None:
+            gone = f"{self.requests.id} is not in the table any more; " if self.requests.id else ""
+            self.console.report(f"{gone}choose a request first", bad=True)
+        return found
+
+    # --- verbs ------------------------------------------------------------------------------------------------
+
+    def action_verb(self, name: str) -> None:
+        """Begin the verb on what is selected."""
+        why = self.console.verbs_off()
+        if why:
+            self.console.report(f"{name}: {why}", bad=True)
+        elif name == "prompt":
+            self.action_line("prompt")
+        elif name == "memory":
+            snapshot = self.console.state.snapshot
+            if snapshot is not None:
+                self.app.push_screen(MemoryDialog(snapshot))
+        else:
+            verb = self._build(name)
+            if verb is not None:
+                self.console.ask(verb)
+
+    def _build(self, name: str) -> Verb | None:
+        """Return the verb for a key; None (and a report) when what it needs is not selected."""
+        snapshot = self.console.state.snapshot
+        if snapshot is None:
+            return None
+        if name == "pause":
+            return Resume() if snapshot.engine.state == "paused" else Pause()
+        if name == "drain":
+            return Drain(undo=snapshot.engine.state == "draining")
+        if name == "continue":
+            stage = self.stages.sync(self._stage_ids()) if self.stages_focused else None
+            halted = [each.index for each in snapshot.stages if each.state == "stopped"]
+            if stage is None and not halted:
+                self.console.report("no stage is stopped by a signal", bad=True)
+                return None
+            return Continue(stage=halted[0] if stage is None else stage)
+        request = self.selected_request()
+        if request is None:
+            return None
+        if name == "preempt":
+            return Preempt(request=request)
+        if name == "swap-out":
+            return SwapOut(request=request)
+        if name == "swap-in":
+            return SwapIn(request=request)
+        return Release(request=request) if name == "release" else Abort(request=request)
+
+    # --- the line at the bottom -------------------------------------------------------------------------------
+
+    def action_line(self, mode: Mode) -> None:
+        """Open the line for a prompt, a filter or a command."""
+        text = self.console.state.filter if mode == "filter" else ""
+        self.query_one(PromptLine).open(mode, text)
+        self.paint()
+
+    def begin_command(self, name: str, needs_words: bool) -> None:
+        """Run a command, or open the line with its name where it needs more words."""
+        if needs_words:
+            self.query_one(PromptLine).open("command", f"{name} ")
+            self.paint()
+        else:
+            self.run_line(name)
+
+    def on_prompt_line_given(self, event: PromptLine.Given) -> None:
+        """Send the prompt, keep the filter, or run the command."""
+        line = self.query_one(PromptLine)
+        if event.mode == "prompt":
+            line.input.value = ""
+            if event.text.strip():
+                self.console.submit(event.text)
+        else:
+            line.close()
+            if event.mode == "command" and event.text.strip():
+                self.run_line(event.text.strip())
+        self.paint()
+
+    def on_prompt_line_typed(self, event: PromptLine.Typed) -> None:
+        """Filter while typing."""
+        if event.mode == "filter":
+            self.console.state = set_filter(self.console.state, event.text)
+            self.requests.forget()
+            self.paint()
+
+    def on_prompt_line_left(self, event: PromptLine.Left) -> None:
+        """Leave the line; a filter is cleared."""
+        self.query_one(PromptLine).close()
+        if event.mode == "filter":
+            self.console.state = set_filter(self.console.state, "")
+        self.paint()
+
+    def run_line(self, text: str) -> None:
+        """Run a command line: a screen's name or a verb."""
+        word, _, rest = text.partition(" ")
+        if word == "quit":
+            self.app.exit(0)
+        elif word == "show" and rest.strip():
+            self.open_reader("show", request=rest.strip())
+        elif word in commands.SCREENS and word != "show":
+            self.open_reader(word)
+        else:
+            self._run_verb(text)
+
+    def _run_verb(self, text: str) -> None:
+        """Parse and begin a verb; says what is wrong with the line."""
+        why = self.console.verbs_off()
+        selected = self.requests.sync([request.id for request in self.arranged()])
+        try:
+            verb = commands.parse(text, selected)
+        except commands.UsageError as error:
+            self.console.report(str(error), bad=True)
+            return
+        if why:
+            self.console.report(f"{commands.name_of(verb)}: {why}", bad=True)
+        elif commands.name_of(verb) == "submit":
+            self.console.submit(text.partition(" ")[2])
+        else:
+            self.console.ask(verb)

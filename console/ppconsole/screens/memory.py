@@ -1,0 +1,156 @@
+"""The dialog of `m`: a utilization is typed and the engine's plan for it is shown while typing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ppengine.protocol.control import Outcome, Refused, SetMemory
+from ppengine.protocol.snapshot import Snapshot
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.timer import Timer
+from textual.widgets import Input, Static
+
+from ppconsole.link.source import LinkLost
+from ppconsole.model.units import bytes_text
+from ppconsole.screens.confirm import MAX_WIDTH, Confirm
+from ppconsole.view import plan, stages
+from ppconsole.view.cells import EMPTY, Row, fit, row
+from ppconsole.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from ppconsole.app import ConsoleApp
+
+DEBOUNCE_S = 0.25
+
+
+class MemoryDialog(ModalScreen[None]):
+    """Asks for a utilization. Enter goes on to the confirm dialog; nothing is done from here."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel", show=False)]
+
+    def __init__(self, seen: Snapshot) -> None:
+        super().__init__()
+        self._seen = seen
+        self._answer: Outcome | Refused | None = None
+        self._note = ""
+        self._timer: Timer | None = None
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app."""
+        app: ConsoleApp = self.app  # type: ignore[assignment]
+        return app
+
+    def compose(self) -> ComposeResult:
+        """Where memory stands, the input, the plan."""
+        with Vertical(id="dialog"):
+            yield Lines(id="memory-now")
+            with Horizontal(id="memory-line"):
+                yield Static("utilization › ", id="memory-label", markup=False)
+                yield Input(
+                    f"{self._seen.engine.memory_utilization:g}", id="memory-input", compact=True, restrict=r"[0-9.]*"
+                )
+            yield Lines(id="memory-plan")
+
+    def on_mount(self) -> None:
+        """Begin with the present value."""
+        self.query_one(Input).focus()
+        self.paint()
+
+    def on_resize(self) -> None:
+        """Fit the new size."""
+        self.paint()
+
+    def value(self) -> float | None:
+        """Return what is typed as a utilization above 0 and at most 1; None for anything else."""
+        try:
+            number = float(self.query_one(Input).value)
+        except ValueError:
+            return None
+        return number if 0 < number <= 1 else None
+
+    def paint(self) -> None:
+        """Show memory as it is and the plan for what is typed."""
+        if not self.query("#memory-plan"):
+            return
+        width = min(MAX_WIDTH, self.app.size.width - 6)
+        self.query_one("#dialog").styles.width = width + 4
+        now = self._now(width)
+        board = self.query_one("#memory-now", Lines)
+        board.styles.height = len(now)
+        board.show(now)
+        rows = self._plan_rows(width)
+        board = self.query_one("#memory-plan", Lines)
+        board.styles.height = len(rows)
+        board.show(rows)
+
+    def _now(self, width: int) -> list[Row]:
+        """Return title and one memory row a stage."""
+        engine = self._seen.engine
+        title = f" memory of {engine.name}: util {engine.memory_utilization:g}, revision {engine.memory_revision}"
+        rows = [row((fit(title, width), ""), fill="head")]
+        shown, rest = stages.fold(self._seen, 4)
+        for stage in shown:
+            memory = stage.memory
+            text = f" {bytes_text(memory.used)} of {bytes_text(memory.limit)} limit, {bytes_text(memory.total)} in all"
+            rows.append(row((f"{stage.index:>3} ", "strong"), *stages.bar(stage, 24), (text, "dim")))
+        if rest:
+            rows.append(row((f"    and {len(rest)} more stages", "dim")))
+        return [*rows, EMPTY]
+
+    def _plan_rows(self, width: int) -> list[Row]:
+        """Return the plan, or what to type."""
+        if self._note:
+            rows = [row((fit(self._note, width), "warn"))]
+        elif self.value() is None:
+            rows = [row(("a number above 0 and at most 1, such as 0.5", "dim"))]
+        elif self.value() == self._seen.engine.memory_utilization and self._answer is None:
+            rows = [row(("type another value to see the engine's plan for it", "dim"))]
+        else:
+            rows = plan.plan_rows(self._answer, width)
+        return [
+            EMPTY,
+            *rows,
+            EMPTY,
+            row(("⏎", "key"), (" goes on to confirm   ", "dim"), ("esc", "key"), (" cancels", "dim")),
+        ]
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Ask for a plan once typing pauses."""
+        event.stop()
+        if self._timer is not None:
+            self._timer.stop()
+        self._answer, self._note = None, ""
+        self._timer = self.set_timer(DEBOUNCE_S, self._ask)
+        self.paint()
+
+    def _ask(self) -> None:
+        """Ask for the plan of the typed value."""
+        number = self.value()
+        if number is not None and number != self._seen.engine.memory_utilization:
+            self.run_worker(self._plan(number), exit_on_error=False, exclusive=True, name="dry run", group="memory")
+
+    async def _plan(self, number: float) -> None:
+        """Fetch the plan."""
+        try:
+            revision = self._seen.engine.memory_revision
+            self._answer = await self.console.source.command(
+                SetMemory(utilization=number), dry_run=True, if_rev=revision
+            )
+        except LinkLost as error:
+            self._note = f"no plan: {error}"
+        self.paint()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Go on to the confirm dialog with the revision that was seen here."""
+        event.stop()
+        number = self.value()
+        if number is None:
+            self.paint()
+            return
+        seen = self._seen
+        self.dismiss()
+        self.app.push_screen(Confirm(SetMemory(utilization=number), seen))

@@ -1,0 +1,184 @@
+"""The readers: a request, a stage, stacks, logs, events, the diagnosis, help."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
+from ppengine.protocol.snapshot import RequestInfo
+from textual.binding import Binding, BindingType
+
+from ppconsole.model.safe import clean
+from ppconsole.screens.reader import Reader
+from ppconsole.view import details, events
+from ppconsole.view.cells import Row, row
+from ppconsole.view.keys import READER_KEYS, Key, help_rows
+
+_TAKE_KEYS: tuple[Key, ...] = (("t", "take again", False), *READER_KEYS)
+
+
+class RequestScreen(Reader):
+    """One request in full, fetched once a second."""
+
+    every_s: ClassVar[float] = 1.0
+
+    def __init__(self, request: str) -> None:
+        super().__init__()
+        self.request = request
+        self._detail: RequestDetail | None = None
+
+    def heading(self) -> str:
+        """Return the request's id."""
+        return f"REQUEST {clean(self.request)}"
+
+    def cli(self) -> str:
+        """Return the verb that prints the same."""
+        return f"show {self.request}"
+
+    def _info(self) -> RequestInfo | None:
+        snapshot = self.console.shown.snapshot
+        return next((each for each in snapshot.requests if each.id == self.request), None) if snapshot else None
+
+    def body(self, width: int) -> list[Row]:
+        """Return everything that is known about the request."""
+        return details.request_rows(self._info(), self._detail, self.problem, width)
+
+    async def load(self) -> None:
+        """Fetch its detail."""
+        answer = await self.console.source.inspect("request", request=self.request)
+        self._detail = answer if isinstance(answer, RequestDetail) else None
+
+
+class StageScreen(Reader):
+    """One stage in full, from the snapshot."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def heading(self) -> str:
+        """Return the stage's number."""
+        return f"STAGE {self.stage}"
+
+    def cli(self) -> str:
+        """Return the verb that prints the same."""
+        return "status --json"
+
+    def body(self, width: int) -> list[Row]:
+        """Return state, memory parts, streams and timeline of every rank of the stage."""
+        snapshot = self.console.shown.snapshot
+        found = [each for each in snapshot.stages if each.index == self.stage] if snapshot else []
+        if snapshot is None or not found:
+            return [row((f"  stage {self.stage} is not in the engine any more", "warn"))]
+        return [line for each in found for line in details.stage_rows(snapshot, each, width)]
+
+
+class StacksScreen(Reader):
+    """Stacks, taken when the screen opens and on `t`: taking them stops a stage for a moment."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
+    keys: ClassVar[tuple[Key, ...]] = _TAKE_KEYS
+
+    def __init__(self, stage: int | None = None) -> None:
+        super().__init__()
+        self.stage = stage
+        self._detail: StacksDetail | None = None
+
+    def heading(self) -> str:
+        """Return what is shown."""
+        return "STACKS" if self.stage is None else f"STACKS OF STAGE {self.stage}"
+
+    def cli(self) -> str:
+        """Return the verb that prints the same."""
+        return "stacks" if self.stage is None else f"stacks --stage {self.stage}"
+
+    def body(self, width: int) -> list[Row]:
+        """Return the stacks."""
+        return details.stacks_rows(self._detail, self.problem, width)
+
+    async def load(self) -> None:
+        """Take the stacks."""
+        answer = await self.console.source.inspect("stacks", stage=self.stage)
+        self._detail = answer if isinstance(answer, StacksDetail) else None
+
+    def action_take(self) -> None:
+        """Take them again."""
+        self._detail = None
+        self.start_load()
+        self.paint()
+
+
+class LogsScreen(Reader):
+    """Newest log lines of all processes or of one stage; it stays at the end unless scrolled up."""
+
+    every_s: ClassVar[float] = 2.0
+    follows_end: ClassVar[bool] = True
+
+    def __init__(self, stage: int | None = None) -> None:
+        super().__init__()
+        self.stage = stage
+        self._detail: LogsDetail | None = None
+
+    def heading(self) -> str:
+        """Return what is shown."""
+        return "LOGS" if self.stage is None else f"LOGS OF STAGE {self.stage}"
+
+    def cli(self) -> str:
+        """Return the verb that prints the same."""
+        return "logs" if self.stage is None else f"logs --stage {self.stage}"
+
+    def body(self, width: int) -> list[Row]:
+        """Return the lines."""
+        return details.log_rows(self._detail, self.problem, width)
+
+    async def load(self) -> None:
+        """Fetch the newest lines."""
+        answer = await self.console.source.inspect("logs", stage=self.stage, lines=500)
+        self._detail = answer if isinstance(answer, LogsDetail) else None
+
+
+class EventsScreen(Reader):
+    """All events that this console has."""
+
+    follows_end: ClassVar[bool] = True
+
+    def heading(self) -> str:
+        """Return what is shown."""
+        return "EVENTS"
+
+    def cli(self) -> str:
+        """Return the verb that prints the same."""
+        return "events"
+
+    def body(self, width: int) -> list[Row]:
+        """Return one row an event."""
+        rows = [events.event_row(event, width, full=True) for event in self.console.shown.events]
+        return rows or [row(("  nothing has happened yet", "dim"))]
+
+
+class DiagnosisScreen(Reader):
+    """Every verdict with its evidence and what to do."""
+
+    def heading(self) -> str:
+        """Return what is shown."""
+        return "DIAGNOSIS"
+
+    def cli(self) -> str:
+        """Return the verb that prints the same."""
+        return "explain"
+
+    def body(self, width: int) -> list[Row]:
+        """Return the verdicts."""
+        return details.diagnosis_rows(self.console.shown.snapshot, width)
+
+
+class HelpScreen(Reader):
+    """Keys, letters and glyphs."""
+
+    def heading(self) -> str:
+        """Return what is shown."""
+        return "HELP"
+
+    def body(self, width: int) -> list[Row]:
+        """Return the help."""
+        return help_rows(width)

@@ -1,0 +1,147 @@
+"""The first two lines: which engine, in which state, how fresh; and the verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ppengine.protocol.snapshot import Snapshot
+
+from ppconsole.model.safe import clean
+from ppconsole.model.units import age_text
+from ppconsole.view import figures
+from ppconsole.view.cells import Row, Seg, clip, fit, row, spread, width_of
+from ppconsole.view.marks import ENGINE, LINK, root_verdict
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class Link(NamedTuple):
+    """What the banner says about the link and this console. Ages in seconds."""
+
+    state: str = "connecting"
+    age_s: float | None = None
+    retry_in_s: float | None = None
+    text: str = ""
+    read_only: bool = False
+    frozen_s: float | None = None
+    problem: str = ""
+    """A failure inside the console itself."""
+
+    @property
+    def live(self) -> bool:
+        """Whether commands may be sent."""
+        return self.state == "live"
+
+
+def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -> Row:
+    """Return the top line. What does not fit drops out from the right."""
+    badge = (" RO ", "chip.warn") if link.read_only else (" RW ", "chip.quiet")
+    if snapshot is None:
+        name = clean(title) or "ppconsole"
+        return clip(Row(((f" {name} ", "chip.name"), (" ", ""), *link_segs(link), (" ", ""), badge), "bar"), width)
+    engine = snapshot.engine
+    head: list[Seg] = [
+        (f" {clean(engine.name)} ", "chip.name"),
+        (f" {clean(engine.state).upper()} ", ENGINE.get(engine.state, "chip.info")),
+        (" ", ""),
+        *link_segs(link),
+        (" ", ""),
+        badge,
+    ]
+    throughput = snapshot.throughput
+    rate = figures.rate(throughput.output_tok_s)
+    parts = [
+        ("util ", f"{engine.memory_utilization:.2f}".removeprefix("0")),
+        ("r", f"{engine.memory_revision}"),
+        ("step ", f"{engine.step}"),
+        ("", f"{rate} tok/s"),
+        ("ops:", str(sum(op.state in ("accepted", "deferred") for op in snapshot.operations))),
+        ("consoles:", str(engine.consoles)),
+        ("up ", age_text(engine.uptime_s)),
+        ("", f"pp{engine.pipeline_parallel_size} tp{engine.tensor_parallel_size} {clean(engine.executor)}"),
+        ("epoch ", clean(engine.epoch)[:8]),
+        ("", clean(engine.model)),
+    ]
+    used = sum(width_of(text) for text, _ in head)
+    for label, value in parts:
+        size = 1 + width_of(label) + width_of(value)
+        if used + size > width:
+            break
+        head += [(" ", ""), (label, "dim"), (value, "")]
+        used += size
+    return clip(Row(tuple(head), "bar"), width)
+
+
+def link_segs(link: Link) -> list[Seg]:
+    """Return link state and age of the newest sample; a freeze of the display comes first."""
+    style = LINK.get(link.state, "warn")
+    segs: list[Seg] = []
+    if link.frozen_s is not None:
+        segs += [(f"FROZEN {age_text(link.frozen_s)}", "warn"), (" ", "")]
+    segs.append((link.state, style))
+    if link.age_s is not None:
+        segs.append((f" {age_text(link.age_s)}", style if not link.live else "dim"))
+    if link.state == "lost" and link.retry_in_s is not None:
+        segs.append((f" retry {age_text(link.retry_in_s)}", style))
+    return segs
+
+
+def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Sequence[float] = ()) -> Row:
+    """Return the second line: what is wrong in words, or calm figures when nothing is."""
+    if link.problem:
+        return row((fit(f"! console: {link.problem}", width), "alert"))
+    if not link.live and (snapshot is None or link.state != "connecting"):
+        return row((fit(_link_words(link), width), "alert.warn"))
+    if snapshot is None:
+        return row((fit(f"  {link.text or 'waiting for the first sample'}", width), "dim"))
+    verdict = root_verdict(snapshot)
+    if verdict is None:
+        return calm(snapshot, width, history)
+    where = "DRIVER" if verdict.stage is None else f"STAGE {verdict.stage}"
+    bad = verdict.root and verdict.cause != "undetermined"
+    others = len(snapshot.verdicts) - 1
+    tail = (f" +{others}" if others else "") + "  d detail "
+    text = f"! {where} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
+    style = "alert" if bad else "alert.warn"
+    return row((fit(text, width - len(tail)) + tail, style))
+
+
+def _link_words(link: Link) -> str:
+    """Return what a link that is not live means for the operator."""
+    detail = f" ({clean(link.text)})" if link.text else ""
+    age = age_text(link.age_s)
+    words = {
+        "connecting": f"  connecting{detail}; verbs are off until the link is live",
+        "stale": f"  no sample for {age}{detail}; what is shown is old and verbs are off",
+        "lost": f"  link lost{detail}: figures are {age} old, verbs are off; trying again by itself",
+        "new-epoch": f"  the engine was restarted{detail}: this is a new epoch, old requests are gone",
+    }
+    return words.get(link.state, f"  {link.state}{detail}")
+
+
+def calm(snapshot: Snapshot, width: int, history: Sequence[float]) -> Row:
+    """Return throughput of the last minute when there is nothing to worry about."""
+    engine = snapshot.engine
+    if engine.message and engine.state != "serving":
+        return row((fit(f"  {engine.message}", width), "info"))
+    left: list[Seg] = [("  ", "")]
+    peak = max(history, default=0.0)
+    room = max(8, min(60, width - 56))
+    left += [(spark(history, peak, room), "spark"), (" ", "")]
+    left += [(figures.rate(snapshot.throughput.output_tok_s), "strong"), (" out ", "dim")]
+    left += [(figures.rate(snapshot.throughput.prompt_tok_s), "strong"), (" in tok/s", "dim")]
+    right: list[Seg] = [("no fault found ", "ok")]
+    if peak:
+        left += [(f"  peak {figures.rate(peak)}", "dim")]
+    return spread(left, right, width)
+
+
+def spark(values: Sequence[float], top: float, width: int) -> str:
+    """Return the last `width` values as bars from 0 to `top`; cells without a value are blank."""
+    last = list(values)[-width:]
+    bars = "".join(
+        SPARKS[min(len(SPARKS) - 1, int(max(0.0, value) / top * (len(SPARKS) - 0.01)))] if top else SPARKS[0]
+        for value in last
+    )
+    return bars.rjust(width)

@@ -1,0 +1,82 @@
+"""The main screen as rows: what stands left, what stands right, from one state and one frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ppengine.protocol.control import BlocksDetail
+from ppengine.protocol.snapshot import RequestInfo, StageInfo
+
+from ppconsole.model.state import ConsoleState, Output
+from ppconsole.view import events, kvmap, requests, stages, timeline
+from ppconsole.view.cells import EMPTY, Row, clip, row
+from ppconsole.view.frame import Frame
+
+
+class Picked(NamedTuple):
+    """What the operator has chosen."""
+
+    request: str | None = None
+    stage: int | None = None
+    stages_focused: bool = False
+    followed: str | None = None
+    top: int = 0
+    """First visible position of the request table."""
+
+
+def output_status(output: Output | None) -> str:
+    """Return how a followed output stands."""
+    if output is None:
+        return "waiting for its first token"
+    if output.finished:
+        return f"done ({output.finish_reason or 'finished'}), {output.tokens} tokens"
+    return f"{output.tokens} tokens"
+
+
+def left(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], picked: Picked) -> list[Row]:
+    """Return stage rows, pool line, request table, event tail and output, each in the height that `frame` gives."""
+    snapshot = state.snapshot
+    if snapshot is None:
+        return [EMPTY, row(("  waiting for the engine; the console stays until it answers", "dim"))]
+    stage = picked.stage if picked.stages_focused else None
+    request = None if picked.stages_focused else picked.request
+    lines = stages.rows(snapshot, frame.left, frame.stages, stage)
+    lines.append(requests.pool(snapshot, frame.left))
+    table = requests.rows(state, arranged, frame.left, request, picked.top, frame.requests)
+    lines += _exactly(table, frame.requests + 1)
+    lines += _exactly(events.tail(state.events, frame.left, frame.events), frame.events)
+    output = state.outputs.get(picked.followed) if picked.followed else None
+    text = output.text if output else ""
+    lines += events.output(picked.followed, text, output_status(output), frame.left, frame.output)
+    return lines
+
+
+def _exactly(lines: list[Row], height: int) -> list[Row]:
+    """Return `lines` cut or filled to `height`."""
+    return lines[:height] + [EMPTY] * (height - len(lines))
+
+
+def shown_stages(state: ConsoleState, frame: Frame) -> list[StageInfo]:
+    """Return the stages that have a row."""
+    return stages.fold(state.snapshot, frame.stages)[0] if state.snapshot else []
+
+
+def right(
+    state: ConsoleState, frame: Frame, height: int, blocks: BlocksDetail | None, picked: Picked
+) -> list[Row]:  # fmt: skip
+    """Return timeline, KV map and (very wide) the selected stage's streams, in at most `height` rows."""
+    snapshot = state.snapshot
+    if snapshot is None or not frame.side:
+        return []
+    width = frame.side
+    shown = shown_stages(state, frame)
+    lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)]
+    tail: list[Row] = []
+    stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
+    if frame.streams and stage is not None and height - len(lines) > 14:
+        tail = events.streams(stage, width)
+    room = height - len(lines) - len(tail)
+    lines += kvmap.rows(blocks, width, room, picked.request)
+    lines += [EMPTY] * (height - len(lines) - len(tail))
+    return [clip(line, width) for line in (*lines, *tail)]

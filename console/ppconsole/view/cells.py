@@ -1,0 +1,182 @@
+"""Rows of styled text measured in terminal cells, and columns that drop out by priority when it gets narrow."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ppconsole.model.safe import clean
+
+Seg = tuple[str, str]
+"""Text and the name of its style (see `widgets.paint`)."""
+Cell = Seg | tuple[Seg, ...]
+
+
+class Row(NamedTuple):
+    """One line of the screen. `fill` is the style behind all of it (a header bar, the selection)."""
+
+    segs: tuple[Seg, ...]
+    fill: str = ""
+
+
+EMPTY = Row(())
+
+
+def row(*segs: Seg, fill: str = "") -> Row:
+    """Return a row of `segs`."""
+    return Row(segs, fill)
+
+
+def text_of(line: Row) -> str:
+    """Return the text of a row without its styles."""
+    return "".join(text for text, _ in line.segs)
+
+
+def char_width(char: str) -> int:
+    """Return how many cells a character takes: 0, 1 or 2."""
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def width_of(text: str) -> int:
+    """Return the width of `text` in cells."""
+    return len(text) if text.isascii() else sum(map(char_width, text))
+
+
+def cut(text: str, width: int) -> str:
+    """Return the longest start of `text` that fits `width` cells; what was cut off is marked by an ellipsis."""
+    if width_of(text) <= width:
+        return text
+    kept, room = [], width - 1
+    for char in text:
+        room -= char_width(char)
+        if room < 0:
+            break
+        kept.append(char)
+    return "".join(kept) + "…" if width > 0 else ""
+
+
+def fit(text: str, width: int, align: str = "<") -> str:
+    """Return `text` cleaned of control characters, in exactly `width` cells, aligned `<` or `>`."""
+    short = cut(clean(text), width)
+    pad = " " * (width - width_of(short))
+    return pad + short if align == ">" else short + pad
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return `text` in lines of at most `width` cells, broken at spaces where there are any."""
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in clean(paragraph).split(" "):
+            candidate = f"{line} {word}" if line else word
+            while width_of(candidate) > width:
+                if line and width_of(word) <= width:
+                    lines.append(line)
+                    candidate = word
+                else:
+                    head = _hard_cut(candidate, width)
+                    lines.append(head)
+                    candidate = candidate[len(head) :]
+                line = ""
+            line = candidate
+        lines.append(line)
+    return lines
+
+
+def _hard_cut(text: str, width: int) -> str:
+    """Return the longest start of `text` that fits, at least one character."""
+    used = 0
+    for index, char in enumerate(text):
+        used += char_width(char)
+        if used > width:
+            return text[: max(1, index)]
+    return text
+
+
+def clip(line: Row, width: int) -> Row:
+    """Return `line` cut to `width` cells, an ellipsis where something is missing."""
+    if sum(width_of(text) for text, _ in line.segs) <= width:
+        return line
+    segs, room = [], width
+    for text, style in line.segs:
+        size = width_of(text)
+        if size >= room:
+            segs.append((cut(text + " ", room), style))
+            break
+        segs.append((text, style))
+        room -= size
+    return Row(tuple(segs), line.fill)
+
+
+def spread(left: Sequence[Seg], right: Sequence[Seg], width: int, fill: str = "") -> Row:
+    """Return one row with `left` at the left edge and `right` at the right one; `right` yields when it is narrow."""
+    used = sum(width_of(text) for text, _ in left)
+    tail = sum(width_of(text) for text, _ in right)
+    if used + tail + 1 > width:
+        return clip(Row(tuple(left), fill), width)
+    return Row((*left, (" " * (width - used - tail), ""), *right), fill)
+
+
+class Column(NamedTuple):
+    """A column. A low `priority` number stays longest; `grow` is how many cells more it takes when there is room."""
+
+    key: str
+    title: str
+    width: int
+    priority: int
+    align: str = "<"
+    grow: int = 0
+
+
+FLEX = 10_000
+"""`grow` of the column that takes what is left."""
+
+
+class Placed(NamedTuple):
+    """A column that is shown, with the width that it got."""
+
+    column: Column
+    width: int
+
+
+def place(columns: Sequence[Column], width: int) -> list[Placed]:
+    """Return the columns that fit `width` cells (one cell between them) in display order."""
+    room = width
+    chosen: set[str] = set()
+    for column in sorted(columns, key=lambda column: column.priority):
+        need = column.width + (1 if chosen else 0)
+        if need > room:
+            break
+        room -= need
+        chosen.add(column.key)
+    shown = [column for column in columns if column.key in chosen]
+    extra = dict.fromkeys(chosen, 0)
+    for column in sorted(shown, key=lambda column: (column.grow, column.priority)):
+        extra[column.key] = min(room, column.grow)
+        room -= extra[column.key]
+    return [Placed(column, column.width + extra[column.key]) for column in shown]
+
+
+def header(placed: Sequence[Placed], fill: str = "head") -> Row:
+    """Return the row of column titles."""
+    titles = (fit(each.column.title, each.width, each.column.align) for each in placed)
+    return Row(((" ".join(titles), ""),), fill)
+
+
+def table_row(placed: Sequence[Placed], cells: Mapping[str, Cell], fill: str = "") -> Row:
+    """Return one row of a table. A cell of several segments must have its exact width; it is padded at the right."""
+    segs: list[Seg] = []
+    for each in placed:
+        cell = cells[each.column.key]
+        if isinstance(cell[0], str):
+            text, style = cell
+            segs.append((fit(str(text), each.width, each.column.align), str(style)))
+        else:
+            segs.extend(cell)
+            used = sum(width_of(text) for text, _ in cell)
+            segs.append((" " * max(0, each.width - used), ""))
+        segs.append((" ", ""))
+    return Row(tuple(segs[:-1]), fill)

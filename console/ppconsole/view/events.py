@@ -1,0 +1,106 @@
+"""Event tail, output tail and streams: the lower lines of the main screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ppengine.protocol.snapshot import Event, StageInfo
+
+from ppconsole.model.safe import clean
+from ppconsole.model.units import count_text
+from ppconsole.view import figures
+from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, wrap
+
+_BAD = ("dead", "failed", "fault", "killed", "lost", "error", "refused")
+_GOOD = ("applied", "finished", "ready", "serving", "live")
+
+
+def style_of(kind: str) -> str:
+    """Return the style of an event kind such as `stage.dead`."""
+    if any(word in kind for word in _BAD):
+        return "bad"
+    return "ok" if any(word in kind for word in _GOOD) else "info"
+
+
+def event_row(event: Event, width: int, *, full: bool = False) -> Row:
+    """Return one event. `full` adds date-free extras: sequence, step."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.wall))
+    segs: list[Seg] = [(clock + " ", "dim")]
+    if full:
+        segs.append((fit(f"#{event.seq}", 8), "dim"))
+        segs.append((fit(event.kind, 18) + " ", style_of(event.kind)))
+    else:
+        segs.append(("● ", style_of(event.kind)))
+    if event.by:
+        segs.append((clean(event.by) + " ", "strong"))
+    text = clean(event.text)
+    if event.request and event.request not in text:
+        text = f"{clean(event.request)} {text}"
+    segs.append((text, ""))
+    if full and event.step is not None:
+        segs.append((f"  step {event.step}", "dim"))
+    return clip(Row(tuple(segs)), width)
+
+
+def tail(events: Sequence[Event], width: int, height: int) -> list[Row]:
+    """Return the newest `height` events, oldest first, under the label LOG."""
+    lines = []
+    for index, event in enumerate(list(events)[-height:]):
+        body = event_row(event, width - 5)
+        lines.append(Row((("LOG  " if index == 0 else "     ", "head.word"), *body.segs)))
+    if not lines:
+        lines.append(row(("LOG  ", "head.word"), ("nothing has happened yet", "dim")))
+    return lines
+
+
+def output(request: str | None, text: str, status: str, width: int, height: int) -> list[Row]:
+    """Return the end of the followed request's text under the label OUT. `status`: running, or how it ended."""
+    if request is None:
+        return [row(("OUT  ", "head.word"), ("follows the request that you send; f follows the selected one", "dim"))]
+    head: list[Seg] = [("OUT  ", "head.word"), (f"{clean(request)} ", "strong"), (f"{clean(status)} ", "dim")]
+    taken = sum(len(part) for part, _ in head)
+    # The first line is shorter by its label; a tail needs no more text than it can show.
+    last = text[-width * (height + 1) :]
+    if height == 1:
+        flat = clean(last.replace("\n", " "))
+        room = max(8, width - taken)
+        shown = flat if len(flat) <= room else "…" + flat[-(room - 1) :]
+        return [clip(Row((*head, (shown, "out"))), width)]
+    lines = [row(*head), *(row(("     ", ""), (line, "out")) for line in wrap(last, width - 6)[-(height - 1) :])]
+    return [clip(line, width) for line in lines]
+
+
+STREAM_COLUMNS = (
+    Column("name", "STREAM", 8, 0),
+    Column("owner", "OWNER", 8, 3, grow=6),
+    Column("op", "OPERATION", 14, 1, grow=FLEX),
+    Column("age", "AGE", 5, 2, ">"),
+    Column("pending", "PEND", 4, 4, ">"),
+    Column("waits", "WAITS FOR", 10, 5, grow=10),
+)
+
+
+def streams(stage: StageInfo, width: int) -> list[Row]:
+    """Return the streams of a stage with their operation, its age, what is pending and what they wait for."""
+    placed = place(STREAM_COLUMNS, width - 1)
+    lines = [row((fit(f" STAGE {stage.index} STREAMS", width), ""), fill="head")]
+    titles = header(placed, fill="")
+    lines.append(Row(((" ", ""), *((text, "dim") for text, _ in titles.segs))))
+    for stream in stage.streams:
+        old = (stream.age_ms or 0) > 2000
+        body = table_row(
+            placed,
+            {
+                "name": (stream.name, "strong"),
+                "owner": (stream.owner, "dim"),
+                "op": (stream.op or "idle", "bad" if old and stream.op else ("" if stream.op else "dim")),
+                "age": (figures.age(stream.age_ms), "warn" if old else "dim"),
+                "pending": (count_text(stream.pending), ""),
+                "waits": (stream.waits_for or "", "warn"),
+            },
+        )
+        lines.append(Row(((" ", ""), *body.segs)))
+    if not stage.streams:
+        lines.append(row((fit("  this stage reports no streams", width), "dim")))
+    return lines

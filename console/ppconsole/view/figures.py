@@ -1,0 +1,51 @@
+"""Figures in the few cells that a table has, beside those of `model.units`. Unknown is `?`, nothing is `-`, never 0."""
+
+from __future__ import annotations
+
+from ppconsole.model.units import UNKNOWN, age_text, count_text, percent_text, ratio
+
+NOTHING = "-"
+
+
+def rate(value: float | None) -> str:
+    """Return tokens a second; small rates keep a decimal."""
+    return f"{value:.1f}" if value is not None and 0 < value < 9.95 else count_text(value)
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """Return part of whole as a percentage."""
+    return percent_text(ratio(part, whole))
+
+
+def millis(value: float | None) -> str:
+    """Return milliseconds in at most four cells: .4ms, 22ms, .12s, 6.2s, 3m."""
+    if value is None:
+        return UNKNOWN
+    if value >= 999.5:
+        return age_text(value / 1000)
+    if value >= 99.5:
+        return f"{value / 1000:.2f}".lstrip("0") + "s"
+    return f"{value:.0f}ms" if value >= 0.95 else f"{value:.1f}".removeprefix("0") + "ms"
+
+
+def age(value_ms: float | None) -> str:
+    """Return an age given in milliseconds, in seconds and up."""
+    return UNKNOWN if value_ms is None else age_text(value_ms / 1000)
+
+
+def micro_batch(number: int) -> str:
+    """Return the short name of a micro-batch; numbers above 999 keep their last three digits."""
+    return f"m{number}" if number < 1000 else f"m{number % 1000:03d}"
+
+
+def micro_batches(numbers: list[int]) -> str:
+    """Return micro-batches as runs: m410-412 m415."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(
+        micro_batch(first) if first == last else f"{micro_batch(first)}-{micro_batch(last)[1:]}" for first, last in runs
+    )

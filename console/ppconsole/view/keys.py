@@ -1,0 +1,121 @@
+"""Keys: the line at the bottom by context, and the help screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
+from ppconsole.view.marks import ENGINE, REQUEST, STAGE, STAGE_WORDS
+
+Key = tuple[str, str, bool]
+"""Key, what it does, and whether it is a verb (hidden in read-only, grey when the link is not live)."""
+
+REQUEST_KEYS: tuple[Key, ...] = (
+    ("i", "prompt", True), ("p", "preempt", True), ("o", "out", True), ("n", "in", True), ("r", "release", True),
+    ("a", "abort", True), ("m", "memory", True), ("⏎", "show", False), ("/", "filter", False), ("?", "help", False),
+    ("P", "pause", True), ("D", "drain", True), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
+    ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("␣", "freeze", False),
+    ("q", "quit", False),
+)  # fmt: skip
+STAGE_KEYS: tuple[Key, ...] = (
+    ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "detail", False),
+    ("c", "continue", True), ("m", "memory", True), ("⇥", "requests", False), ("?", "help", False),
+    ("e", "events", False), ("P", "pause", True), ("D", "drain", True), (":", "command", False),
+    ("␣", "freeze", False), ("q", "quit", False),
+)  # fmt: skip
+PROMPT_KEYS: tuple[Key, ...] = (
+    ("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False),
+)  # fmt: skip
+FILTER_KEYS: tuple[Key, ...] = (
+    ("⏎", "keep", False), ("esc", "clear", False), ("!word", "must not match", False),
+)  # fmt: skip
+COMMAND_KEYS: tuple[Key, ...] = (
+    ("⏎", "run", False), ("→", "complete", False), ("↑↓", "history", False), ("esc", "leave", False),
+)  # fmt: skip
+READER_KEYS: tuple[Key, ...] = (
+    ("↑↓", "scroll", False), ("g G", "ends", False), ("esc", "back", False), ("y", "copy CLI line", False),
+    ("^s", "picture", False), ("?", "help", False),
+)  # fmt: skip
+
+
+def footer(keys: Sequence[Key], width: int, *, live: bool, read_only: bool, note: str = "") -> Row:
+    """Return the key line. In read-only verbs are left out; while the link is not live they are grey."""
+    segs: list[Seg] = []
+    room = width - (width_of(note) + 1 if note else 0)
+    for key, text, verb in keys:
+        size = width_of(key) + width_of(text) + 2
+        if (verb and read_only) or size > room:
+            continue
+        off = verb and not live
+        segs += [(key, "key.off" if off else "key"), (f" {text} ", "key.off" if off else "key.text")]
+        room -= size
+    if note:
+        segs.append((" " * max(0, room) + note, "key.off"))
+    return Row(tuple(segs), "foot")
+
+
+_HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("MOVE", (
+        ("↑ ↓ j k", "choose a row"), ("PgUp PgDn g G", "by page, to the ends"),
+        ("Tab", "stages or requests"), ("Enter", "show it in detail"), ("Esc", "back"),
+    )),
+    ("VERBS  each asks first and shows the plan", (
+        ("p", "preempt the request"), ("o", "swap it out and hold it"), ("n", "swap it in"),
+        ("r", "release its hold"), ("a", "abort it"), ("m", "memory utilization"), ("P", "pause or resume"),
+        ("D", "drain or undo it"), ("c", "continue halted stage"), (":", "command line"),
+    )),
+    ("LOOK", (
+        ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
+        ("e", "events"), ("d", "diagnosis"), ("/", "filter"), ("S R", "next sort, reverse"),
+        ("Space", "freeze the display"), ("y", "copy the CLI line"),
+        ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
+    )),
+)  # fmt: skip
+
+
+def help_rows(width: int) -> list[Row]:
+    """Return the help screen: keys in as many columns as fit, then letters and glyphs."""
+    across = 2 if width >= 78 else 1
+    cell = width // across
+    rows: list[Row] = []
+    for title, keys in _HELP:
+        rows.append(row((fit(f" {title}", width), ""), fill="head"))
+        half = -(-len(keys) // across)
+        for index in range(half):
+            segs: list[Seg] = []
+            for key, text in keys[index::half]:
+                segs += [(f"  {fit(key, 14)}", "key"), (fit(text, cell - 16), "")]
+            rows.append(Row(tuple(segs)))
+    rows += [EMPTY, row((fit(" LETTERS", width), ""), fill="head")]
+    styles = {mark.text: mark.style for mark in STAGE.values()} | {"X": "bad"}
+    rows += _legend([(letter, styles[letter], text) for letter, text in STAGE_WORDS.items()], width, 24)
+    rows += _legend([(mark.text, mark.style, state) for state, mark in REQUEST.items()], width, 24)
+    rows += [EMPTY, row((fit(" GLYPHS", width), ""), fill="head")]
+    rows += _legend(
+        [
+            ("█", "bar.used", "memory in use"), ("▒", "bar.free", "mapped for the KV cache, free"),
+            ("│", "bar.limit", "limit: total × utilization"), ("*", "strong", "this stage sets the minimum"),
+            ("!", "bad", "the root of a fault"), ("I>O", "strong", "steps not begun > sends not done"),
+        ], width, 38,
+    )  # fmt: skip
+    rows.append(row(("  engine states  ", "dim"), (" ".join(ENGINE), "")))
+    return rows
+
+
+def _legend(items: Sequence[tuple[str, str, str]], width: int, cell: int) -> list[Row]:
+    """Return (glyph, style, meaning) in columns of `cell` cells."""
+    across = max(1, width // cell)
+    rows = []
+    for start in range(0, len(items), across):
+        segs: list[Seg] = []
+        for glyph, style, text in items[start : start + across]:
+            segs += [(f"  {glyph} ", style), (fit(text, cell - width_of(glyph) - 3), "dim")]
+        rows.append(Row(tuple(segs)))
+    return rows
+
+
+def too_small(width: int, height: int, need_width: int, need_height: int) -> list[Row]:
+    """Return the card for a terminal that is too small."""
+    text = (f"needs {need_width}x{need_height}", f"this is {width}x{height}")
+    top = max(0, (height - len(text)) // 2)
+    return [EMPTY] * top + [row((each.center(width)[:width], "warn")) for each in text]

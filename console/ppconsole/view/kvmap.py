@@ -1,0 +1,75 @@
+"""KV map: every mapped device block by owner, folded into cells; the selected request's blocks are lit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ppengine.protocol.control import BlocksDetail
+
+from ppconsole.view.cells import Row, Seg, clip, fit, row
+
+GLYPHS: dict[str, tuple[str, str]] = {
+    "free": ("·", "kv.free"),
+    "cached": ("▒", "kv.cached"),
+    "used": ("█", "kv.used"),
+    "shared": ("▓", "kv.shared"),
+    "null": ("×", "kv.free"),
+}
+SELECTED = ("■", "kv.mine")
+_WEIGHT = {"free": 0, "null": 1, "cached": 2, "used": 3, "shared": 4}
+
+
+def cells(detail: BlocksDetail, size: int, selected: str | None = None) -> list[tuple[str, str]]:
+    """Return one (glyph, style) a cell of `size` blocks. The selected request wins, then the fuller state."""
+    count = -(-detail.mapped // size) if detail.mapped else 0
+    weights = [-1] * count
+    found = [GLYPHS["free"]] * count
+    block = 0
+    for length, code, owner in detail.runs:
+        mine = selected is not None and owner == selected
+        weight = 9 if mine else _WEIGHT.get(code, 1)
+        for index in range(block // size, min(count, (block + length - 1) // size + 1)):
+            if weight > weights[index]:
+                weights[index], found[index] = weight, SELECTED if mine else GLYPHS.get(code, GLYPHS["null"])
+        block += length
+    return found
+
+
+def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | None = None) -> list[Row]:
+    """Return header, map and legend in at most `height` rows."""
+    if height < 3:
+        return []
+    if detail is None:
+        return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
+    room = (width - 2) * (height - 2)
+    size = max(1, -(-detail.mapped // max(1, room)))
+    unit = "a block" if size == 1 else f"{size} blocks"
+    head = f" KV MAP  {detail.mapped} blocks mapped, a cell is {unit}"
+    lines = [row((fit(head, width), ""), fill="head")]
+    lines.extend(_lines(cells(detail, size, selected), width - 2))
+    legend: list[Seg] = [(" ", "")]
+    for name in ("used", "shared", "cached", "free"):
+        glyph, style = GLYPHS[name]
+        legend += [(glyph, style), (f" {name} ", "dim")]
+    if selected:
+        legend += [SELECTED, (f" {selected}", "dim")]
+    return [*lines[: height - 1], clip(Row(tuple(legend)), width)]
+
+
+def _lines(found: Iterable[tuple[str, str]], width: int) -> list[Row]:
+    """Return the cells as rows of `width`."""
+    lines: list[Row] = []
+    segs: list[Seg] = [(" ", "")]
+    filled = 0
+    for glyph, style in found:
+        if filled == width:
+            lines.append(Row(tuple(segs)))
+            segs, filled = [(" ", "")], 0
+        if segs[-1][1] == style:
+            segs[-1] = (segs[-1][0] + glyph, style)
+        else:
+            segs.append((glyph, style))
+        filled += 1
+    if filled:
+        lines.append(Row(tuple(segs)))
+    return lines

@@ -1,0 +1,81 @@
+"""What a state looks like: its letter, its word and its style. A letter always goes with a colour."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ppengine.protocol.snapshot import Snapshot, StageInfo, Verdict
+
+
+class Mark(NamedTuple):
+    """Letter or short word, and style name."""
+
+    text: str
+    style: str
+
+
+STAGE: dict[str, Mark] = {
+    "loading": Mark("L", "info"),
+    "idle": Mark("I", "dim"),
+    "receiving": Mark("R", "info"),
+    "computing": Mark("C", "ok"),
+    "sending": Mark("T", "info"),
+    "swapping": Mark("W", "swap"),
+    "resizing": Mark("Z", "swap"),
+    "blocked": Mark("B", "warn"),
+    "starved": Mark("S", "warn"),
+    "stopped": Mark("H", "bad"),
+    "dead": Mark("D", "bad"),
+}
+FAULT = Mark("X", "bad")
+STAGE_WORDS = {
+    "L": "loading", "I": "idle", "R": "receiving", "C": "computing", "T": "transmitting", "W": "swapping",
+    "Z": "resizing", "B": "blocked", "S": "starved", "H": "halted by a signal", "D": "dead", "X": "faulty",
+}  # fmt: skip
+
+REQUEST: dict[str, Mark] = {
+    "waiting": Mark("wait", "warn"),
+    "running": Mark("run", "ok"),
+    "swapped": Mark("swap", "swap"),
+    "held": Mark("held", "info"),
+    "loading": Mark("load", "info"),
+    "finished": Mark("done", "dim"),
+}
+
+ENGINE = {
+    "loading": "chip.info", "serving": "chip.ok", "paused": "chip.warn", "draining": "chip.warn",
+    "resizing": "chip.info", "degraded": "chip.bad", "stopped": "chip.bad",
+}  # fmt: skip
+
+LINK = {"live": "ok", "connecting": "info", "stale": "warn", "lost": "bad", "new-epoch": "warn"}
+
+SUFFERERS = ("starved", "blocked", "undetermined")
+"""Causes that are never the root of a fault."""
+
+
+def request_mark(state: str) -> Mark:
+    """Return the mark of a request state; one from a newer engine shows its first letters."""
+    return REQUEST.get(state) or Mark(state[:4], "info")
+
+
+def root_verdict(snapshot: Snapshot) -> Verdict | None:
+    """Return the verdict to show first: a root one if there is any, else the oldest."""
+    roots = [verdict for verdict in snapshot.verdicts if verdict.root]
+    found = [verdict for verdict in roots if verdict.cause not in SUFFERERS] or roots or snapshot.verdicts
+    return max(found, key=lambda verdict: verdict.since_s, default=None)
+
+
+def faulty_stages(snapshot: Snapshot) -> set[int]:
+    """Return the stages that a root verdict names."""
+    return {
+        verdict.stage
+        for verdict in snapshot.verdicts
+        if verdict.root and verdict.stage is not None and verdict.cause not in SUFFERERS
+    }
+
+
+def stage_mark(stage: StageInfo, faulty: set[int]) -> Mark:
+    """Return the mark of a stage. A faulty one shows X, unless its own state says already what is wrong."""
+    if stage.index in faulty and stage.state not in ("dead", "stopped"):
+        return FAULT
+    return STAGE.get(stage.state) or Mark(stage.state[:1].upper(), "info")

@@ -1,0 +1,124 @@
+"""What a confirm dialog shows: target, epoch, the plan of the dry run with its figures, the CLI line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ppengine.protocol.control import Outcome, Refused, Verb
+from ppengine.protocol.snapshot import RequestInfo, Snapshot
+
+from ppconsole.model.units import age_text
+from ppconsole.view.cells import Row, Seg, row, width_of, wrap
+from ppconsole.view.commands import VERBS, cli_line, name_of, target_of
+from ppconsole.view.marks import request_mark
+
+
+def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int) -> list[Row]:
+    """Return what the dialog is about: effect, target with its present state, epoch and revision."""
+    engine = snapshot.engine
+    rows = [_field("effect", VERBS[name_of(verb)].text)]
+    rows.append(_field("target", f"{target_of(verb)} of {engine.name}", "strong"))
+    request = _request(verb, snapshot)
+    if request is not None:
+        mark = request_mark(request.state)
+        text = (
+            f"{age_text(request.age_s)} old, {request.prompt_tokens}+{request.output_tokens} tokens, "
+            f"{request.blocks} blocks, {request.swap_blocks} on the host"
+        )
+        rows.append(row(("now     ", "dim"), (f"{mark.text} ", mark.style), (text, "")))
+    seen = "" if revision is None else f"   revision {revision}"
+    rows.append(_field("epoch", f"{engine.epoch[:16]}{seen}"))
+    return [line for each in rows for line in _wrapped(each, width)]
+
+
+def _request(verb: Verb, snapshot: Snapshot) -> RequestInfo | None:
+    """Return the request that the verb names, if it is still listed."""
+    target = getattr(verb, "request", None)
+    return next((each for each in snapshot.requests if each.id == target), None)
+
+
+def _field(name: str, text: str, style: str = "") -> Row:
+    """Return one labelled line."""
+    return row((f"{name:<8}", "dim"), (text, style))
+
+
+def _wrapped(line: Row, width: int) -> list[Row]:
+    """Return `line` with its last segment wrapped under itself."""
+    *labels, (text, style) = line.segs
+    indent = sum(width_of(part) for part, _ in labels)
+    parts = wrap(text, max(10, width - indent))
+    rows = [Row((*labels, (parts[0], style)))]
+    return rows + [row((" " * indent, ""), (part, style)) for part in parts[1:]]
+
+
+def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Row]:
+    """Return the dry run's answer: the plan and its figures, or why it cannot be done."""
+    if answer is None:
+        return [row(("plan    ", "dim"), ("asking the engine…", "dim"))]
+    if isinstance(answer, Refused):
+        return _wrapped(row((f"{answer.code}  ", "bad"), (answer.text, "bad")), width)
+    rows: list[Row] = []
+    lines = answer.plan or [answer.text]
+    for index, line in enumerate(lines):
+        label: Seg = ("plan    " if index == 0 else "        ", "dim")
+        rows.extend(_wrapped(row(label, (line, "")), width))
+    rows.extend(figure_rows(answer.figures, width))
+    return rows
+
+
+def figure_rows(values: Mapping[str, float], width: int) -> list[Row]:
+    """Return figures as `name value` pairs; a before and an after of one name become `before > after`."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in values.items():
+        stem = name.removesuffix("_before")
+        after = values.get(f"{stem}_after")
+        if name.endswith("_before") and after is not None:
+            pairs.append((stem.replace("_", " "), f"{value:g} > {after:g}"))
+        elif not (name.endswith("_after") and name.removesuffix("_after") + "_before" in values):
+            pairs.append((name.replace("_", " "), f"{value:g}"))
+    rows: list[Row] = []
+    segs: list[Seg] = []
+    used = 8
+    for name, text in pairs:
+        size = width_of(name) + width_of(text) + 4
+        if segs and used + size > width:
+            rows.append(Row((("        ", ""), *segs)))
+            segs, used = [], 8
+        segs += [(f"{name} ", "dim"), (text, "strong"), ("   ", "")]
+        used += size
+    return [*rows, Row((("        ", ""), *segs))] if segs else rows
+
+
+def cli_rows(verb: Verb, engine: str, width: int) -> list[Row]:
+    """Return the equivalent CLI line."""
+    return _wrapped(row(("shell   ", "dim"), (cli_line(verb, engine), "key")), width)
+
+
+def conflict_rows(answer: Refused, changes: list[str], width: int) -> list[Row]:
+    """Return what a conflict means and what has changed since the dialog opened."""
+    rows = _wrapped(row(("CONFLICT  ", "alert"), (answer.text, "bad")), width)
+    for change in changes:
+        rows.extend(_wrapped(row(("changed ", "dim"), (change, "warn")), width))
+    return [*rows, row(("        ", ""), ("nothing was done; look again to see the plan for how it is now", "dim"))]
+
+
+def changes_since(before: Snapshot, after: Snapshot, verb: Verb) -> list[str]:
+    """Return what changed about the verb's target between two snapshots, in words."""
+    old, new = _request(verb, before), _request(verb, after)
+    if old is not None and new is None:
+        return [f"{old.id} is gone"]
+    found = []
+    if old is not None and new is not None:
+        for name in ("state", "blocks", "swap_blocks", "revision"):
+            one, two = getattr(old, name), getattr(new, name)
+            if one != two:
+                found.append(f"{name.replace('_', ' ')} {one} > {two}")
+    one_engine, two_engine = before.engine, after.engine
+    if one_engine.memory_revision != two_engine.memory_revision:
+        found.append(
+            f"memory utilization {one_engine.memory_utilization:g} > {two_engine.memory_utilization:g}, "
+            f"revision {one_engine.memory_revision} > {two_engine.memory_revision}"
+        )
+    if one_engine.epoch != two_engine.epoch:
+        found.append(f"epoch {one_engine.epoch[:16]} > {two_engine.epoch[:16]}")
+    return found

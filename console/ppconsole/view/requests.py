@@ -1,0 +1,143 @@
+"""The request table: one row a request with the reason why it does not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppengine.protocol.snapshot import Queues, RequestInfo, Snapshot
+
+from ppconsole.model.state import ConsoleState
+from ppconsole.model.units import age_text, count_text
+from ppconsole.view import figures
+from ppconsole.view.cells import FLEX, Cell, Column, Placed, Row, Seg, cut, fit, place, row, spread, table_row
+from ppconsole.view.marks import request_mark
+
+COLUMNS = (
+    Column("mark", "", 1, 0),
+    Column("id", "REQUEST", 10, 0, grow=8),
+    Column("owner", "OWNER", 8, 8, grow=6),
+    Column("state", "STAT", 4, 1),
+    Column("age", "AGE", 5, 5, ">"),
+    Column("in", "IN", 5, 6, ">"),
+    Column("out", "OUT", 5, 2, ">"),
+    Column("blocks", "BLK", 5, 3, ">"),
+    Column("swap", "SWP", 4, 7, ">"),
+    Column("done", "DONE", 4, 9, ">"),
+    Column("cached", "HIT", 5, 10, ">"),
+    Column("preempted", "PRE", 3, 11, ">"),
+    Column("why", "WHY", 24, 4, grow=FLEX),
+)
+"""Keys that are also keys of `model.state.SortKey` mark the sorted column."""
+
+
+def why(request: RequestInfo, where: dict[int, int]) -> str:
+    """Return why the request waits, with the numbers; of a running one, where its micro-batch is."""
+    if request.why is not None:
+        reason = request.why
+        if reason.need is not None and reason.have is not None:
+            figure = f"need {count_text(reason.need)}, have {count_text(reason.have)}"
+            return figure if not reason.text or figure in reason.text else f"{figure}: {reason.text}"
+        return reason.text or reason.code
+    if request.in_flight:
+        number = request.in_flight[0]
+        place_of = f" at stage {where[number]}" if number in where else ""
+        ahead = f" +{len(request.in_flight) - 1}" if len(request.in_flight) > 1 else ""
+        return f"{figures.micro_batch(number)}{place_of}{ahead}"
+    if request.finish_reason:
+        return request.finish_reason
+    return ""
+
+
+def locate(snapshot: Snapshot) -> dict[int, int]:
+    """Return the last stage that holds each micro-batch, by its number."""
+    return {number: stage.index for stage in snapshot.stages for number in stage.micro_batches}
+
+
+def rows(
+    state: ConsoleState, arranged: Sequence[RequestInfo], width: int, selected: str | None = None,
+    top: int = 0, height: int = 1000,
+) -> list[Row]:  # fmt: skip
+    """Return the header and the rows `[top, top + height)` of `arranged`. Only what is visible is formatted."""
+    placed = place(COLUMNS, width)
+    lines = [_title(placed, state, arranged)]
+    snapshot = state.snapshot
+    if not arranged or snapshot is None:
+        some = snapshot is not None and bool(snapshot.requests)
+        text = "no request matches the filter; / changes it" if some else "no requests; i writes a prompt"
+        return [*lines, row((fit(f"  {text}", width), "dim"))]
+    where = locate(snapshot)
+    for request in arranged[top : top + height]:
+        mine = request.id == selected
+        lines.append(table_row(placed, _cells(request, where, mine), fill="select" if mine else ""))
+    return lines
+
+
+def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo]) -> Row:
+    """Return the header row: how many there are, the sorted column marked, the filter."""
+    segs: list[Seg] = []
+    total = state.snapshot.requests_total if state.snapshot else 0
+    for each in placed:
+        column, mine = each.column, state.sort == each.column.key
+        name = column.title + (("↓" if state.descending else "↑") if mine and len(column.title) < each.width else "")
+        if column.key == "id":
+            name = f"REQ {len(arranged)}/{total}" if len(arranged) != total else f"REQ {total}"
+        if column.key == "why" and state.filter:
+            name = f"WHY  /{state.filter}"
+        segs.append((fit(name, each.width, column.align), "head.on" if mine else ""))
+        segs.append((" ", ""))
+    return Row(tuple(segs[:-1]), "head")
+
+
+def _cells(request: RequestInfo, where: dict[int, int], selected: bool) -> dict[str, Cell]:
+    """Return the cells of one request row."""
+    mark = request_mark(request.state)
+    quiet = "dim" if request.state == "finished" else ""
+    goal = request.prompt_tokens + request.output_tokens
+    done = figures.percent(min(request.computed_tokens, goal), goal) if request.computed_tokens else figures.NOTHING
+    waits = request.state in ("waiting", "swapped") and request.why is not None
+    return {
+        "mark": (">" if selected else " ", "accent"),
+        "id": (request.id, quiet or "strong"),
+        "owner": (request.owner, "dim"),
+        "state": mark,
+        "age": (age_text(request.age_s), quiet),
+        "in": (count_text(request.prompt_tokens), quiet),
+        "out": (count_text(request.output_tokens), quiet),
+        "blocks": (count_text(request.blocks), quiet if request.blocks else "dim"),
+        "swap": (count_text(request.swap_blocks), "swap" if request.swap_blocks else "dim"),
+        "done": (done, "dim"),
+        "cached": (count_text(request.cached_tokens), "dim"),
+        "preempted": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
+        "why": (why(request, where), "warn" if waits else quiet),
+    }
+
+
+def pool(snapshot: Snapshot, width: int) -> Row:
+    """Return the pool line: blocks that are cached and free, requests by state, micro-batches in flight."""
+    kv = [stage.kv_blocks for stage in snapshot.stages]
+    cached = [each.cached for each in kv if each.cached is not None]
+    free = [each.free for each in kv if each.free is not None]
+    segs: list[Seg] = [("POOL ", "head.word"), ("cached ", "dim"), (count_text(min(cached, default=None)), "")]
+    segs += [(" free ", "dim"), (count_text(min(free, default=None)), "")]
+    segs += [(" │", "dim")]
+    for name, number in _queues(snapshot.queues):
+        mark = request_mark(name)
+        segs += [(f" {mark.text} ", "dim"), (count_text(number), mark.style if number else "dim")]
+    flying = [number for stage in snapshot.stages for number in stage.micro_batches]
+    names = figures.micro_batches(flying) or figures.NOTHING
+    segs += [(" │", "dim"), (" fly ", "dim"), (names, "")]
+    extra: list[Seg] = []
+    if snapshot.preemptions_total:
+        extra = [("preempted ", "dim"), (count_text(snapshot.preemptions_total), "warn")]
+    used = sum(len(text) for text, _ in segs)
+    if used > width:
+        segs[-1] = (cut(names, max(1, width - used + len(names))), "")
+    return spread(segs, extra, width)
+
+
+def _queues(queues: Queues) -> list[tuple[str, int]]:
+    """Return the queues in the order of the pool line."""
+    return [
+        ("waiting", queues.waiting), ("running", queues.running), ("swapped", queues.swapped),
+        ("held", queues.held), ("loading", queues.loading),
+    ]  # fmt: skip

@@ -1,0 +1,174 @@
+"""Stage rows: state letter, memory bar, KV blocks, swap, queues, micro-batch, step time, current operation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ppengine.protocol.snapshot import Snapshot, StageInfo
+
+from ppconsole.model.units import UNKNOWN, count_text
+from ppconsole.view import figures
+from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, table_row
+from ppconsole.view.marks import STAGE, faulty_stages, stage_mark
+
+MAX_ROWS = 8
+
+COLUMNS = (
+    Column("mark", "", 1, 0),
+    Column("stage", "ST", 2, 0, ">"),
+    Column("state", "S", 1, 0),
+    Column("memory", "MEMORY", 10, 2, grow=14),
+    Column("used", "USED", 4, 3, ">"),
+    Column("kv", "KV use/map/cap", 15, 1, grow=3),
+    Column("swap", "SWAP", 4, 9, ">"),
+    Column("io", "I>O", 3, 7, ">", grow=2),
+    Column("micro", "MB", 4, 6, ">"),
+    Column("step", "STEP", 4, 4, ">"),
+    Column("idle", "IDLE", 4, 8, ">"),
+    Column("op", "STREAM:OP", 10, 5, grow=FLEX),
+    Column("p99", "P99", 4, 11, ">"),
+    Column("layers", "LAYERS", 7, 10),
+    Column("pid", "PID", 7, 12, ">"),
+    Column("host", "HOST", 8, 13),
+    Column("device", "DEVICE", 10, 14),
+    Column("age", "AGE", 4, 1, ">"),
+)
+
+_SHORT = {"receive": "recv", "forward": "fwd", "token_return": "token"}
+
+
+def bar(stage: StageInfo, width: int) -> tuple[Seg, ...]:
+    """Return the memory bar, 0 to the device's total: held and in use, mapped but free KV, room, limit mark."""
+    memory, blocks = stage.memory, stage.kv_blocks
+    if not memory.total or memory.used is None:
+        return (("?".ljust(width, "·"), "dim"),)
+    free = 0.0
+    if memory.kv_mapped and blocks.mapped and blocks.free is not None:
+        free = memory.kv_mapped * min(1.0, (blocks.free + (blocks.cached or 0)) / blocks.mapped)
+    used = round(width * min(1.0, max(0.0, memory.used - free) / memory.total))
+    shade = round(width * min(1.0, memory.used / memory.total))
+    glyphs = ["█"] * used + ["▒"] * (shade - used) + ["·"] * (width - max(used, shade))
+    styles = ["bar.used"] * used + ["bar.free"] * (shade - used) + ["bar.room"] * (width - max(used, shade))
+    if memory.limit is not None:
+        at = min(width - 1, round(width * memory.limit / memory.total))
+        glyphs[at] = "│"
+        styles[at] = "bar.limit" if memory.used <= memory.limit else "bar.over"
+    return _runs(glyphs, styles)
+
+
+def _runs(glyphs: Sequence[str], styles: Sequence[str]) -> tuple[Seg, ...]:
+    """Return segments with neighbours of one style merged."""
+    segs: list[Seg] = []
+    for glyph, style in zip(glyphs, styles, strict=True):
+        if segs and segs[-1][1] == style:
+            segs[-1] = (segs[-1][0] + glyph, style)
+        else:
+            segs.append((glyph, style))
+    return tuple(segs)
+
+
+def kv_figures(stage: StageInfo) -> Cell:
+    """Return used/mapped/capacity; `*` marks the stage that sets the minimum."""
+    kv = stage.kv_blocks
+    text = "/".join(count_text(value) for value in (kv.used, kv.mapped, kv.capacity))
+    full = kv.used is not None and kv.mapped is not None and kv.used + (kv.cached or 0) > 0.98 * kv.mapped
+    return (text + ("*" if kv.binding else ""), "warn" if full and (kv.free or 0) == 0 else "")
+
+
+def operation(stage: StageInfo, brief: bool = False) -> str:
+    """Return what the stage does: its longest open operation, the stream that runs it, the peer it waits for.
+
+    `brief` leaves out the number of the micro-batch.
+    """
+    busy = [stream for stream in stage.streams if stream.op]
+    stream = max(busy, key=lambda each: each.age_ms or 0.0, default=None)
+    text = (stream.op if stream else stage.op) or figures.NOTHING
+    word, _, rest = text.partition(" ")
+    text = f"{_SHORT.get(word, word)} {rest}".strip()
+    waiting = stage.waiting_on
+    if waiting is not None and waiting.stage is not None and not rest.startswith(("<", ">")):
+        text = f"{_SHORT.get(word, word)}{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
+    if brief:
+        text = text.partition(" m")[0]
+    return f"{stream.name}:{text}" if stream else text
+
+
+def severity(stage: StageInfo, faulty: set[int]) -> tuple[float, ...]:
+    """Return the order of trouble, larger is worse: fault, bad state, no progress, sets the minimum, busy."""
+    order = ("dead", "stopped", "resizing", "blocked", "loading", "starved")
+    rank = len(order) - order.index(stage.state) if stage.state in order else 0
+    stalled = int((stage.progress_age_ms or 0.0) / 1000)
+    busy = -1.0 if stage.idle_fraction is None else 1.0 - stage.idle_fraction
+    return (stage.index in faulty, rank, stalled, stage.kv_blocks.binding, round(busy, 1), -stage.index)
+
+
+def fold(snapshot: Snapshot, limit: int) -> tuple[list[StageInfo], list[StageInfo]]:
+    """Return the stages to show, at most `limit` in pipeline order, and the rest.
+
+    The worst tensor rank stands for its stage; faulty stages always stay.
+    """
+    faulty = faulty_stages(snapshot)
+    worst: dict[int, StageInfo] = {}
+    for stage in snapshot.stages:
+        other = worst.get(stage.index)
+        if other is None or severity(stage, faulty) > severity(other, faulty):
+            worst[stage.index] = stage
+    stages = sorted(worst.values(), key=lambda stage: stage.index)
+    if len(stages) <= limit:
+        return stages, []
+    ranked = sorted(stages, key=lambda stage: severity(stage, faulty), reverse=True)
+    keep = {stage.index for stage in ranked[: limit - 1]}
+    return [stage for stage in stages if stage.index in keep], [stage for stage in stages if stage.index not in keep]
+
+
+def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | None = None) -> list[Row]:
+    """Return the header, one row a stage and, when folded, one row for the rest. `selected`: a stage index."""
+    shown, rest = fold(snapshot, limit)
+    placed = place(COLUMNS, width)
+    faulty = faulty_stages(snapshot)
+    lines = [header(placed)]
+    widths = {each.column.key: each.width for each in placed}
+    bar_width, op_width = widths.get("memory", 0), widths.get("op", 0)
+    for stage in shown:
+        cells = _cells(stage, faulty, bar_width, op_width, stage.index == selected)
+        lines.append(table_row(placed, cells, fill="select" if stage.index == selected else ""))
+    if rest:
+        states = Counter(stage_mark(stage, faulty).text for stage in rest)
+        known = "  ".join(f"{number} {letter}" for letter, number in sorted(states.items()))
+        lines.append(row((fit(f"   … {len(rest)} more: {known}", width), "dim")))
+    return lines
+
+
+def _cells(stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, selected: bool) -> dict[str, Cell]:
+    """Return the cells of one stage row."""
+    mark = stage_mark(stage, faulty)
+    bad = stage.index in faulty
+    micro = figures.micro_batch(stage.micro_batches[0]) if stage.micro_batches else figures.NOTHING
+    flow = f"{count_text(stage.inbox)}>{count_text(stage.outbox)}"
+    idle = None if stage.idle_fraction is None else 100 * stage.idle_fraction
+    slow = (stage.progress_age_ms or 0) > 2000 and stage.state not in ("idle", "loading")
+    layers = f"{stage.layers[0]}-{stage.layers[1] - 1}" if len(stage.layers) == 2 else UNKNOWN
+    name = f"{stage.index}" if stage.tensor_rank == 0 else f"{stage.index}.{stage.tensor_rank}"
+    style = "bad" if bad else ""
+    over = stage.memory.used is not None and stage.memory.limit is not None and stage.memory.used > stage.memory.limit
+    return {
+        "mark": ("!", "bad") if bad else (">" if selected else " ", "accent"),
+        "stage": (name, style or "strong"),
+        "state": (mark.text, mark.style),
+        "memory": bar(stage, bar_width),
+        "used": (figures.percent(stage.memory.used, stage.memory.total), "bad" if over else ""),
+        "kv": kv_figures(stage),
+        "swap": (count_text(stage.swap_blocks.used), "swap" if stage.swap_blocks.used else "dim"),
+        "io": (flow, ""),
+        "micro": (micro, ""),
+        "step": (figures.millis(stage.step_ms.p50), ""),
+        "p99": (figures.millis(stage.step_ms.p99), "dim"),
+        "idle": (UNKNOWN if idle is None else f"{idle:.0f}%", "dim"),
+        "op": (operation(stage, brief=op_width < 16), style or STAGE.get(stage.state, mark).style),
+        "layers": (layers, "dim"),
+        "pid": (UNKNOWN if stage.pid is None else str(stage.pid), "dim"),
+        "host": (stage.host, "dim"),
+        "device": (stage.device.name or stage.device.kind, "dim"),
+        "age": (figures.age(stage.progress_age_ms), style or ("warn" if slow else "dim")),
+    }

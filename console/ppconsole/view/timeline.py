@@ -1,0 +1,72 @@
+"""Micro-batch timeline: one row a stage, x is time, now at the right. Bubbles and a stuck stage are visible at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppengine.protocol.snapshot import Snapshot, StageInfo
+
+from ppconsole.view.cells import Row, Seg, clip, fit, row
+from ppconsole.view.marks import faulty_stages
+
+IDLE = "·"
+_FORWARD, _EMBED, _HEAD, _SAMPLE, _STEP = 3, 2, 4, 5, 12
+KINDS: dict[int, tuple[str, str]] = {
+    1: ("<", "gantt.wait"), 6: (">", "gantt.send"), 7: ("o", "gantt.swap"), 8: ("n", "gantt.swap"),
+    9: ("x", "gantt.swap"), 10: ("z", "gantt.swap"), 11: ("c", "gantt.send"), 13: ("t", "gantt.wait"),
+    14: ("L", "gantt.swap"), _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
+}  # fmt: skip
+LEGEND = "digit: micro-batch computing  < receive  > send  o/n swap  · idle"
+_RANK = {_FORWARD: 5, _EMBED: 4, _HEAD: 4, _SAMPLE: 4, 7: 3, 8: 3, 9: 3, 10: 3, 6: 2, 11: 2, 14: 2, 1: 1, 13: 1}
+
+
+def span_ms(stages: Sequence[StageInfo]) -> float:
+    """Return the time that the timeline covers: what the stages report, at least 50 ms, in round steps."""
+    oldest = max((entry[2] for stage in stages for entry in stage.timeline if len(entry) == 4), default=0.0)
+    for step in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000):
+        if oldest <= step:
+            return float(step)
+    return 60_000.0
+
+
+def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tuple[str, str]]:
+    """Return one (glyph, style) a cell. Where several operations share a cell, computing wins over waiting."""
+    cells = [(IDLE, "gantt.idle")] * width
+    ranks = [0] * width
+    for entry in entries:
+        if len(entry) != 4:
+            continue
+        kind, micro = int(entry[0]), int(entry[1])
+        rank = _RANK.get(kind, 0)
+        if rank == 0:
+            continue
+        glyph = (str(micro % 10), f"gantt.{micro % 2}") if kind == _FORWARD else KINDS[kind]
+        first = int((span - entry[2]) / span * width)
+        last = max(first, int((span - entry[2] + entry[3]) / span * width - 1e-9))
+        for index in range(max(0, first), min(width, last + 1)):
+            if rank > ranks[index]:
+                cells[index], ranks[index] = glyph, rank
+    return cells
+
+
+def rows(snapshot: Snapshot, stages: Sequence[StageInfo], width: int, title: str = "TIMELINE") -> list[Row]:
+    """Return a header with the time span and one lane a stage."""
+    span = span_ms(stages)
+    head = f" {title}  last {f'{span:g} ms' if span < 1000 else f'{span / 1000:g} s'}"
+    lines = [Row(((fit(head, width - 5), ""), (" now ", "dim")), "head")]
+    faulty = faulty_stages(snapshot)
+    for stage in stages:
+        style = "bad" if stage.index in faulty else "dim"
+        segs: list[Seg] = [(f"{stage.index:>3} ", style)]
+        for glyph, name in lane(stage.timeline, span, max(1, width - 4)):
+            if segs[-1][1] == name:
+                segs[-1] = (segs[-1][0] + glyph, name)
+            else:
+                segs.append((glyph, name))
+        lines.append(Row(tuple(segs)))
+    return lines
+
+
+def legend(width: int) -> Row:
+    """Return what the glyphs mean."""
+    return clip(row((" " + LEGEND, "dim")), width)

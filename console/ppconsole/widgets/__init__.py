@@ -1,0 +1,1 @@
+"""Widgets that paint rows of `view` and take input."""

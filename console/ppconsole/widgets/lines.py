@@ -1,0 +1,57 @@
+"""A board of rows: repaints the rows that changed and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ppconsole.view.cells import EMPTY, Row
+from ppconsole.widgets.paint import PALETTES, Palette
+
+
+class Lines(Widget):
+    """Shows rows, the first at the top; rows below the last one are blank."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._rows: list[Row] = []
+        self._faded = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """What is shown."""
+        return self._rows
+
+    def show(self, rows: Sequence[Row], faded: bool = False) -> None:
+        """Show `rows`; only lines that differ from what is shown are painted again."""
+        old, self._rows = self._rows, list(rows)
+        if faded != self._faded:
+            self._faded = faded
+            self.refresh()
+            return
+        width = self.size.width
+        changed = [
+            y
+            for y in range(max(len(old), len(self._rows)))
+            if (old[y] if y < len(old) else EMPTY) != (self._rows[y] if y < len(self._rows) else EMPTY)
+        ]
+        start = 0
+        while start < len(changed):
+            end = start
+            while end + 1 < len(changed) and changed[end + 1] == changed[end] + 1:
+                end += 1
+            self.refresh(Region(0, changed[start], width, end - start + 1))
+            start = end + 1
+
+    def render_line(self, y: int) -> Strip:
+        """Return line `y` as a strip."""
+        line = self._rows[y] if y < len(self._rows) else EMPTY
+        return self.palette.strip(line, self.size.width, self._faded)
+
+    @property
+    def palette(self) -> Palette:
+        """The palette of the current theme; without colour the one that needs none."""
+        return PALETTES["mono" if self.app.no_color else self.app.theme]
