@@ -77,6 +77,7 @@ def test_stop_command_ends_with_code_0(start: Start) -> None:
     os.kill(core, signal.SIGUSR1)
     assert engine.wait(5) == 0
     assert engine.read()["reason"] == "stopped by command"
+    assert "killed" not in engine.errors.read_text()
     assert engine.leftovers() == []
 
 
@@ -128,6 +129,7 @@ def test_stopped_stage_cannot_hold_up_the_end(start: Start) -> None:
     os.kill(serve(engine)["stage0"], signal.SIGSTOP)
     engine.process.terminate()
     assert engine.wait(6) == 0
+    assert "killed after 2 s: stage 0" in engine.errors.read_text()
     assert engine.leftovers() == []
 
 

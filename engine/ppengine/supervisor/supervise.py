@@ -141,7 +141,7 @@ class Supervisor:
         if self._end is not None:
             return
         code = FITS_NOT if info.exit_code == FITS_NOT else 1
-        who = info.role if info.stage is None else f"stage {info.stage}"
+        who = _who(info)
         told = code == FITS_NOT or info.detail.startswith(who)
         text = info.detail if told else f"{who} ended: {info.detail or 'exit code 0'}"
         log = self._folder / (f"{info.role}.log" if info.stage is None else f"stage{info.stage}.log")
@@ -185,18 +185,22 @@ class Supervisor:
         announce("started", id=config.id, name=config.name, run_dir=config.run_dir)
 
     def _shut_down(self, grace: float) -> None:
-        """End every process: core and stages in order if the core lives, then what is left, the gateway last."""
+        """End every process: core and stages in order if that can be, then what is left, the gateway last."""
         core = self._children.get("core")
         if core is not None and core.poll() is None:
             core.terminate()
-            self._await(("core", "stage"), grace)
+            self._leave_in(grace, ("core", "stage"))
+        elif self._end is not None and self._end.code == 0:
+            # The core has told the stages to leave, and left.
+            self._leave_in(grace, ("stage",))
+        if core is not None:
             core.kill()
         self._executor.stop(0.0)
         for role in ("agent", "gateway"):
             if role in self._children:
                 self._observe()
                 self._children[role].terminate()
-                self._await((role,), GRACE_S / 2)
+                self._leave_in(GRACE_S / 2, (role,))
         for child in self._children.values():
             child.kill()
             child.wait(1.0)
@@ -204,14 +208,22 @@ class Supervisor:
         if self._link is not None:
             self._link.close()
 
-    def _await(self, roles: tuple[str, ...], timeout: float) -> None:
-        """Watch until all processes of `roles` have ended, for up to `timeout` seconds."""
+    def _leave_in(self, timeout: float, roles: tuple[str, ...]) -> None:
+        """Watch until all processes of `roles` have ended, for up to `timeout` seconds; name those that have not."""
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+        while True:
             self._observe()
-            if all(info.exit_code is not None for info in self._known if info.role in roles):
+            left = [_who(info) for info in self._known if info.role in roles and info.exit_code is None]
+            if not left:
+                return
+            if time.monotonic() >= deadline:
+                tell(f"{self._config.name} ({self._config.id}): killed after {timeout:g} s: {', '.join(left)}")
                 return
             self._wakeup.wait(0.02, None)
+
+
+def _who(info: ProcessInfo) -> str:
+    return info.role if info.stage is None else f"stage {info.stage}"
 
 
 def _last_lines(end: End) -> None:
