@@ -38,15 +38,15 @@ BLOCK = 8
 
 
 class FakeCore:
-    """Context manager around `stages` stage processes on the checkpoint in `model`."""
+    """Context manager around `stages` stage processes on the checkpoint in `folder`."""
 
-    def __init__(self, model: Path, stages: int = 2, start: bool = True, **sections: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, stages: int = 2, start: bool = True, **sections: dict[str, Any]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stage-test-"))
         run, rings = self.folder / "run", self.folder / "rings"
         run.mkdir(mode=0o700)
         data: dict[str, Any] = {
             "name": "test",
-            "model": {"path": str(model), "dtype": "float64", **sections.get("model", {})},
+            "model": {"path": str(folder), "dtype": "float64", **sections.get("model", {})},
             "parallel": {"pipeline": stages},
             "memory": {"device_mib": 64, "swap_space_gib": 0.001, "block_size": BLOCK, **sections.get("memory", {})},
             "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 64, **sections.get("scheduler", {})},
@@ -54,8 +54,8 @@ class FakeCore:
         }
         profile = build_profile(data, base=self.folder)
         self.config = EngineConfig(
-            id="test", name="test", epoch=uuid.uuid4().hex, profile=profile, model_path=str(model), model_type="",
-            layers=partition_layers(read_spec(model).num_layers, stages), max_model_len=256,
+            id="test", name="test", epoch=uuid.uuid4().hex, profile=profile, model_path=str(folder), model_type="",
+            layers=partition_layers(read_spec(folder).num_layers, stages), max_model_len=256,
             run_dir=str(run), ring_dir=str(rings), started_wall=time.time(),
         )  # fmt: skip
         (run / "engine.json").write_bytes(msgspec.json.encode(self.config))

@@ -28,6 +28,19 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> No
         time.sleep(0.01)
 
 
+def resident(base: int, length: int, pid: int | str = "self") -> int:
+    """Return the Rss in bytes of the mappings of a process that overlap [base, base + length)."""
+    total, inside = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head and not head.endswith(":"):
+            low, high = (int(part, 16) for part in head.split("-"))
+            inside = low < base + length and high > base
+        elif inside and head == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
 def hidden_states(step: int, tokens: int, dtype: torch.dtype) -> torch.Tensor:
     """The same on both sides: [tokens, WIDTH]."""
     generator = torch.Generator().manual_seed(step)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from ppengine.stage import kv_cache
 from ppengine.stage.kv_cache import HostPool, KvCache, KvShape
+from stage_helpers import resident
 
 SHAPE = KvShape(layers=3, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32)
 MIB = 2**20
-
-
-def resident(base: int, length: int) -> int:
-    """Bytes of Rss in mappings that overlap [base, base + length)."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        head = line.split(maxsplit=1)[0]
-        if "-" in head and not head.endswith(":"):
-            low, high = (int(part, 16) for part in head.split("-"))
-            inside = low < base + length and high > base
-        elif inside and head == "Rss:":
-            total += int(line.split()[1]) * 1024
-    return total
 
 
 def test_block_arithmetic() -> None:

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import make_checkpoint, reference_greedy
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Row, Step
+from ppengine.checkpoint import read_spec
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Move, MoveKind, Row, Step
 from ppengine.ring import Gauge, Kind, Phase, RingReader, Word
+from ppengine.stage.boot import resolve_dtype
 from stage_core import BLOCK, FakeCore, Sequence
+from stage_helpers import resident
 
 PROMPT = [7, 99, 3, 45, 12, 80, 33, 5, 6, 64, 111, 20, 9, 17, 52, 71, 88, 41, 13]
 OTHER = [100, 2, 77, 31, 8, 54, 23]
@@ -133,6 +136,17 @@ def test_map_blocks_grows_shrinks_and_refuses(core: FakeCore, reference: dict) -
     assert ring.gauge(Gauge.KV_MAPPED_BYTES) == 64 * core.ready[0].block_bytes
 
 
+def test_shrinking_returns_memory_to_the_system(core: FakeCore) -> None:
+    ring = RingReader(Path(core.config.ring_dir) / "s0.0.main.ring")
+    pid, base, length = core.children[0].pid, ring.gauge(Gauge.KV_BASE), ring.gauge(Gauge.KV_LENGTH)
+    before = resident(base, length, pid)
+    core.run(map_blocks=1100, moves=[Move(DEVICE, 1, block) for block in range(100, 1100)])
+    full = resident(base, length, pid)
+    assert full - before >= 1000 * core.ready[0].block_bytes
+    core.run(map_blocks=64)
+    assert resident(base, length, pid) <= before + 2**16
+
+
 def test_sampling_parameters_reach_the_sampler(core: FakeCore, reference: dict) -> None:
     greedy = reference["long"]
     banned = Sequence(core, 0, PROMPT, BLOCKS, min_tokens=2, stop_token_ids=[greedy[0], greedy[1]], logprobs=3)
@@ -172,6 +186,38 @@ def test_steps_of_another_generation_are_dropped(core: FakeCore, reference: dict
     sequence = Sequence(core, 0, PROMPT, BLOCKS)
     sequence.prefill(64)
     assert sequence.outputs == reference["long"][:1]
+
+
+@pytest.mark.parametrize("family", ["opt-350m", "qwen3"])
+def test_other_families_match_transformers(tmp_path: Path, family: str) -> None:
+    folder = make_checkpoint(tmp_path / family, family, dtype="float64", layers=3)
+    with FakeCore(folder, stages=3) as core:
+        core.serve()
+        sequence = Sequence(core, 0, PROMPT, BLOCKS)
+        sequence.prefill(7)
+        sequence.decode(5)
+    assert sequence.outputs == reference_greedy(folder, PROMPT, 6, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_dtype_travels_between_stages(model: Path, dtype: str) -> None:
+    outputs = []
+    for stages in (1, 2):
+        with FakeCore(model, stages=stages, model={"dtype": dtype}) as core:
+            core.serve()
+            sequence = Sequence(core, 0, PROMPT, BLOCKS)
+            sequence.prefill(64)
+            sequence.decode(5)
+            outputs.append(sequence.outputs)
+    # The cut changes no arithmetic, so the tokens are the same in every dtype.
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 6
+
+
+def test_auto_dtype_is_the_checkpoints_but_half_precision_runs_as_float32(model: Path, tmp_path: Path) -> None:
+    assert resolve_dtype("auto", read_spec(model)) is torch.float64
+    half = read_spec(make_checkpoint(tmp_path / "half", "llama", dtype="bfloat16"))
+    assert resolve_dtype("auto", half) is torch.float32
+    assert resolve_dtype("bfloat16", half) is torch.bfloat16
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])

@@ -61,6 +61,7 @@ class BatchState:
     def release(self, slots: list[int]) -> None:
         """Forget requests."""
         for slot in slots:
+            self._check(slot)
             del self.requests[slot], self._tokens[slot]
 
     def register(self, registers: list[Register]) -> None:
@@ -77,12 +78,15 @@ class BatchState:
     def set_tables(self, tables: list[tuple[int, int, list[int]]]) -> None:
         """Apply block table entries (slot, first index, blocks)."""
         for slot, first, blocks in tables:
+            self._check(slot)
             if first + len(blocks) > self._max_blocks:
                 raise ValueError(f"slot {slot}: {first + len(blocks)} blocks, a table holds {self._max_blocks}")
             self._tables[slot, first : first + len(blocks)] = blocks
 
     def plan(self, rows: list[Row]) -> Plan:
         """Return metadata of a step's rows; positions and slots are rebuilt from this stage's own tables."""
+        for row in rows:
+            self._check(row.slot)
         table: Ints = np.array([(row.slot, row.start, row.count, row.sample, row.token) for row in rows], np.int64)
         slots, starts, counts, sample, tokens = table.T
         size = self.block_size
@@ -112,6 +116,10 @@ class BatchState:
             block_size=size,
         )
         return Plan(batch, slots, starts, ends, tokens, query_start, np.flatnonzero(sample))
+
+    def _check(self, slot: int) -> None:
+        if slot not in self.requests:
+            raise ValueError(f"slot {slot} is not registered")
 
     def input_ids(self, plan: Plan, on_device: Ints) -> Ints:
         """Return the input tokens [T]. `on_device`: values for the rows marked TOKEN_ON_DEVICE, in row order."""

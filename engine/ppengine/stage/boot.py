@@ -143,10 +143,11 @@ class Boot:
         peak = model.weights_bytes + activations
         reserved = (total - peak) // shape.block_bytes
         if reserved < 1:
+            least = -(-(peak + shape.block_bytes) // _MIB)
             raise ConfigError(
                 f"does not fit: weights {size_text(model.weights_bytes)} + activations {size_text(activations)} of "
-                f"{size_text(total)} leave no room for a block of {size_text(shape.block_bytes)}; set memory.device_mib to at "
-                f"least {-(-(peak + shape.block_bytes) // _MIB)}, lower scheduler.max_num_batched_tokens or add stages"
+                f"{size_text(total)} leave no room for a block of {size_text(shape.block_bytes)}; set "
+                f"memory.device_mib to at least {least}, lower scheduler.max_num_batched_tokens or add stages"
             )
         return StageReady(
             stage=self._stage,
