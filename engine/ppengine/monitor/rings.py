@@ -103,7 +103,8 @@ class Track:
                 self._pending[record.seq] = record
         for seq in sorted(self._pending)[:-MAX_PENDING]:
             del self._pending[seq]
-        for record in sorted(ended, key=lambda record: record.done_ns):
+        # What is inside a step began later, and goes first where both ended in one tick of the clock.
+        for record in sorted(ended, key=lambda record: (record.done_ns, -record.seq)):
             self._finish(record)
 
     def open_op(self) -> Record | None:

@@ -1,0 +1,278 @@
+"""The verdicts: every one, at the first, middle and last stage; and every thing that is no fault."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monitor_helpers import stage
+from ppengine.monitor.diagnosis import PHASE_BUDGET_S, diagnose, exit_words, stuck_limit_s
+from ppengine.monitor.evidence import DriverEvidence, Evidence
+
+PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
+
+
+def evidence(stages, **changes):
+    return Evidence(stages=tuple(stages), **changes)
+
+
+def healthy(count):
+    return [stage(k) for k in range(count)]
+
+
+def pipeline_held_at(count, k, seconds=6.0):
+    """Step 8 is at stage k; the ones behind wait for it, the ones before wait to send step 9."""
+    stages = []
+    for index in range(count):
+        held = {"unretired_age_s": seconds, "unretired_tokens": 1, "op_age_s": seconds, "progress_age_s": seconds}
+        if index < k:
+            stages.append(stage(index, op="send", op_step=9, op_peer=index + 1, retired_step=8, **held))
+        elif index == k:
+            stages.append(stage(index, op="forward", op_step=8, process_state="R", retired_step=7, **held))
+        else:
+            stages.append(stage(index, op="receive", op_step=8, op_peer=index - 1, retired_step=7, **held))
+    return stages
+
+
+def with_stage(stages, k, **changes):
+    return [msgspec.structs.replace(one, **changes) if one.stage == k else one for one in stages]
+
+
+def roots(verdicts):
+    return [(verdict.stage, verdict.cause) for verdict in verdicts if verdict.root]
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_stopped_is_named_with_who_suffers(count, k):
+    stages = with_stage(pipeline_held_at(count, k, 1.0), k, process_state="T", stopped_for_s=0.3)
+    verdicts = diagnose(evidence(stages, steps_in_flight=(8, 9), since_retired_s=1.0))
+    assert verdicts[0].stage == k and verdicts[0].cause == "stopped"
+    assert f"pid {1000 + k}" in verdicts[0].summary and f"kill -CONT {1000 + k}" in verdicts[0].suggest
+    assert roots(verdicts) == [(k, "stopped")]
+    others = {verdict.stage: verdict.cause for verdict in verdicts[1:]}
+    assert others == {index: "blocked" if index < k else "starved" for index in range(count) if index != k}
+    assert all(f"stage {k}" in verdict.summary for verdict in verdicts)
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_a_stopped_stage_is_a_fault_also_when_idle(count, k):
+    stages = with_stage(healthy(count), k, process_state="T", stopped_for_s=0.2)
+    assert [(v.stage, v.cause) for v in diagnose(evidence(stages))] == [(k, "stopped")]
+
+
+def test_one_look_at_state_t_is_not_enough():
+    stages = with_stage(healthy(2), 1, process_state="T", stopped_for_s=0.1)
+    assert diagnose(evidence(stages)) == []
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_dead_is_named_with_the_signal(count, k):
+    stages = with_stage(
+        pipeline_held_at(count, k, 0.6), k, process_state=None, exit_code=-9, dead_for_s=0.2, oom_kills=0,
+        exit_detail="killed by SIGKILL",
+    )  # fmt: skip
+    verdicts = diagnose(evidence(stages, steps_in_flight=(8, 9)))
+    assert roots(verdicts) == [(k, "dead")]
+    assert verdicts[0].summary == f"stage {k} was killed by SIGKILL"
+    assert "no cgroup OOM" in verdicts[0].evidence
+    assert len(verdicts) == count
+
+
+def test_a_kill_by_the_oom_killer_shows_in_the_evidence():
+    stages = with_stage(healthy(2), 1, exit_code=-9, dead_for_s=0.1, oom_kills=1)
+    assert "cgroup oom_kill +1" in diagnose(evidence(stages))[0].evidence
+    stages = with_stage(healthy(2), 1, exit_code=-9, dead_for_s=0.1, oom_kills=None)
+    assert "cgroup oom_kill: not readable" in diagnose(evidence(stages))[0].evidence
+
+
+def test_a_process_that_is_gone_is_dead_before_its_parent_says_how():
+    verdict = diagnose(evidence(with_stage(healthy(2), 0, process_state=None, dead_for_s=0.0)))[0]
+    assert (verdict.stage, verdict.cause, verdict.root) == (0, "dead", True)
+    assert "not known yet" in verdict.summary
+
+
+@pytest.mark.parametrize("same_look", [False, True])
+def test_the_first_death_is_the_root_and_later_ones_are_echoes(same_look):
+    stages = with_stage(healthy(3), 1, exit_code=-11, dead_for_s=1.0)
+    for k, after in ((0, 0.2), (2, 0.9)):
+        age = 1.0 if same_look else 1.0 - after
+        stages = with_stage(stages, k, exit_code=1, dead_for_s=age, exit_detail="Connection closed by peer [n0]:1")
+    verdicts = diagnose(evidence(stages))
+    assert roots(verdicts) == [(1, "dead")]
+    assert verdicts[0].summary == "stage 1 was killed by SIGSEGV"
+    assert {v.stage for v in verdicts[1:]} == {0, 2}
+    assert all("after stage 1 was gone" in v.summary for v in verdicts[1:])
+
+
+def test_a_late_or_different_death_is_a_root_of_its_own():
+    stages = with_stage(healthy(3), 0, exit_code=-9, dead_for_s=9.0)
+    stages = with_stage(stages, 1, exit_code=1, dead_for_s=8.0, exit_detail="ValueError: bad")
+    stages = with_stage(stages, 2, exit_code=1, dead_for_s=1.0, exit_detail="connection closed by peer")
+    assert roots(diagnose(evidence(stages))) == [(0, "dead"), (1, "dead"), (2, "dead")]
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        ({"process_state": "T", "stopped_for_s": 0.4, "report_age_s": 0.5}, "stopped by a signal"),
+        ({"process_state": "S", "report_age_s": 3.2}, "has not reported for 3.2s"),
+        ({"process_state": None, "exit_code": -6, "dead_for_s": 0.1, "report_age_s": 0.2}, "killed by SIGABRT"),
+    ],
+)
+def test_the_driver(driver, words):
+    verdicts = diagnose(evidence(healthy(2), driver=DriverEvidence(pid=77, **driver)))
+    assert [(v.stage, v.cause) for v in verdicts] == [(None, "driver")]
+    assert words in verdicts[0].summary and "77" in verdicts[0].summary
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_stuck_work_that_nothing_explains_is_undetermined_at_the_end_of_the_chain(count, k):
+    verdicts = diagnose(evidence(pipeline_held_at(count, k), steps_in_flight=(8, 9), since_retired_s=6.0))
+    assert verdicts[0].stage == k and verdicts[0].cause == "undetermined"
+    assert f"stage {k} makes no progress in forward m8" in verdicts[0].summary
+    assert any(line.startswith("missing:") for line in verdicts[0].evidence)
+    assert {v.stage: v.cause for v in verdicts[1:]} == {
+        index: "blocked" if index < k else "starved" for index in range(count) if index != k
+    }
+
+
+def test_a_cycle_is_undetermined_and_names_both():
+    stages = pipeline_held_at(2, 1)
+    stages = with_stage(stages, 1, op="send", op_peer=0)
+    verdict = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0))[0]
+    assert verdict.cause == "undetermined" and "wait for each other" in verdict.summary
+
+
+def test_a_stage_without_a_sample_is_undetermined_and_says_what_is_missing():
+    stages = with_stage(pipeline_held_at(2, 1), 1, sample_age_s=None, op=None, op_step=None, process_state=None)
+    verdict = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0))[0]
+    assert (verdict.stage, verdict.cause) == (1, "undetermined")
+    assert "never sampled" in verdict.summary and any("does the agent run" in line for line in verdict.evidence)
+
+
+def test_a_lost_step_message_is_undetermined():
+    stages = with_stage(healthy(2), 0, unretired_age_s=5.0, unretired_tokens=1, op_age_s=5.0)
+    verdict = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=5.0))[0]
+    assert (verdict.stage, verdict.cause) == (0, "undetermined") and "waits for a step" in verdict.summary
+
+
+def test_a_phase_over_its_budget_is_told():
+    stages = with_stage(healthy(2), 1, phase="profile", phase_age_s=PHASE_BUDGET_S["profile"] + 60)
+    assert [(v.stage, v.cause) for v in diagnose(evidence(stages))] == [(1, "undetermined")]
+
+
+# --- no fault -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_idle_is_no_fault(count):
+    stages = [stage(k, op_age_s=3600.0, progress_age_s=3600.0) for k in range(count)]
+    assert diagnose(evidence(stages, since_retired_s=3600.0)) == []
+
+
+@pytest.mark.parametrize("phase", sorted(PHASE_BUDGET_S))
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_declared_phase_inside_its_budget_is_no_fault(phase, k):
+    stages = with_stage(pipeline_held_at(2, k, 60.0), k, phase=phase, phase_age_s=PHASE_BUDGET_S[phase] - 1)
+    assert diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=59.0)) == []
+
+
+def test_progress_elsewhere_is_no_fault():
+    stages = pipeline_held_at(3, 1, 30.0)
+    assert diagnose(evidence(stages, steps_in_flight=(8, 9), since_retired_s=0.4)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected", "since", "fault"),
+    [
+        (1, 0.02, 1.9, False), (1, 0.02, 2.1, True), (2048, 4.0, 19.0, False), (2048, 4.0, 21.0, True),
+        (2048, None, 60.0, False), (2048, None, 110.0, True),
+    ],
+)  # fmt: skip
+def test_the_limit_scales_with_the_work(tokens, expected, since, fault):
+    stages = with_stage(pipeline_held_at(2, 0, since), 0, unretired_tokens=tokens, expected_s=expected)
+    assert bool(diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=since))) is fault
+
+
+def test_copies_and_mapping_get_their_time():
+    stages = with_stage(pipeline_held_at(2, 0), 0, op="swap_out", unretired_tokens=0)
+    assert stuck_limit_s(tuple(stages)) == 10.0
+    assert diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0)) == []
+
+
+def test_processes_that_end_with_the_engine_are_no_fault():
+    stages = [stage(k, exit_code=0 if k else -15, dead_for_s=0.3) for k in range(2)]
+    driver = DriverEvidence(pid=7, exit_code=0, dead_for_s=0.5, report_age_s=9.0)
+    assert diagnose(evidence(stages, driver=driver, stopping=True)) == []
+
+
+def test_a_core_that_has_not_begun_to_report_is_no_fault():
+    stages = [stage(k, phase="load", phase_age_s=30.0, op=None) for k in range(2)]
+    assert diagnose(evidence(stages, driver=DriverEvidence(pid=7, process_state="R"))) == []
+
+
+def test_nothing_known_is_no_fault():
+    assert diagnose(evidence([msgspec.structs.replace(stage(0), **dict.fromkeys(BARE))])) == []
+
+
+BARE = ("pid", "process_state", "phase", "phase_age_s", "sample_age_s", "op", "op_age_s", "progress_age_s")
+
+# --- whatever comes -----------------------------------------------------------------------------------------
+
+ages = st.one_of(st.none(), st.floats(0, 1000))
+any_stage = st.fixed_dictionaries(
+    {
+        "pid": st.one_of(st.none(), st.integers(1, 9999)),
+        "exit_code": st.one_of(st.none(), st.integers(-70, 255)),
+        "exit_detail": st.one_of(st.just(""), st.just("Connection closed by peer"), st.text(max_size=300)),
+        "dead_for_s": ages,
+        "process_state": st.sampled_from([None, "R", "S", "D", "T", "Z"]),
+        "stopped_for_s": ages,
+        "phase": st.sampled_from([None, "serving", "load", "closing", "phase9"]),
+        "phase_age_s": ages,
+        "sample_age_s": ages,
+        "op": st.sampled_from([None, "idle", "receive", "send", "forward", "token_return", "map", "kind99"]),
+        "op_age_s": ages,
+        "op_step": st.one_of(st.none(), st.integers(0, 99)),
+        "op_peer": st.one_of(st.none(), st.integers(-1, 6)),
+        "retired_step": st.one_of(st.none(), st.integers(0, 99)),
+        "unretired_age_s": ages,
+        "unretired_tokens": st.integers(0, 4096),
+        "expected_s": ages,
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    made=st.lists(any_stage, min_size=1, max_size=5),
+    in_flight=st.lists(st.integers(1, 99), max_size=4),
+    since=ages,
+    stopping=st.booleans(),
+    report_age=ages,
+)
+def test_any_evidence_gives_a_sane_list(made, in_flight, since, stopping, report_age):
+    stages = tuple(stage(k, **changes) for k, changes in enumerate(made))
+    given_evidence = Evidence(
+        stages=stages, steps_in_flight=tuple(in_flight), since_retired_s=since, stopping=stopping,
+        driver=DriverEvidence(report_age_s=report_age),
+    )  # fmt: skip
+    verdicts = diagnose(given_evidence)
+    assert verdicts == diagnose(given_evidence), "a pure function"
+    places = [verdict.stage for verdict in verdicts]
+    assert len(places) == len(set(places)), "a stage has one verdict"
+    order = [verdict.root for verdict in verdicts]
+    assert order == sorted(order, reverse=True), "roots come first"
+    assert not verdicts or verdicts[0].root
+    for verdict in verdicts:
+        assert len(verdict.summary) <= 100 and "\n" not in verdict.summary and verdict.evidence
+        assert verdict.root or verdict.cause in ("starved", "blocked", "dead")
+
+
+def test_exit_statuses_in_words():
+    assert exit_words(-9) == "was killed by SIGKILL"
+    assert exit_words(3) == "exited with code 3"
+    assert exit_words(-99) == "was killed by signal 99"
+    assert "not known" in exit_words(None)

@@ -1,0 +1,100 @@
+"""From records to what a stage does."""
+
+import pytest
+from monitor_helpers import record
+from ppengine.monitor.rings import Track, expected_ms, op_text, stream_info, waiting_on
+from ppengine.ring import Kind
+
+MS = 1_000_000
+
+
+def fed(*records):
+    track = Track()
+    track.feed(records)
+    return track
+
+
+def step_of(seq, begin, end, step=1):
+    """A step with a receive of 4 ms and a send of 1 ms at its ends."""
+    return [
+        record(seq, Kind.STEP, begin, end, step=step),
+        record(seq + 1, Kind.RECEIVE, begin, begin + 4, step=step, peer=0),
+        record(seq + 2, Kind.FORWARD, begin + 4, end - 1, step=step, size=8),
+        record(seq + 3, Kind.SEND, end - 1, end, step=step, peer=2),
+    ]
+
+
+def test_the_open_operation_is_the_innermost():
+    track = fed(record(1, Kind.STEP, 1, step=4), record(2, Kind.FORWARD, 2, step=4))
+    assert track.open_op().kind == Kind.FORWARD
+    track.feed([record(2, Kind.FORWARD, 2, 3, step=4)])
+    assert track.open_op().kind == Kind.STEP
+    track.feed([record(1, Kind.STEP, 1, 4, step=4)])
+    assert track.open_op() is None
+
+
+def test_what_an_exception_left_open_is_forgotten_with_the_next_step():
+    track = fed(record(1, Kind.STEP, 1), record(2, Kind.FORWARD, 2), record(3, Kind.IDLE, 5, 6))
+    assert track.open_op() is None
+
+
+def test_an_asynchronous_send_does_not_hold_the_thread():
+    track = fed(record(1, Kind.SEND, 1, returned_ns=2 * MS, peer=1), record(2, Kind.IDLE, 3))
+    assert track.open_op().kind == Kind.IDLE
+    assert [pending.kind for pending in track.unfinished()] == [Kind.SEND]
+    assert stream_info("main", "main", track, 9 * MS).pending == 1
+
+
+def test_own_work_leaves_waits_out():
+    track = fed(*step_of(1, 10, 30), *step_of(5, 30, 60))
+    assert track.step_ms(100 * MS) == (15.0, 25.0)
+    assert track.step_ms(20_000 * MS) == (None, None)
+
+
+def test_idle_is_the_share_of_waits_in_the_window():
+    track = fed(*step_of(1, 0.001, 20), record(5, Kind.IDLE, 20))
+    # 5 of 20 ms waited in the step, then 20 ms idle.
+    assert track.idle_fraction(40 * MS) == pytest.approx(25 / 40, abs=1e-3)
+    assert track.idle_fraction(60_000 * MS) == 1.0
+    assert Track().idle_fraction(5 * MS) is None
+
+
+def test_the_timeline_is_in_ms_ago_and_leaves_whole_steps_out():
+    track = fed(*step_of(1, 10, 30, step=7), record(5, Kind.IDLE, 30))
+    assert track.timeline(50 * MS) == [
+        [Kind.RECEIVE, 7, 40.0, 4.0],
+        [Kind.FORWARD, 7, 36.0, 15.0],
+        [Kind.SEND, 7, 21.0, 1.0],
+        [Kind.IDLE, 0, 20.0, 20.0],
+    ]
+
+
+def test_whom_an_operation_waits_for():
+    assert waiting_on(record(1, Kind.FORWARD, 1), 5 * MS) is None
+    assert waiting_on(None, 5) is None
+    waiting = waiting_on(record(1, Kind.RECEIVE, 1, peer=3), 5 * MS)
+    assert (waiting.stage, waiting.what, waiting.since_ms) == (3, "receive", 4.0)
+    assert waiting_on(record(1, Kind.IDLE, 1), 5 * MS).what == "step"
+
+
+def test_operations_in_words():
+    assert op_text(record(1, Kind.SEND, 1, peer=2, step=6)) == "send>2 m6"
+    assert op_text(record(1, Kind.RECEIVE, 1, peer=0)) == "receive<0"
+    assert op_text(record(1, 99, 1)) == "kind99"
+
+
+def test_history_of_forwards_scales():
+    track = fed(record(1, Kind.FORWARD, 0.001, 10, size=8), record(2, Kind.FORWARD, 20, 100, size=100))
+    history = track.forward_ms()
+    assert [tokens for tokens, _ in history] == [8, 128]
+    assert expected_ms(history, 3) == pytest.approx(10, abs=0.1)
+    assert expected_ms(history, 100) == pytest.approx(80, abs=0.1)
+    assert expected_ms(history, 256) == pytest.approx(160, abs=0.1)
+    assert expected_ms([], 1) is None
+
+
+def test_open_operations_are_bounded():
+    track = fed(*(record(seq, Kind.SEND, seq, returned_ns=1) for seq in range(1, 500)))
+    assert len(track.pending()) == 64 and max(track.pending()) == 499
+    track.feed([], gone=track.pending())
+    assert track.pending() == []
