@@ -82,6 +82,11 @@ class Request:
     """Blocks of its table that were entered into the prefix cache, or came from there."""
 
     @property
+    def group(self) -> str:
+        """Id of the prompt that it is a sample of: sample 0's own id."""
+        return self.id if self.leader is None else self.leader.id
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens that the core knows."""
         return len(self.prompt_ids) + len(self.output_ids)

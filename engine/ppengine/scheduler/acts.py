@@ -149,8 +149,7 @@ class Acts:
                 "INVALID", f"{request.id} is {request.state} and has no device blocks; {verb} would do nothing"
             )
         need, have = self._kv.swap_need(request), self._kv.host.free
-        swapping = request.fence is not None and request.fence.kind == "swap"
-        if mode == "swap" and request.blocks and not swapping and need > have:
+        if mode == "swap" and request.blocks and not _has_host(request) and need > have:
             raise Refused(
                 "DOES_NOT_FIT",
                 f"{request.id} needs {need} host blocks, {have} of {self._kv.host.size} are free; recompute fits",
@@ -188,8 +187,7 @@ class Acts:
             request.note(self._fences.now(), text)
             return Effect(verb, request.id, "applied", text)
         fence = Fence(mode, author, hold=hold)
-        old = request.fence
-        if mode == "swap" and not (old is not None and old.kind == "swap"):
+        if mode == "swap" and not _has_host(request):
             fence.host = self._kv.host.allocate(self._kv.swap_need(request))
         return self._fence(request, verb, fence)
 
@@ -203,6 +201,12 @@ class Acts:
         if effect.state != "pending":
             self._fences.told(effect)
         return effect
+
+
+def _has_host(request: Request) -> bool:
+    """Return whether host blocks are reserved for its swap, or being written."""
+    fence = request.fence
+    return fence is not None and (fence.kind == "swap" or fence.copying)
 
 
 def _by(verb: str, by: str) -> str:

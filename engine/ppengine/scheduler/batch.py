@@ -165,7 +165,9 @@ class Batcher:
         if sample:
             request.pending = 1
             self._lines.leave(request)
-        self._lines.resume(request)
+            self._lines.resume(request)
+        else:
+            self._lines.put_prefilling(request)
         return True
 
     # --- admissions -----------------------------------------------------------------------------------------

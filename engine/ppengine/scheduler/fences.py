@@ -69,8 +69,9 @@ class Fences:
         self._lines.leave(request)
         old = request.fence
         if old is not None:
+            fence.copying = old.copying
             if old.kind == fence.kind == "swap":
-                fence.host, old.host, fence.copying = old.host, [], old.copying
+                fence.host, old.host = old.host, []
             self._kv.host.release(old.host)
             self._end(old.effect, "superseded", f"{old.by} was superseded by {fence.by}")
         request.fence = fence
@@ -186,7 +187,8 @@ class Fences:
         """The copies back from the host have retired: the host blocks come back and the request runs."""
         blocks = len(request.host_blocks)
         self._kv.drop_host(request)
-        request.state = "running"
+        if not request.finished:
+            request.state = "running"
         text = f"{blocks} blocks swapped in"
         self.tell(request, "loaded", text)
         self._end(effect, "applied", text)

@@ -62,7 +62,7 @@ class Lines:
     def resume(self, request: Request) -> None:
         """Put a running, unfenced request where its next tokens come from, unless it has to wait for a retirement."""
         computed = request.num_computed
-        if request.state != "running" or request.fence is not None:
+        if request.state != "running" or request.fence is not None or request in self.prefilling:
             return
         if computed < len(request.prompt_ids) or request.num_tokens + request.pending - computed > 1:
             self.put_prefilling(request)

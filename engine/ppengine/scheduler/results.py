@@ -53,7 +53,7 @@ class Fence:
     host: list[int] = field(default_factory=list)
     """Host blocks reserved for a swap whose copies were not put into a step yet."""
     copying: bool = False
-    """The copies to the host are in a step."""
+    """Copies to the host are in a step, for this fence or one that it superseded."""
     resize: bool = False
 
     @property
@@ -134,3 +134,23 @@ class ResizeReport:
     swap_blocks: int = 0
     recomputed: int = 0
     recompute_blocks: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """Return what happened under the names of the plan's figures."""
+        return {
+            "move": self.moved,
+            "cached_dropped": self.dropped,
+            "swap_requests": self.swapped,
+            "swap": self.swap_blocks,
+            "recompute_requests": self.recomputed,
+            "recompute": self.recompute_blocks,
+        }
+
+    def text(self) -> str:
+        """Return what happened to live blocks in words; empty when nothing did."""
+        parts = [
+            f"moved {self.moved}" if self.moved else "",
+            f"swapped {self.swapped} requests ({self.swap_blocks} blocks)" if self.swapped else "",
+            f"recomputed {self.recomputed} requests ({self.recompute_blocks} blocks)" if self.recomputed else "",
+        ]
+        return "".join(f", {part}" for part in parts if part)

@@ -98,6 +98,11 @@ class Scheduler:
             else:
                 self._lines.park(request, request.leader)
 
+    def check_fits(self, requests: Sequence[Request]) -> None:
+        """Raise DoesNotFit if one of `requests` could never run here."""
+        for request in requests:
+            self._check_fits(request)
+
     def _max_tokens(self, request: Request) -> int:
         room = self.max_model_len - request.num_prompt
         asked = request.sampling.max_tokens

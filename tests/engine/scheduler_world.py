@@ -1,0 +1,336 @@
+"""A scheduler, stages that execute its steps at random speed, and what a core does between them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from ppengine.config import SchedulerConfig
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.request import Request
+from ppengine.scheduler import DoesNotFit, Refused, Scheduler
+from stage_model import StageModel, continuation
+
+EOS = 3
+
+
+class Clock:
+    """Time that moves one second a look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class World:
+    """Everything around one scheduler. `check` runs after every operation."""
+
+    def __init__(
+        self, *, stages=2, num_blocks=24, num_host_blocks=12, block_size=4, max_model_len=48, max_num_seqs=8,
+        max_num_batched_tokens=24, checked=True, **config,
+    ):  # fmt: skip
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **config
+        )
+        self.scheduler = Scheduler(
+            self.config, stages=stages, block_size=block_size, max_model_len=max_model_len, num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks, eos_token_ids=frozenset([EOS]), clock=Clock(),
+        )  # fmt: skip
+        self.model = StageModel(stages, num_blocks, block_size)
+        self.all: dict[str, Request] = {}
+        self.checked = checked
+        self.effects = []
+        self.pending = []
+        self.seen_states: Counter = Counter()
+        self.finished: list[Request] = []
+        self.resize: tuple[int, int | None] | None = None
+        """Target, and the number of its map step once that was sent."""
+        self.reports = []
+        self.first_admissions: list[Request] = []
+        self.max_in_flight = 0
+        self.two_unretired = 0
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def add(self, prompt, *, n=1, seed=0, name=None, **sampling):
+        """Add one prompt with `n` samples; return the requests."""
+        sampling.setdefault("max_tokens", 8)
+        params = SamplingParams(n=n, **sampling)
+        name = name or f"r{len(self.all)}"
+        leader = Request(id=name, prompt_ids=list(prompt), sampling=params, seed=seed)
+        group = [leader] + [
+            Request(id=f"{name}.{i}", prompt_ids=list(prompt), sampling=params, seed=seed, sample=i, leader=leader)
+            for i in range(1, n)
+        ]
+        self.scheduler.add(group)
+        self.all.update({request.id: request for request in group})
+        self.verify()
+        return group
+
+    def expected(self, request):
+        """Return the whole undisturbed output of `request`."""
+        sampling = request.sampling
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
+        return continuation(
+            request.prompt_ids, request.max_tokens, seed=request.seed, sample=request.sample, stops=stops,
+            min_tokens=sampling.min_tokens,
+        )  # fmt: skip
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def schedule(self):
+        """Let the scheduler make one step, if it can, and send it."""
+        waiting = list(self.scheduler._lines.waiting)
+        step = self.scheduler.schedule()
+        admitted = [request.arrival for request in waiting if request.state == "running"]
+        left = [request.arrival for request in self.scheduler._lines.waiting if request in waiting]
+        assert not admitted or not left or max(admitted) < min(left), "somebody who came later was admitted first"
+        if step is not None:
+            self.model.send(step)
+            flying = sum(1 for number in self.scheduler.steps_in_flight if self.model.steps[number - 1].rows)
+            assert flying <= self.scheduler.depth
+            tokens = sum(row.count for row in step.rows)
+            assert tokens <= self.config.max_num_batched_tokens
+            assert len({row.slot for row in step.rows}) == len(step.rows)
+            assert len(self.scheduler._lines.running) <= self.config.max_num_seqs
+            self.max_in_flight = max(self.max_in_flight, flying)
+        self.verify()
+        return step
+
+    def retire(self):
+        """Retire the next step that all stages have executed; None if there is none."""
+        number = self.model.retirable()
+        if number is None:
+            return None
+        result = self.scheduler.retire(number, self.model.sampled[number])
+        self.model.retired = number
+        self.finished += result.finished
+        assert all(request.finished for request in result.finished)
+        self.poll_resize(number)
+        self.verify()
+        return result
+
+    def round(self):
+        """Schedule all that can be, execute it everywhere, retire one step; whether anything happened."""
+        sent = False
+        while self.schedule() is not None:
+            sent = True
+        self.model.drain()
+        self.poll_resize(None)
+        self.model.drain()
+        return self.retire() is not None or sent
+
+    def run(self, limit=5000):
+        """Go on until nothing happens any more."""
+        for _ in range(limit):
+            if not self.round():
+                return
+        raise AssertionError(f"still busy after {limit} rounds: {list(self.scheduler.requests.values())}")
+
+    # --- resize, as a core does it --------------------------------------------------------------------------
+
+    def begin_resize(self, target):
+        """Begin a resize; return its plan."""
+        plan = self.scheduler.begin_resize(target)
+        if plan.refused is None:
+            self.resize = (target, None)
+            self.poll_resize(None)
+        self.verify()
+        return plan
+
+    def poll_resize(self, retired):
+        """Send the map step when the time has come, finish when it has retired."""
+        if self.resize is None:
+            return
+        target, number = self.resize
+        if number is None and self.scheduler.resize_ready():
+            step = self.scheduler.map_step(target)
+            self.model.send(step)
+            self.resize = (target, step.number)
+        elif number is not None and retired == number:
+            self.reports.append(self.scheduler.finish_resize(target))
+            self.resize = None
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def verify(self):
+        """Check what must hold at every moment."""
+        scheduler = self.scheduler
+        for request in scheduler.requests.values():
+            self.seen_states[request.state] += 1
+            assert request.pending <= (2 if self.config.schedule_ahead else 1)
+            if request.pending == 2:
+                self.two_unretired += 1
+        if self.checked:
+            scheduler.check()
+        counts = scheduler.queues()
+        alive = [request for request in scheduler.requests.values() if not request.finished]
+        assert counts.waiting + counts.running + counts.swapped + counts.held + counts.loading == len(alive)
+        assert min(counts.waiting, counts.running, counts.swapped, counts.held, counts.loading) >= 0
+        self.settle()
+
+    def settle(self):
+        """Collect the effects that have ended."""
+        for effect in self.scheduler.settled():
+            assert effect.state in ("applied", "superseded", "failed")
+            assert effect in self.pending
+            self.pending.remove(effect)
+            self.effects.append(effect)
+
+    def act(self, verb, *arguments):
+        """Do an act; return its effect, or the refusal."""
+        try:
+            effect = getattr(self.scheduler, verb)(*arguments, by="eve")
+        except Refused as refusal:
+            assert refusal.text
+            return refusal
+        if effect.state == "pending":
+            self.pending.append(effect)
+        self.verify()
+        return effect
+
+    def verify_end(self):
+        """Check that everything came back and that every output is the undisturbed one."""
+        scheduler = self.scheduler
+        assert not scheduler.requests
+        assert scheduler.device.used == 0
+        assert scheduler.host.used == 0
+        assert scheduler.device.free + scheduler.device.cached + 1 == scheduler.device.size
+        assert not self.pending, self.pending
+        for request in self.all.values():
+            expected = self.expected(request)
+            if request.finish_reason in ("stop", "length"):
+                assert request.output_ids == expected, request
+                assert request.finish_reason == ("stop" if expected[-1] in request.stops else "length")
+            else:
+                assert request.output_ids == expected[: len(request.output_ids)], request
+
+
+class Driver:
+    """Random operations on a world, from one seed."""
+
+    def __init__(self, seed, **world):
+        self.random = random.Random(seed)
+        self.world = World(**world)
+        self.start_blocks = self.world.scheduler.device.size
+        self.counts: Counter = Counter()
+
+    def pick(self):
+        alive = [request for request in self.world.scheduler.requests.values() if not request.finished]
+        return self.random.choice(alive) if alive else None
+
+    def step(self):
+        """Do one random operation."""
+        draw, world = self.random.random(), self.world
+        if draw < 0.30:
+            if world.scheduler.paused and self.random.random() < 0.1:
+                world.scheduler.paused = False
+            self.counts["schedule"] += world.schedule() is not None
+        elif draw < 0.62:
+            stages = [stage for stage in range(len(world.model.stages)) if world.model.can_run(stage)]
+            if stages:
+                world.model.run(self.random.choice(stages))
+            else:
+                world.retire()
+        elif draw < 0.78:
+            self.counts["retire"] += world.retire() is not None
+        elif draw < 0.88:
+            self.add()
+        elif draw < 0.985:
+            self.act()
+        else:
+            self.disturb()
+
+    def add(self):
+        if len(self.world.scheduler.requests) > 14:
+            return
+        draw = self.random
+        shared = [7] * draw.choice([0, 4, 8, 9, 12, 16])
+        prompt = shared + [draw.randrange(50) for _ in range(draw.choice([0, 1, 2, 3, 5, 11, 20]))] or [1]
+        stop_ids = [draw.randrange(50)] if draw.random() < 0.2 else []
+        tokens = draw.choice([1, 2, 6, 12, 30])
+        try:
+            self.world.add(
+                prompt, n=draw.choice([1, 1, 1, 2, 3]), seed=draw.randrange(3), max_tokens=tokens,
+                min_tokens=draw.choice([0, 0, min(3, tokens)]), stop_token_ids=stop_ids,
+                ignore_eos=draw.random() < 0.3,
+            )  # fmt: skip
+            self.counts["add"] += 1
+        except DoesNotFit as refusal:
+            assert refusal.need > refusal.have
+            self.counts["does not fit"] += 1
+
+    def act(self):
+        request = self.pick()
+        if request is None:
+            return
+        draw, world = self.random, self.world
+        fitting = {
+            "waiting": ["preempt", "abort"],
+            "running": ["preempt", "swap_out", "swap_out"],
+            "swapped": ["swap_in", "preempt"],
+            "held": ["release", "swap_in"],
+        }.get(request.state, [])
+        verb = draw.choice([*fitting, *fitting, "abort", "preempt", "swap_out", "swap_in", "release", "finish"])
+        if verb == "finish":
+            if draw.random() < 0.5:
+                world.scheduler.finish(request.id, "stopped by text")
+                world.verify()
+                self.counts["finish"] += 1
+            return
+        arguments = {
+            "preempt": [draw.choice([None, "recompute", "swap"]), draw.random() < 0.3],
+            "swap_out": [draw.random() < 0.5],
+        }.get(verb, [])
+        planned = self.plan(verb, request, arguments)
+        effect = world.act(verb, request.id, *arguments)
+        assert isinstance(effect, Refused) == isinstance(planned, Refused)
+        self.counts[f"{verb} {'refused' if isinstance(effect, Refused) else effect.state}"] += 1
+
+    def plan(self, verb, request, arguments):
+        """Return the dry run of an act, or its refusal; it changes nothing."""
+        before = repr(request)
+        keywords = dict(zip(("mode", "hold") if verb == "preempt" else ("hold",), arguments, strict=False))
+        try:
+            answer = self.world.scheduler.plan_act(verb.replace("_", "-"), request.id, **keywords)
+        except Refused as refusal:
+            answer = refusal
+        assert repr(request) == before
+        return answer
+
+    def disturb(self):
+        draw, world = self.random, self.world
+        if world.scheduler.paused or draw.random() < 0.2:
+            world.scheduler.paused = not world.scheduler.paused
+            self.counts["pause"] += 1
+            return
+        target = draw.randint(world.scheduler.floor - 1, max(self.start_blocks, world.scheduler.floor) + 6)
+        superseding = world.resize is not None
+        before = world.scheduler.device.size
+        plan = world.scheduler.plan_resize(target)
+        done = world.begin_resize(target)
+        assert done == plan
+        assert (plan.refused is not None) == (target < world.scheduler.floor)
+        if plan.refused is None:
+            kind = "grow" if target >= before else "shrink"
+            self.counts[f"{kind} superseding" if superseding else kind] += 1
+            self.counts["shrink moves"] += plan.move
+            self.counts["shrink swaps"] += plan.swap_requests
+            self.counts["shrink recomputes"] += plan.recompute_requests
+
+    def finish(self):
+        """Undo holds and pauses and run to the end: nobody may starve."""
+        world = self.world
+        world.scheduler.paused = False
+        for _ in range(200):
+            world.run()
+            held = [request for request in world.scheduler.requests.values() if request.state == "held"]
+            if not held:
+                break
+            for request in held:
+                world.act("release", request.id)
+        world.run()
+        world.verify_end()
