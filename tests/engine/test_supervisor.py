@@ -193,6 +193,20 @@ def test_next_start_sweeps_what_nobody_could_remove(start: Start) -> None:
     assert not dead.ring_dir.exists()
 
 
+def test_engine_in_another_runtime_folder_keeps_its_rings(start: Start, tmp_path: Path, reports: Path) -> None:
+    elsewhere = Engine(tmp_path / "elsewhere", ["standins.supervisor", "twin", "2"], {"STANDIN_REPORTS": str(reports)})
+    try:
+        serve(elsewhere)
+        here = start("twin")
+        serve(here)
+        assert elsewhere.ring_dir.is_dir()
+        assert here.ring_dir.is_dir()
+    finally:
+        elsewhere.process.terminate()
+        elsewhere.wait(6)
+        elsewhere.end()
+
+
 def test_long_runtime_folder_is_refused_with_the_limit(tmp_path: Path, reports: Path) -> None:
     runtime = tmp_path / ("long" * 25)
     engine = Engine(runtime, ["standins.supervisor", "long", "1"], {"STANDIN_REPORTS": str(reports)})

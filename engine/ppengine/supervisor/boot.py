@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from pathlib import Path
@@ -13,6 +14,8 @@ from ppengine.config import ConfigError, EngineConfig, Profile, build_profile
 from ppengine.protocol import discovery
 from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.link import tell
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def parse_profile(text: str) -> Profile:
@@ -32,6 +35,9 @@ def engine_config(profile: Profile, name: str | None) -> EngineConfig:
     Reads the model's config.json and, unless the weights are dummies, the headers of its weight files.
     Raises ConfigError for the profile, CheckpointError for the model's folder.
     """
+    name = profile.name if name is None else name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"engine name {name!r}: use letters, digits, '.', '_' and '-', at most 64, no sign first")
     folder = Path(profile.model.path)
     spec = read_spec(folder)
     if profile.model.load_format != "dummy":
@@ -45,7 +51,7 @@ def engine_config(profile: Profile, name: str | None) -> EngineConfig:
     engine_id = new_id()
     return EngineConfig(
         id=engine_id,
-        name=name or profile.name,
+        name=name,
         epoch=uuid.uuid4().hex,
         profile=profile,
         model_path=str(folder),

@@ -116,8 +116,12 @@ def _folders(parent: Path, prefix: str) -> list[Path]:
 def _make(path: Path) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.mkdir(mode=0o700)
-    (draft / _OWNER).write_text(f"{os.getpid()} {discovery.process_start(os.getpid())}\n")
-    draft.rename(path)
+    try:
+        (draft / _OWNER).write_text(f"{os.getpid()} {discovery.process_start(os.getpid())}\n")
+        draft.rename(path)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
 def _owned(path: Path) -> bool:
