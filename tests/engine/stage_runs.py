@@ -61,7 +61,7 @@ class Pipeline:
         for stage, caches in zip(self.stages, self.caches, strict=True):
             before = hidden.clone()
             passed = stage.run(hidden, batch, caches)
-            assert torch.equal(before, hidden), "a stage wrote its input"
+            assert torch.equal(before.nan_to_num(), hidden.nan_to_num()), "a stage wrote its input"
             assert passed.shape == (len(tokens), stage.boundary_size)
             hidden = passed
         return self.stages[-1].logits(hidden)
