@@ -210,6 +210,8 @@ class FakeGateway:
         self.replays: list[Replay] = []
         self.answers: dict[type, Answerer] = {}
         self.ring = 10_000
+        self.asked = 0
+        """Fetches that came."""
         self.pid = os.getpid()
         self.epoch = ""
         self._outputs: dict[str, tuple[float, str, int]] = {}
@@ -448,6 +450,7 @@ class FakeGateway:
             gone = message.after + 1 < oldest
             self._send(self._bulk, to, Replayed(nonce=message.nonce, events=found, newest=len(self.events), gone=gone))
         elif isinstance(message, Fetch):
+            self.asked += 1
             self._waiting_fetches.append((time.monotonic() + message.wait_ms / 1000, to, message))
         elif isinstance(message, Inspect):
             self._send(self._bulk, to, self._inspect(message))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from fake_gateway import FakeGateway
 from link_helpers import FAST, Seen
-
 from ppconsole.link.engine import EngineLink
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.protocol.control import (
@@ -245,3 +244,19 @@ async def test_attached_times_out_with_the_reason(fake: FakeGateway) -> None:
     with pytest.raises(LinkLost, match="does not answer within"):
         await link.attached(1.0)
     await link.close()
+
+
+async def test_a_question_that_broke_with_its_connection_fails_at_once(fake: FakeGateway) -> None:
+    fake.word_s = 60.0
+    async with attached(fake) as (link, seen):
+        outcome = await link.command(Submit(prompt="Once"))
+        assert isinstance(outcome, Outcome)
+        assert outcome.request is not None
+        asking = asyncio.create_task(link.fetch(outcome.request, wait_ms=30_000))
+        await seen.until(lambda seen: fake.asked > 0)
+        epoch = fake.epoch
+        fake.stop()
+        fake.start(epoch)
+        with pytest.raises(LinkLost):
+            await asyncio.wait_for(asking, 5)
+        await seen.until(lambda seen: seen.states[-1] == "live")

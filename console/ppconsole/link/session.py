@@ -140,7 +140,8 @@ class Session:
         """Deliver until the link breaks. Always raises: SessionOver, or CancelledError when it is cancelled."""
         self._last_snapshot = self._last_pong = time.monotonic()
         readers = (self._read_state(handlers), self._read_control(handlers), self._read_bulk(), self._watch(handlers))
-        tasks = [asyncio.create_task(reader) for reader in readers]
+        breaks = (_break(monitor) for monitor in self._sockets.breaks)
+        tasks = [asyncio.create_task(reader) for reader in (*readers, *breaks)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -249,6 +250,11 @@ class Session:
                 if now - reopened > timing.stale_s:
                     reopened = now
                     self._reopen = True
+
+
+async def _break(monitor: zmq.asyncio.Socket) -> None:
+    await monitor.recv_multipart()
+    raise SessionOver("the engine's gateway closed the connection")
 
 
 async def _welcome(control: zmq.asyncio.Socket) -> Welcome:

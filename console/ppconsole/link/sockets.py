@@ -29,6 +29,8 @@ class Sockets:
         self.control = self._connect(zmq.DEALER, record.control_endpoint)
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
         self.state = self._subscribe()
+        # libzmq reconnects by itself and tells nobody, but what was under way is lost with the old connection.
+        self.breaks = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in (self.control, self.bulk)]
 
     def reopen_state(self) -> None:
         """Drop what a slow pipe holds: it would be old."""
@@ -37,7 +39,9 @@ class Sockets:
 
     def close(self) -> None:
         """Close all three at once, unsent messages dropped."""
-        for socket in (self.state, self.control, self.bulk):
+        for socket in (self.control, self.bulk):
+            socket.disable_monitor()
+        for socket in (*self.breaks, self.state, self.control, self.bulk):
             socket.close(linger=0)
 
     def _subscribe(self) -> zmq.asyncio.Socket:

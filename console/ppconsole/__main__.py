@@ -1,0 +1,7 @@
+"""`python -m ppconsole`."""
+
+import sys
+
+from ppconsole.cli import main
+
+sys.exit(main())

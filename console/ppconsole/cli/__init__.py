@@ -1,0 +1,65 @@
+"""Commands. Importing this costs click and nothing else; each command's module comes when it is called for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from ppconsole.cli import exits
+
+# Where each command lives, in the order of `--help`.
+COMMANDS = {
+    "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
+    "events": "watching", "show": "details", "logs": "details", "doctor": "doctor", "submit": "submitting",
+    "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
+    "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
+    "stop": "effects", "continue": "effects", "explain": "details", "stacks": "details", "record": "recordings",
+    "replay": "recordings", "bench": "serving",
+}  # fmt: skip
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of `cmd_name` and return its command; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"ppconsole.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_") + "_command")
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ppconsole", prog_name="ppconsole")
+def ppconsole() -> None:
+    """Watch and operate a pipeline-parallel LLM engine.
+
+    Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 error, 2 usage, 3 no engine, 4 denied, 5 timeout,
+    6 conflict, 7 not found, 8 does not fit, 10 `explain` found a fault, 130 interrupted.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        code = ppconsole.main(args=arguments, prog_name="ppconsole", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough. What is left in the buffer must not raise again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.ERROR
+    return code if isinstance(code, int) else exits.DONE

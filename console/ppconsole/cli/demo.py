@@ -1,0 +1,195 @@
+"""`demo`: a small engine of its own, and the console on it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.session import run, say
+
+if TYPE_CHECKING:
+    from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.cli.launch import EngineProcess
+    from ppconsole.link.engine import EngineLink
+
+PROFILE = "tiny"
+START_S = 120.0
+TEXT_S = 120.0
+PROMPTS = (
+    "Once upon a time",
+    "The little fox",
+    "In the morning the old man",
+    "She opened the door and",
+    "The river was",
+    "One day a bird",
+)
+MAX_TOKENS = 48
+LOAD_SETTINGS = ("memory.device_mib=28", "scheduler.max_num_seqs=24")
+"""Under --load: little enough memory that requests wait, are swapped and preempted."""
+
+
+@click.command("demo")
+@click.option("--headless", is_flag=True, help="Submit prompts, print their texts and the stages, and end.")
+@click.option("--load", is_flag=True, help="Keep the engine busy enough to wait, swap and preempt.")
+def demo_command(headless: bool, load: bool) -> int:
+    """Try it: a small engine and the console on it.
+
+    Two CPU stages serve the bundled model. Leaving the console stops the demo."""
+    from ppconsole.cli.launch import EngineProcess, need_engine
+    from ppconsole.cli.screen import has_terminal
+    from ppconsole.cli.serving import profile_arguments
+
+    need_engine()
+    headless = headless or not has_terminal()
+    settings = LOAD_SETTINGS if load else ()
+    engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name()), quiet=True)
+    # SIGTERM and a closed terminal end the demo as Ctrl-C does: through the `finally` below.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        record = run(lambda: _until_serving(engine))
+        if headless:
+            return run(lambda: _headless(record, load))
+        return _with_console(record, load)
+    finally:
+        say("stopping the demo")
+        engine.stop()
+        engine.close()
+
+
+def _free_name() -> str:
+    """Return `demo-N`, the first that no engine here has."""
+    from ppengine.protocol.discovery import RuntimeDirError, list_engines
+
+    try:
+        taken = {record.name for record in list_engines()}
+    except RuntimeDirError as error:
+        raise exits.Failure(str(error)) from None
+    return next(name for number in itertools.count(1) if (name := f"demo-{number}") not in taken)
+
+
+async def _until_serving(engine: EngineProcess) -> EngineRecord:
+    """Wait until the engine serves, and say how far it is. Raises Failure with its last words."""
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.cli.options import Common
+    from ppconsole.cli.session import attached, find
+
+    notices = await engine.notices()
+    say("starting two CPU stages on the bundled model")
+    try:
+        async with asyncio.timeout(START_S):
+            notice = await notices.get()
+            if notice is None or notice.get("event") != "started":
+                raise exits.Failure(_last_words(engine, notice))
+            pictures: asyncio.Queue[Snapshot] = asyncio.Queue()
+            ended = asyncio.create_task(notices.get())
+            common = Common(engine=str(notice["id"]))
+            record = find(common.engine)
+            async with attached(
+                common, lambda update: pictures.put_nowait(update) if isinstance(update, Snapshot) else None
+            ):
+                await _loaded(pictures, ended, engine)
+            ended.cancel()
+            return record
+    except TimeoutError:
+        raise exits.Failure(f"the demo did not serve within {START_S:g} s: {_last_words(engine, None)}") from None
+
+
+async def _loaded(
+    pictures: asyncio.Queue[Snapshot], ended: asyncio.Task[dict[str, Any] | None], engine: EngineProcess
+) -> None:
+    told = ""
+    while True:
+        picture = asyncio.create_task(pictures.get())
+        await asyncio.wait([picture, ended], return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            picture.cancel()
+            raise exits.Failure(_last_words(engine, ended.result()))
+        info = picture.result().engine
+        if info.state != "loading":
+            return
+        if info.message and info.message != told:
+            told = info.message
+            say(told)
+
+
+def _last_words(engine: EngineProcess, notice: dict[str, Any] | None) -> str:
+    """Return why the engine ended, in one line."""
+    if notice is not None and notice.get("reason"):
+        return f"the demo's engine ended: {notice['reason']}"
+    lines = [line for line in engine.messages if line.strip()]
+    return f"the demo's engine ended: {lines[-1] if lines else 'it said nothing'}"
+
+
+async def _headless(record: EngineRecord, load: bool) -> int:
+    """Submit all prompts at once, print their texts as they end, then the stages."""
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.cli.load import Load
+    from ppconsole.cli.options import Common
+    from ppconsole.cli.render import pool_line, stage_lines
+    from ppconsole.cli.session import attached
+
+    last: Snapshot | None = None
+
+    def take(update: Any) -> None:
+        nonlocal last
+        if isinstance(update, Snapshot):
+            last = update
+
+    background = Load(record) if load else None
+    if background is not None:
+        background.start()
+    try:
+        async with attached(Common(engine=record.id), take) as link, asyncio.timeout(TEXT_S):
+            ends = [asyncio.create_task(_complete(link, prompt)) for prompt in PROMPTS]
+            for end in asyncio.as_completed(ends):
+                click.echo(await end)
+    finally:
+        if background is not None:
+            background.stop()
+    if last is not None:
+        click.echo("\n".join(["", *stage_lines(last.stages), pool_line(last)]))
+    return exits.DONE
+
+
+async def _complete(link: EngineLink, prompt: str) -> str:
+    """Return a prompt and its text as one line."""
+    from ppengine.protocol.control import Submit
+    from ppengine.protocol.sampling import SamplingParams
+
+    from ppconsole.cli.submitting import submit
+    from ppconsole.model.safe import clean
+
+    answer = await submit(link, Submit(prompt=prompt, sampling=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)))
+    if not isinstance(answer, str):
+        code = getattr(answer, "code", "FAILED")
+        raise exits.Failure(f"submit: {answer.text}", exits.OF_CODE[code])
+    text, tokens = "", 0
+    while True:
+        part = await link.fetch(answer, offset=tokens, text_offset=len(text))
+        text, tokens = text + part.text, tokens + len(part.token_ids)
+        if part.finished:
+            return clean(f"{prompt}{text}")
+
+
+def _with_console(record: EngineRecord, load: bool) -> int:
+    from ppconsole.cli.load import Load
+    from ppconsole.cli.screen import open_console
+
+    background = Load(record) if load else None
+    if background is not None:
+        background.start()
+    try:
+        return open_console(record)
+    finally:
+        if background is not None:
+            background.stop()

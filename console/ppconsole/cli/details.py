@@ -1,0 +1,108 @@
+"""`show`, `logs`, `explain`, `stacks`: details on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.options import Common, common_options
+from ppconsole.cli.session import attached, one_snapshot, print_json, run
+
+if TYPE_CHECKING:
+    from ppconsole.link.source import Detail
+
+
+@click.command("show")
+@click.argument("request")
+@common_options
+def show_command(common: Common, request: str) -> None:
+    """Print one REQUEST in detail.
+
+    Block table, tokens, timing, and why it waits.
+    """
+    from ppengine.protocol.control import RequestDetail
+
+    from ppconsole.cli.render import detail_lines
+
+    detail = _inspect(common, "request", request=request)
+    if common.json or not isinstance(detail, RequestDetail):
+        print_json(detail)
+    else:
+        click.echo("\n".join(detail_lines(detail)))
+
+
+@click.command("logs")
+@common_options
+@click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
+@click.option("--lines", type=click.IntRange(1, 10_000), default=200, show_default=True)
+def logs_command(common: Common, stage: int | None, lines: int) -> None:
+    """Print the newest log lines of the engine."""
+    from ppengine.protocol.control import LogsDetail
+
+    from ppconsole.model.safe import clean
+
+    detail = _inspect(common, "logs", stage=stage, lines=lines)
+    if common.json or not isinstance(detail, LogsDetail):
+        print_json(detail)
+    else:
+        for line in detail.lines:
+            click.echo(clean(line))
+
+
+@click.command("stacks")
+@common_options
+@click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
+def stacks_command(common: Common, stage: int | None) -> None:
+    """Print what every thread of a stage is doing."""
+    from ppengine.protocol.control import StacksDetail
+
+    from ppconsole.model.safe import clean
+
+    detail = _inspect(common, "stacks", stage=stage)
+    if not isinstance(detail, StacksDetail):
+        raise exits.Failure(f"the engine answered with {type(detail).__name__}")
+    if common.json:
+        print_json(detail)
+    else:
+        for stack in detail.stages:
+            click.echo(f"=== stage {stack.stage}, pid {'?' if stack.pid is None else stack.pid}")
+            click.echo(clean(stack.text, newlines=True).rstrip() or f"no stack: {clean(stack.error)}")
+    if detail.stages and all(stack.error for stack in detail.stages):
+        raise exits.Failure(detail.stages[0].error)
+
+
+@click.command("explain")
+@common_options
+def explain_command(common: Common) -> int:
+    """Say what is wrong and why.
+
+    Exit code 10: there is a fault; 0: there is none."""
+    from ppconsole.cli.render import verdict_lines
+    from ppconsole.model.facts import root_verdicts
+    from ppconsole.model.safe import clean
+
+    snapshot = run(lambda: one_snapshot(common))
+    engine = snapshot.engine
+    faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
+    if common.json:
+        print_json({"fault": faulty, "engine_state": engine.state, "verdicts": snapshot.verdicts})
+    elif snapshot.verdicts:
+        for verdict in sorted(snapshot.verdicts, key=lambda verdict: not verdict.root):
+            click.echo("\n".join(verdict_lines(verdict)))
+    elif faulty:
+        click.echo(f"{engine.state} and no verdict: {clean(engine.message) or 'no reason is given'}")
+    else:
+        message = f": {clean(engine.message)}" if engine.message else ""
+        click.echo(f"no fault: {engine.state}, step {engine.step}, {snapshot.requests_total} requests{message}")
+    return exits.FAULT_FOUND if faulty else exits.DONE
+
+
+def _inspect(common: Common, what: Any, **options: Any) -> Detail:
+    async def ask() -> Detail:
+        async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
+            return await link.inspect(what, **options)
+
+    return run(ask)

@@ -1,0 +1,154 @@
+"""`doctor`: what this machine has, and what would keep an engine or a console from working."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.session import print_json
+
+Level = Literal["ok", "note", "bad"]
+_CONSOLE = ("ppconsole", "textual", "pyzmq", "msgspec", "click")
+_ENGINE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "py-spy", "ray")
+
+
+class Finding(NamedTuple):
+    """One line: `bad` keeps something from working, `note` takes something away."""
+
+    level: Level
+    what: str
+    text: str
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor_command(as_json: bool) -> int:
+    """Check versions, folders, permissions and memory.
+
+    Exit code 1 if something cannot work."""
+    from ppconsole.model.safe import clean
+
+    findings = examine()
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        for finding in findings:
+            click.echo(clean(f"{finding.level:<4} {finding.what:<12} {finding.text}"))
+    return exits.ERROR if any(finding.level == "bad" for finding in findings) else exits.DONE
+
+
+def examine() -> list[Finding]:
+    """Return all findings."""
+    return [
+        _python(),
+        _versions("console", _CONSOLE),
+        _engine_extra(),
+        *_runtime(),
+        _stacks(),
+        _cores(),
+        _memory(),
+        _shared_memory(),
+    ]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return Finding("ok" if good else "bad", "python", version if good else f"{version}; 3.11 to 3.13 are supported")
+
+
+def _versions(what: str, names: tuple[str, ...]) -> Finding:
+    return Finding("ok", what, ", ".join(f"{name} {_version(name) or 'missing'}" for name in names))
+
+
+def _engine_extra() -> Finding:
+    if _version("torch") is None:
+        return Finding("note", "engine", "not installed, the console works without: pip install 'ppconsole[engine]'")
+    return _versions("engine", _ENGINE)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _runtime() -> list[Finding]:
+    from ppengine.protocol.discovery import RuntimeDirError, list_engines, runtime_dir
+
+    try:
+        folder = runtime_dir()
+    except RuntimeDirError as error:
+        return [Finding("bad", "folder", str(error))]
+    # An ipc address holds 107 bytes; an engine's sockets are <folder>/<id>/<name>.
+    longest = len(str(folder)) + 32
+    engines = list_engines()
+    names = ", ".join(f"{record.id} ({record.name})" for record in engines) or "none"
+    return [_folder(folder, longest), Finding("ok", "engines", names)]
+
+
+def _folder(folder: Path, longest: int) -> Finding:
+    if longest > 107:
+        text = f"{folder} makes socket addresses of {longest} bytes, 107 fit; set XDG_RUNTIME_DIR to a shorter one"
+        return Finding("bad", "folder", text)
+    return Finding("ok", "folder", f"{folder}, mode 0700")
+
+
+def _stacks() -> Finding:
+    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if spy is None:
+        return Finding("note", "stacks", "py-spy is missing, so `stacks` has none; it comes with ppconsole[engine]")
+    scope = _read("/proc/sys/kernel/yama/ptrace_scope") or "0"
+    if scope in ("0", "1") or os.geteuid() == 0:
+        return Finding("ok", "stacks", f"{spy}, kernel.yama.ptrace_scope {scope}")
+    return Finding("note", "stacks", f"kernel.yama.ptrace_scope is {scope}: py-spy needs 0 or 1, or root")
+
+
+def _cores() -> Finding:
+    mine = len(os.sched_getaffinity(0))
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    limit = f", of which the cgroup grants {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
+    return Finding("ok", "cores", f"{mine} of {os.cpu_count()}{limit}")
+
+
+def _memory() -> Finding:
+    from ppconsole.model.units import bytes_text
+
+    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    total, free = (_kib(fields.get(name)) for name in ("MemTotal", "MemAvailable"))
+    limit = _read("/sys/fs/cgroup/memory.max")
+    capped = f", cgroup limit {bytes_text(int(limit))}" if limit.isdigit() else ""
+    return Finding("ok", "memory", f"{bytes_text(free)} available of {bytes_text(total)}{capped}")
+
+
+def _shared_memory() -> Finding:
+    from ppconsole.model.units import bytes_text
+
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        return Finding("bad", "/dev/shm", f"{error.strerror}: an engine keeps its recorder rings there")
+    level: Level = "ok" if usage.free >= 64 * 2**20 else "bad"
+    need = "" if level == "ok" else "; an engine needs 64M for its recorder rings"
+    return Finding(level, "/dev/shm", f"{bytes_text(usage.free)} free of {bytes_text(usage.total)}{need}")
+
+
+def _kib(text: str | None) -> int | None:
+    return int(text.split()[0]) * 1024 if text else None
+
+
+def _read(path: str) -> str:
+    """Return the text of a file of the kernel, empty where it does not exist."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

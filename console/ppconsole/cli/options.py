@@ -1,0 +1,66 @@
+"""Options that commands share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+SECONDS = click.FloatRange(min=0, min_open=True, max=1e6)
+
+
+@dataclass(frozen=True)
+class Common:
+    """`-e`, `--json`, `--timeout` of every verb. `timeout` None: the command's own default."""
+
+    engine: str | None = None
+    json: bool = False
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Options of verbs with an effect."""
+
+    dry_run: bool = False
+    wait: bool = True
+    reason: str = ""
+    if_rev: int | None = None
+
+
+def engine_option(function: Command) -> Command:
+    """Add `-e`."""
+    text = "Id, unique id prefix or name of the engine."
+    return click.option("-e", "--engine", metavar="ENGINE", help=text)(function)
+
+
+def common_options(function: Command) -> Command:
+    """Add the options of `Common` and pass them as `common`."""
+
+    @engine_option
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @click.option("--timeout", type=SECONDS, metavar="S", help="Give up after S seconds (exit code 5).")
+    @functools.wraps(function)
+    def wrapped(engine: str | None, as_json: bool, timeout: float | None, **rest: Any) -> Any:
+        return function(common=Common(engine, as_json, timeout), **rest)
+
+    return wrapped
+
+
+def effect_options(function: Command) -> Command:
+    """Add the options of `Common` and `Effect` and pass them as `common` and `effect`."""
+
+    @common_options
+    @click.option("--dry-run", is_flag=True, help="Print what would happen; change nothing.")
+    @click.option("--no-wait", is_flag=True, help="Return once the engine has accepted it.")
+    @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log and other consoles.")
+    @click.option("--if-rev", type=int, metavar="N", help="Only if the request, or memory, is still at revision N.")
+    @functools.wraps(function)
+    def wrapped(dry_run: bool, no_wait: bool, reason: str, if_rev: int | None, **rest: Any) -> Any:
+        return function(effect=Effect(dry_run, not no_wait, reason, if_rev), **rest)
+
+    return wrapped

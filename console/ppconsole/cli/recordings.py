@@ -1,0 +1,127 @@
+"""`record` and `replay`: what an engine showed, kept in a file and shown again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.options import SECONDS, Common, engine_option
+from ppconsole.cli.session import attached, find, print_json, run, say
+
+if TYPE_CHECKING:
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.link.recording import ReplaySource
+    from ppconsole.link.source import Update
+
+SAMPLE = Path(__file__).resolve().parent.parent / "recordings" / "sample.ppr"
+
+
+@click.command("record")
+@click.argument("file", type=click.Path(path_type=Path))
+@engine_option
+@click.option("--seconds", type=SECONDS, metavar="S", help="Stop by itself after S seconds.")
+@click.option("--slow", is_flag=True, help="One snapshot a second in place of ten.")
+@click.option("--timeout", type=SECONDS, metavar="S", help="Give up attaching after S seconds.")
+def record_command(file: Path, engine: str | None, seconds: float | None, slow: bool, timeout: float | None) -> None:
+    """Write what the engine shows to FILE.
+
+    Snapshots and events, until Ctrl-C.
+    """
+    run(lambda: _record(file, Common(engine, timeout=timeout), seconds, slow))
+
+
+async def _record(file: Path, common: Common, seconds: float | None, slow: bool) -> None:
+    from ppconsole.link.recording import Recorder, RecordingError
+
+    record = find(common.engine)
+    try:
+        recorder = Recorder(file, engine=record.id, name=record.name)
+    except RecordingError as error:
+        raise exits.Failure(str(error)) from None
+    failed: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
+
+    def take(update: Update) -> None:
+        try:
+            recorder.write(update)
+        except OSError as error:
+            if not failed.done():
+                failed.set_result(error)
+
+    with recorder:
+        async with attached(common, take, slow=slow, backlog=1000):
+            say(f"recording {record.name} ({record.id}) to {file}; Ctrl-C ends it")
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, failed.cancel)
+            done, _ = await asyncio.wait([failed], timeout=seconds)
+    if done and not failed.cancelled():
+        raise exits.Failure(f"{file} cannot be written: {failed.result().strerror}; it ends before this")
+    say(f"{recorder.updates} updates, {recorder.bytes} bytes in {file}; see it: ppconsole replay {file}")
+
+
+@click.command("replay")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--sample", is_flag=True, help="The bundled recording of an incident.")
+@click.option("--speed", type=float, default=1.0, show_default=True, help="0: as fast as it goes.")
+@click.option("--json", "as_json", is_flag=True, help="Print every update as one line of JSON, as fast as it goes.")
+def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool) -> int:
+    """Show a recording in the console.
+
+    Without a terminal: its events and its last picture.
+    """
+    from ppconsole.cli.screen import has_terminal
+    from ppconsole.link.recording import RecordingError, ReplaySource
+
+    screen = has_terminal() and not as_json
+    try:
+        source = ReplaySource(_path(file, sample), speed if screen else 0.0)
+    except (RecordingError, ValueError) as error:
+        raise exits.Failure(str(error), exits.USAGE if isinstance(error, ValueError) else exits.ERROR) from None
+    if not screen:
+        return run(lambda: _print(source, as_json))
+    from ppconsole.app import run_console
+
+    title = f"recording of {source.header.name} ({source.header.engine})"
+    return run_console(source, read_only=True, title=title)
+
+
+def _path(file: Path | None, sample: bool) -> Path:
+    if (file is None) == (not sample):
+        raise exits.Failure("name a FILE or give --sample, one of them", exits.USAGE)
+    if file is not None:
+        return file
+    if not SAMPLE.is_file():
+        raise exits.Failure(f"no sample is bundled with this build ({SAMPLE} is missing); name a FILE of your own")
+    return SAMPLE
+
+
+async def _print(source: ReplaySource, as_json: bool) -> int:
+    from ppengine.protocol.snapshot import Event, Snapshot
+
+    from ppconsole.cli.render import event_line, status_lines
+    from ppconsole.link.source import LinkState
+
+    last: Snapshot | None = None
+
+    def take(update: Update) -> None:
+        nonlocal last
+        if isinstance(update, Snapshot):
+            last = update
+        if as_json:
+            kind = "link" if isinstance(update, LinkState) else "event" if isinstance(update, Event) else "snapshot"
+            print_json({kind: update})
+        elif isinstance(update, Event):
+            click.echo(event_line(update))
+
+    await source.start(take)
+    await source.finished.wait()
+    await source.close()
+    if last is not None and not as_json:
+        click.echo("\n".join(status_lines(last)))
+    if source.error is not None:
+        raise exits.Failure(str(source.error))
+    return exits.DONE

@@ -1,0 +1,203 @@
+"""Snapshots and details as plain text: pure functions, no colour, unknown shown as `?`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ppengine.protocol.control import RequestDetail
+from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot, StageInfo, Verdict
+
+from ppconsole.model.facts import verdict_text
+from ppconsole.model.safe import clean
+from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
+
+BAR = 10
+_STAGE_HEAD = "STG STATE MEMORY USED/LIMIT KV-USE/MAP/CAP SWAP IN>OUT MB STEP IDLE AGE OP"
+_REQUEST_HEAD = "REQUEST OWNER STATE AGE IN OUT BLK SWP REV WHY"
+
+
+def table(names: str, rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """Return lines with columns as wide as their widest cell; those named in `right` are aligned right."""
+    head = names.split()
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    flush = [name in right for name in head]
+    return [
+        " ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, flush, strict=True)
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
+    """Return the whole picture: the engine, verdicts, stages, pool, requests, operations."""
+    lines = [engine_line(snapshot)]
+    if snapshot.engine.message:
+        lines.append(f"  {clean(snapshot.engine.message)}")
+    lines += [f"!{verdict_text(verdict)}" for verdict in snapshot.verdicts]
+    if snapshot.stages:
+        lines += ["", *stage_lines(snapshot.stages), pool_line(snapshot)]
+    if snapshot.requests:
+        lines += ["", *request_lines(snapshot.requests[:max_requests])]
+        hidden = snapshot.requests_total - min(max_requests, len(snapshot.requests))
+        if hidden > 0:
+            lines.append(f"... and {hidden} more")
+    for operation in snapshot.operations:
+        line = f"OP {operation.id} {operation.verb} by {operation.by}: {operation.state} {operation.progress}"
+        lines.append(clean(line).rstrip())
+    return lines
+
+
+def engine_line(snapshot: Snapshot) -> str:
+    """Return the first line: name, state, and the figures of the whole engine."""
+    engine = snapshot.engine
+    rate = snapshot.throughput.output_tok_s
+    return (
+        f"{clean(engine.name)} ({engine.id}) {engine.state.upper()}  model {clean(engine.model)}  "
+        f"{engine.pipeline_parallel_size} {'stage' if engine.pipeline_parallel_size == 1 else 'stages'}  "
+        f"util {engine.memory_utilization:.2f} r{engine.memory_revision}  step {engine.step}  "
+        f"{count_text(rate)} tok/s  up {age_text(engine.uptime_s)}  consoles {engine.consoles}"
+    )
+
+
+def stage_lines(stages: Sequence[StageInfo]) -> list[str]:
+    """Return one line a stage under a head. `*`: this stage sets the number of blocks."""
+    right = ("KV-USE/MAP/CAP", "SWAP", "IN>OUT", "STEP", "IDLE", "AGE")
+    return table(_STAGE_HEAD, [_stage_row(stage) for stage in stages], right)
+
+
+def _stage_row(stage: StageInfo) -> list[str]:
+    memory, blocks = stage.memory, stage.kv_blocks
+    binding = "*" if blocks.binding else ""
+    age = None if stage.progress_age_ms is None else stage.progress_age_ms / 1000
+    waiting = stage.waiting_on
+    op = clean(stage.op or "-")
+    if waiting is not None:
+        op = f"{op} ({waiting.what} {'driver' if waiting.stage is None else waiting.stage})"
+    return [
+        f"{stage.index}" if not stage.tensor_rank else f"{stage.index}.{stage.tensor_rank}",
+        stage.state,
+        memory_bar(ratio(memory.used, memory.total), ratio(memory.limit, memory.total)),
+        f"{bytes_text(memory.used)}/{bytes_text(memory.limit)}",
+        f"{_count(blocks.used)}/{_count(blocks.mapped)}/{_count(blocks.capacity)}{binding}",
+        f"{_count(stage.swap_blocks.used)}/{_count(stage.swap_blocks.total)}",
+        f"{_count(stage.inbox)}>{_count(stage.outbox)}",
+        ",".join(f"m{number}" for number in stage.micro_batches) or "-",
+        ms_text(stage.step_ms.p50),
+        percent_text(stage.idle_fraction),
+        age_text(age),
+        op,
+    ]
+
+
+def memory_bar(used: float | None, limit: float | None) -> str:
+    """Return `[####...|..]` of a fixed range, 0 to 100 % of the device; `|` is the limit."""
+    if used is None:
+        return f"[{'?' * BAR}]"
+    cells = ["#" if cell < round(used * BAR) else "." for cell in range(BAR)]
+    if limit is not None and limit < 1:
+        cells[min(int(limit * BAR), BAR - 1)] = "|"
+    return f"[{''.join(cells)}]"
+
+
+def pool_line(snapshot: Snapshot) -> str:
+    """Return the blocks that are cached and free, and the requests by state."""
+    queues = snapshot.queues
+    first = snapshot.stages[0].kv_blocks if snapshot.stages else None
+    cached, free = (_count(first.cached), _count(first.free)) if first else ("?", "?")
+    return (
+        f"POOL cached {cached} free {free} | wait {queues.waiting} run {queues.running} swap {queues.swapped} "
+        f"held {queues.held} load {queues.loading} | preemptions {snapshot.preemptions_total}"
+    )
+
+
+def request_lines(requests: Sequence[RequestInfo]) -> list[str]:
+    """Return one line a request under a head."""
+    rows = [
+        [
+            clean(request.id), clean(request.owner), request.state, age_text(request.age_s),
+            str(request.prompt_tokens), str(request.output_tokens), str(request.blocks), str(request.swap_blocks),
+            str(request.revision), why_text(request),
+        ]
+        for request in requests
+    ]  # fmt: skip
+    return table(_REQUEST_HEAD, rows, ("AGE", "IN", "OUT", "BLK", "SWP", "REV"))
+
+
+def why_text(request: RequestInfo) -> str:
+    """Return why a request does not run, with the numbers."""
+    why = request.why
+    if why is None:
+        return clean(request.finish_reason or "")
+    if why.text:
+        return clean(why.text)
+    numbers = f": need {why.need}, have {why.have}" if why.need is not None else ""
+    return f"{clean(why.code)}{numbers}"
+
+
+def event_line(event: Event) -> str:
+    """Return one event as a line with its local time."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.wall)) if event.wall else "--:--:--"
+    by = f" [{clean(event.by)}]" if event.by else ""
+    return f"{clock} {event.seq:>6} {clean(event.kind)}{by} {clean(event.text)}"
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return a verdict with its evidence and what to do."""
+    lines = [verdict_text(verdict)]
+    lines += [f"    {clean(fact)}" for fact in verdict.evidence]
+    if verdict.suggest:
+        lines.append(f"  try: {clean(verdict.suggest)}")
+    return lines
+
+
+def detail_lines(detail: RequestDetail) -> list[str]:
+    """Return the drill-down of one request."""
+    per_token = ms_text(detail.inter_token_ms)
+    rows = [
+        ("request", clean(detail.id)),
+        ("owner", clean(detail.owner)),
+        ("state", f"{detail.state}{f': {clean(detail.why)}' if detail.why else ''}"),
+        ("age", age_text(detail.age_s)),
+        ("tokens", f"{detail.prompt_tokens} in, {detail.output_tokens} out, {detail.computed_tokens} computed, "
+                   f"{detail.cached_tokens} from the prefix cache"),
+        ("timing", f"queued {age_text(detail.queued_s)}, first token {age_text(detail.first_token_s)}, "
+                   f"per token {per_token}, finished {age_text(detail.finished_s)}"),
+        ("blocks", _numbers(detail.block_table)),
+        ("shared", _numbers(detail.shared_blocks)),
+        ("host", _numbers(detail.host_blocks)),
+        ("in flight", _numbers(detail.in_flight, "m")),
+        ("preempted", f"{detail.preemptions} times, swapped {detail.swaps} times"),
+        ("revision", str(detail.revision)),
+    ]  # fmt: skip
+    lines = [f"{name:<10}{text}" for name, text in rows]
+    lines += [f"{'history' if index == 0 else '':<10}{clean(line)}" for index, line in enumerate(detail.history)]
+    if detail.output_text:
+        lines += ["", clean(detail.output_text, newlines=True)]
+    return lines
+
+
+def engine_lines(rows: Sequence[tuple[EngineRecord, str]], now: float) -> list[str]:
+    """Return one line an engine with its state under a head. `now`: Unix seconds."""
+    head = "ID NAME STATE MODEL STAGES PID UP"
+    body = [
+        [
+            record.id, clean(record.name), state, clean(record.model), str(record.pipeline_parallel_size),
+            str(record.pid), age_text(now - record.started_wall),
+        ]
+        for record, state in rows
+    ]  # fmt: skip
+    return table(head, body, ("STAGES", "PID", "UP"))
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _numbers(values: Sequence[int], prefix: str = "", most: int = 32) -> str:
+    shown = " ".join(f"{prefix}{value}" for value in values[:most])
+    more = f" ... ({len(values)} in all)" if len(values) > most else ""
+    return f"{shown}{more}" or "-"

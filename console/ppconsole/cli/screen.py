@@ -1,0 +1,75 @@
+"""`attach`: open the console on an engine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ppconsole.cli import exits
+
+if TYPE_CHECKING:
+    from ppengine.protocol.discovery import EngineRecord
+
+
+@click.command("attach")
+@click.argument("engine", required=False)
+@click.option("-e", "--engine", "flag", metavar="ENGINE", help="The same, as other commands have it.")
+@click.option("--read-only", is_flag=True, help="Watch; offer no verbs and send none.")
+def attach_command(engine: str | None, flag: str | None, read_only: bool) -> int:
+    """Open the console on ENGINE.
+
+    ENGINE may be left out when one runs here. Leaving never touches the engine.
+    """
+    if engine and flag and engine != flag:
+        raise exits.Failure(f"two engines are named, {engine} and -e {flag}; attach takes one", exits.USAGE)
+    record = _choose(engine or flag)
+    if not has_terminal():
+        text = "attach needs a terminal; without one: ppconsole status, watch, events -f"
+        raise exits.Failure(text, exits.USAGE)
+    return open_console(record, read_only=read_only)
+
+
+def open_console(record: EngineRecord, *, read_only: bool = False) -> int:
+    """Run the console on an engine until the operator leaves; return its exit code."""
+    from ppconsole.app import run_console
+    from ppconsole.link.engine import EngineLink
+
+    link = EngineLink(record, read_only=read_only)
+    return run_console(link, read_only=read_only, title=f"{record.name} ({record.id})")
+
+
+def has_terminal() -> bool:
+    """Whether a full screen can be drawn and keys read."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _choose(wanted: str | None) -> EngineRecord:
+    from ppengine.protocol.discovery import RuntimeDirError
+
+    from ppconsole.link.find import NoEngine, SeveralEngines, find_engine
+
+    try:
+        return find_engine(wanted)
+    except SeveralEngines as several:
+        return _pick(several.records, str(several))
+    except NoEngine as error:
+        raise exits.Failure(str(error), exits.NO_ENGINE) from None
+    except RuntimeDirError as error:
+        raise exits.Failure(str(error)) from None
+
+
+def _pick(records: list[EngineRecord], text: str) -> EngineRecord:
+    """Let the operator choose by number; without a terminal print the list and end with a usage error."""
+    from ppconsole.cli.render import engine_lines
+
+    lines = engine_lines([(record, "-") for record in records], time.time())
+    if not has_terminal():
+        click.echo("\n".join(lines))
+        raise exits.Failure(text, exits.USAGE)
+    for number, line in enumerate(lines):
+        click.echo(f"{number or '':>3} {line}", err=True)
+    choice: int = click.prompt("attach to", type=click.IntRange(1, len(records)), err=True)
+    return records[choice - 1]

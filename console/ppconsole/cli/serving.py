@@ -1,0 +1,87 @@
+"""`serve` and `bench`: run an engine in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.session import print_json, say
+
+if TYPE_CHECKING:
+    from ppconsole.cli.launch import EngineProcess
+
+
+@click.command("serve")
+@click.argument("profile")
+@click.option("--set", "settings", multiple=True, metavar="a.b=c", help="Change one key of the profile; repeatable.")
+@click.option("--name", help="Name of the engine; without it, the profile's.")
+@click.option("--bind", metavar="ADDRESS", help="Only `local` so far: sockets in a folder of this user.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the engine announces as JSON lines.")
+def serve_command(profile: str, settings: Sequence[str], name: str | None, bind: str | None, as_json: bool) -> int:
+    """Run an engine of PROFILE in the foreground.
+
+    PROFILE is a bundled name or a .yaml file.
+    """
+    from ppconsole.cli.launch import EngineProcess, need_engine
+
+    if bind not in (None, "local"):
+        text = f"--bind {bind}: remote consoles need keys, which are not built yet; leave it out to serve local ones"
+        raise exits.Failure(text, exits.USAGE)
+    need_engine()
+    engine = EngineProcess(profile_arguments(profile, settings, name))
+    try:
+        asyncio.run(_relay(engine, as_json))
+        return _exit_code(engine.wait(30.0))
+    finally:
+        engine.close()
+
+
+@click.command("bench", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench_command(arguments: Sequence[str]) -> int:
+    """Measure an engine; `bench --help` has options."""
+    from ppconsole.cli.launch import need_engine
+
+    need_engine()
+    process = subprocess.Popen([sys.executable, "-m", "ppengine.bench", *arguments])
+    while True:
+        try:
+            return _exit_code(process.wait())
+        except KeyboardInterrupt:
+            continue  # the terminal's Ctrl-C reached it too; it cleans up and ends
+
+
+def profile_arguments(profile: str, settings: Sequence[str], name: str | None) -> list[str]:
+    """Return the arguments of the supervisor."""
+    arguments = [profile]
+    for setting in settings:
+        arguments += ["--set", setting]
+    return arguments + (["--name", name] if name else [])
+
+
+async def _relay(engine: EngineProcess, as_json: bool) -> None:
+    """Tell what the engine announces until it ends, and pass signals on to it."""
+    from ppconsole.model.safe import clean
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, engine.signal, signal.SIGTERM)
+    notices = await engine.notices()
+    while (notice := await notices.get()) is not None:
+        if as_json:
+            print_json(notice)
+        elif notice.get("event") == "started":
+            name, identity = clean(str(notice.get("name"))), clean(str(notice.get("id")))
+            say(f"engine {name} ({identity}) can be attached to: ppconsole attach {identity}")
+
+
+def _exit_code(code: int) -> int:
+    """Return a process's exit code; one that a signal ended counts as 128 + its number, as shells have it."""
+    return code if code >= 0 else 128 - code

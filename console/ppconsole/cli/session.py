@@ -1,0 +1,108 @@
+"""Running a command on an attached link, and turning what can go wrong into exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.options import Common
+
+if TYPE_CHECKING:
+    from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.source import Update
+
+ATTACH_S = 10.0
+T = TypeVar("T")
+
+
+def say(text: str) -> None:
+    """Print one message on stderr; nothing in it can move a cursor."""
+    from ppconsole.model.safe import clean
+
+    click.echo(clean(text), err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one value as one line of JSON, and flush it: a reader may wait for it."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def find(wanted: str | None) -> EngineRecord:
+    """Return the engine that is meant. Raises Failure with exit code 3 (none), 2 (several) or 1."""
+    from ppengine.protocol.discovery import RuntimeDirError
+
+    from ppconsole.link.find import NoEngine, SeveralEngines, find_engine
+
+    try:
+        return find_engine(wanted)
+    except NoEngine as error:
+        raise exits.Failure(str(error), exits.NO_ENGINE) from None
+    except SeveralEngines as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
+    except RuntimeDirError as error:
+        raise exits.Failure(str(error), exits.ERROR) from None
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    """Run `main()` in a loop of its own; what a link raises becomes a Failure."""
+    from ppconsole.link.source import LinkLost, QueryFailed
+
+    async def body() -> T:
+        return await main()
+
+    try:
+        return asyncio.run(body())
+    except LinkLost as error:
+        raise exits.Failure(str(error), exits.TIMEOUT) from None
+    except QueryFailed as error:
+        raise exits.Failure(f"{error} ({error.code})", exits.OF_CODE[error.code]) from None
+    except TimeoutError:
+        raise exits.Failure("timed out", exits.TIMEOUT) from None
+
+
+@asynccontextmanager
+async def attached(
+    common: Common, on_update: Callable[[Update], None] | None = None, **options: Any
+) -> AsyncIterator[EngineLink]:
+    """Attach to the engine that `common` names and leave it at the end. Raises Failure, LinkLost."""
+    from ppconsole.link.engine import EngineLink
+
+    record = find(common.engine)
+    link = EngineLink(record, **{"backlog": 0, **options})
+    await link.start(on_update or (lambda update: None))
+    try:
+        await link.attached(common.timeout or ATTACH_S)
+        yield link
+    finally:
+        await link.close()
+
+
+async def one_snapshot(common: Common) -> Snapshot:
+    """Attach, and return the first snapshot. Raises Failure, LinkLost."""
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.link.source import LinkLost
+
+    first: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+
+    def take(update: Update) -> None:
+        if isinstance(update, Snapshot) and not first.done():
+            first.set_result(update)
+
+    limit = common.timeout or ATTACH_S
+    async with attached(common, take):
+        try:
+            async with asyncio.timeout(limit):
+                return await first
+        except TimeoutError:
+            raise LinkLost(f"attached, but no snapshot within {limit:g} s", sent=False) from None

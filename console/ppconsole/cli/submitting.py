@@ -1,0 +1,255 @@
+"""`submit` and `follow`: a request's text as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.effects import show_refused
+from ppconsole.cli.options import Common, common_options
+from ppconsole.cli.session import attached, print_json, run, say
+
+if TYPE_CHECKING:
+    from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Submit
+
+    from ppconsole.link.engine import EngineLink
+
+
+@click.command("submit")
+@click.argument("prompt", required=False)
+@common_options
+@click.option("--max-tokens", type=int, default=16, show_default=True, help="Most tokens to write.")
+@click.option("--min-tokens", type=int, default=0, help="No end before this many tokens.")
+@click.option("--temperature", type=float, default=1.0, show_default=True, help="0: always the most likely token.")
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--top-k", type=int, default=0, help="0: all tokens.")
+@click.option("--seed", type=int, help="Same seed, same text.")
+@click.option("-n", "n", type=int, default=1, show_default=True, help="Continuations of the prompt.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
+@click.option("--stop-token-ids", default="", metavar="IDS", help="Token ids that end it, with commas between.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the model's end of sequence.")
+@click.option("--logprobs", type=int, metavar="N", help="With --json: log-probabilities, and those of the N best.")
+@click.option("--chat", is_flag=True, help="Put the prompt through the model's chat template.")
+@click.option("--detach", is_flag=True, help="Print the request's id and leave; `follow` picks it up.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log.")
+@click.option("--dry-run", is_flag=True, help="Say whether it would fit; submit nothing.")
+def submit_command(
+    prompt: str | None, common: Common, detach: bool, reason: str, dry_run: bool, chat: bool, **sampling: Any
+) -> int:
+    """Submit PROMPT and print its text as it comes.
+
+    `-`, or nothing when input is piped, reads stdin.
+    Ctrl-C aborts the request. A lost link does not: the text goes on when it is back, unless --timeout is over.
+    """
+    verb = _submit(_prompt(prompt), chat, sampling)
+    return run(lambda: _submit_and_follow(verb, common, detach, reason, dry_run))
+
+
+@click.command("follow")
+@click.argument("request")
+@common_options
+def follow_command(request: str, common: Common) -> int:
+    """Print the text of REQUEST as it comes.
+
+    From its beginning. Ctrl-C leaves the request alone.
+    """
+
+    async def follow() -> int:
+        async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
+            return await _Stream(link, request, common.json).all_samples()
+
+    return run(follow)
+
+
+def _prompt(text: str | None) -> str:
+    if text == "-" or (text is None and not sys.stdin.isatty()):
+        text = sys.stdin.read()
+    if text is None:
+        raise exits.Failure("no prompt: give one, or - to read it from stdin", exits.USAGE)
+    return text
+
+
+def _submit(prompt: str, chat: bool, sampling: dict[str, Any]) -> Submit:
+    from ppengine.protocol.control import Submit
+    from ppengine.protocol.sampling import SamplingParams
+
+    ids = sampling.pop("stop_token_ids")
+    try:
+        sampling["stop_token_ids"] = [int(part) for part in ids.replace(",", " ").split()]
+    except ValueError:
+        text = f"--stop-token-ids is {ids!r}; it must be numbers with commas between: 2,50256"
+        raise exits.Failure(text, exits.USAGE) from None
+    try:
+        return Submit(prompt=prompt, sampling=SamplingParams(**{**sampling, "stop": list(sampling["stop"])}), chat=chat)
+    except ValueError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
+
+
+async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason: str, dry_run: bool) -> int:
+    from ppengine.protocol.control import Outcome, Refused
+
+    from ppconsole.link.source import LinkLost
+
+    async with attached(common, slow=True) as link:
+        try:
+            async with asyncio.timeout(common.timeout):
+                answer = await submit(link, verb, reason=reason, dry_run=dry_run)
+        except TimeoutError:
+            text = f"unknown outcome: no answer within {common.timeout:g} s"
+            raise LinkLost(f"{text}; see ppconsole status", sent=True) from None
+        if isinstance(answer, Refused):
+            return show_refused(answer, "submit", common)
+        if isinstance(answer, Outcome):
+            return _show_plan(answer, common)
+        if common.json:
+            print_json({"id": answer})
+        elif detach:
+            click.echo(answer)
+        else:
+            say(f"request {answer}")
+        if detach:
+            return exits.DONE
+        try:
+            async with asyncio.timeout(common.timeout):
+                return await _Stream(link, answer, common.json, verb.sampling.n).all_samples()
+        except TimeoutError:
+            text = f"{answer} has not finished within {common.timeout:g} s; it goes on: ppconsole follow {answer}"
+            raise exits.Failure(text, exits.TIMEOUT) from None
+        except asyncio.CancelledError:
+            await _abort(link, answer)
+            raise
+
+
+async def submit(link: EngineLink, verb: Submit, *, reason: str = "", dry_run: bool = False) -> str | Refused | Outcome:
+    """Return the id of the request as soon as the engine names it; a Refused; or, of a dry run, its Outcome.
+
+    Raises LinkLost when it is not known whether the engine took it.
+    """
+    from ppengine.protocol.control import Accepted, Refused
+
+    named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def progress(step: Accepted | Deferred) -> None:
+        if isinstance(step, Accepted) and step.request is not None and not named.done():
+            named.set_result(step.request)
+
+    command = asyncio.create_task(link.command(verb, reason=reason, dry_run=dry_run, on_progress=progress))
+    waits: list[asyncio.Future[Any]] = [command, named]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if named.done():
+            return named.result()
+        end = command.result()
+    finally:
+        command.cancel()
+        await asyncio.gather(command, return_exceptions=True)
+    if isinstance(end, Refused) or dry_run or end.request is None:
+        return end
+    return end.request
+
+
+def _show_plan(outcome: Outcome, common: Common) -> int:
+    from ppconsole.model.safe import clean
+
+    if common.json:
+        print_json(outcome)
+    else:
+        click.echo(clean(f"submit {outcome.state}: {outcome.text}"))
+        for line in outcome.plan:
+            click.echo(f"  {clean(line)}")
+    return exits.OF_STATE[outcome.state]
+
+
+async def _abort(link: EngineLink, request: str) -> None:
+    """Abort after Ctrl-C, and say what became of it; a second Ctrl-C leaves at once."""
+    from ppengine.protocol.control import Abort, Refused
+
+    from ppconsole.link.source import LinkLost
+
+    say(f"aborting {request}")
+    try:
+        end = await link.command(Abort(request=request), reason="interrupted", timeout=5.0)
+    except LinkLost as error:
+        say(f"{error}; to abort it: ppconsole abort {request}")
+        return
+    say(f"{request}: {end.text} ({end.code})" if isinstance(end, Refused) else f"{request}: {end.text}")
+
+
+class _Stream:
+    """Prints the samples of one request from their beginning; goes on by offset after a lost link."""
+
+    def __init__(self, link: EngineLink, request: str, as_json: bool, samples: int | None = None) -> None:
+        self._link = link
+        self._request = request
+        self._json = as_json
+        self._samples = samples
+        self._prompt_tokens = 0
+
+    async def all_samples(self) -> int:
+        """Print all samples; one streams as it comes, of several each is printed as text when it has ended."""
+        from ppconsole.model.safe import clean
+
+        begun = asyncio.get_running_loop().time()
+        several = self._samples is not None and self._samples > 1
+        tokens, text, reason, samples = await self._sample(0, live=not several)
+        total = tokens
+        ends = [f"{reason}"]
+        if samples > 1:
+            self._show_sample(0, samples, text, already=not several)
+            for index in range(1, samples):
+                tokens, text, reason, _ = await self._sample(index, live=False)
+                total += tokens
+                ends.append(f"{reason}")
+                self._show_sample(index, samples, text, already=False)
+        seconds = asyncio.get_running_loop().time() - begun
+        rate = f", {total / seconds:.0f} tok/s" if seconds > 0.001 else ""
+        why = clean(", ".join(dict.fromkeys(ends)))
+        say(f"{self._request}: {self._prompt_tokens} in, {total} out in {seconds:.2f} s{rate}, {why}")
+        return exits.DONE
+
+    async def _sample(self, sample: int, *, live: bool) -> tuple[int, str, str | None, int]:
+        """Return (tokens, text, finish reason, number of samples) of one sample when it has ended."""
+        from ppconsole.link.source import LinkLost
+        from ppconsole.model.safe import clean
+
+        tokens, text = 0, ""
+        while True:
+            try:
+                part = await self._link.fetch(
+                    self._request, offset=tokens, text_offset=len(text), sample=sample, wait_ms=1000
+                )
+            except LinkLost as error:
+                say(f"{error}; waiting for the link to come back")
+                await self._link.attached()
+                await asyncio.sleep(0.1)
+                continue
+            tokens, text = part.offset + len(part.token_ids), text + part.text
+            self._prompt_tokens = part.prompt_tokens
+            if self._json:
+                self._print_part(part)
+            elif live and part.text:
+                click.echo(clean(part.text, newlines=True), nl=False)
+                sys.stdout.flush()
+            if part.finished:
+                if live and not self._json:
+                    click.echo()
+                return tokens, text, part.finish_reason, part.samples
+
+    def _print_part(self, part: Any) -> None:
+        line = {"sample": part.sample, "text": part.text, "token_ids": part.token_ids}
+        if part.logprobs:
+            line["logprobs"] = [{"chosen": entry.chosen, "top": entry.top} for entry in part.logprobs]
+        if part.finished:
+            line |= {"finish_reason": part.finish_reason, "prompt_tokens": part.prompt_tokens}
+        if part.text or part.token_ids or part.finished:
+            print_json(line)
+
+    def _show_sample(self, index: int, samples: int, text: str, *, already: bool) -> None:
+        from ppconsole.model.safe import clean
+
+        if not self._json and not already:
+            click.echo(f"--- {index + 1} of {samples}\n{clean(text, newlines=True)}")

@@ -1,0 +1,124 @@
+"""`status`, `watch`, `events`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ppconsole.cli.options import SECONDS, Common, common_options
+from ppconsole.cli.session import attached, one_snapshot, print_json, run, say
+
+if TYPE_CHECKING:
+    from ppengine.protocol.snapshot import Event
+
+    from ppconsole.link.source import Update
+
+_CLEAR = "\x1b[H\x1b[J"
+
+
+@click.command("status")
+@common_options
+@click.option("--requests", type=click.IntRange(0), default=20, show_default=True, help="Most requests to list.")
+def status_command(common: Common, requests: int) -> None:
+    """Print one picture of the engine.
+
+    --json prints the whole snapshot.
+    """
+    snapshot = run(lambda: one_snapshot(common))
+    if common.json:
+        print_json(snapshot)
+        return
+    from ppconsole.cli.render import status_lines
+
+    click.echo("\n".join(status_lines(snapshot, requests)))
+
+
+@click.command("watch")
+@common_options
+@click.option("--interval", type=SECONDS, default=1.0, show_default=True, metavar="S", help="Seconds between pictures.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many.")
+def watch_command(common: Common, interval: float, count: int | None) -> None:
+    """Print the status again and again.
+
+    Goes on over a lost link. --json prints one snapshot a line.
+    """
+    run(lambda: _watch(common, interval, count))
+
+
+async def _watch(common: Common, interval: float, count: int | None) -> None:
+    from ppengine.protocol.snapshot import Snapshot
+
+    from ppconsole.cli.render import status_lines
+    from ppconsole.link.source import LinkState
+
+    newest: Snapshot | None = None
+    arrived = asyncio.Event()
+
+    def take(update: Update) -> None:
+        nonlocal newest
+        if isinstance(update, Snapshot):
+            newest = update
+            arrived.set()
+        elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
+            say(f"{update.state}: {update.text}")
+
+    clear = sys.stdout.isatty() and not common.json
+    async with attached(common, take, slow=interval >= 1):
+        printed = 0
+        while count is None or printed < count:
+            if printed:
+                await asyncio.sleep(interval)
+            arrived.clear()
+            await arrived.wait()
+            if newest is None:
+                continue
+            if common.json:
+                print_json(newest)
+            else:
+                click.echo((_CLEAR if clear else "") + "\n".join(status_lines(newest)) + ("" if clear else "\n"))
+            printed += 1
+
+
+@click.command("events")
+@common_options
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now.")
+@click.option("--last", type=click.IntRange(0, 10_000), default=100, show_default=True, help="How many older ones.")
+def events_command(common: Common, follow: bool, last: int) -> None:
+    """Print what happened, in order.
+
+    --json prints one event a line.
+    """
+    run(lambda: _events(common, follow, last))
+
+
+async def _events(common: Common, follow: bool, last: int) -> None:
+    from ppengine.protocol.snapshot import Event
+
+    from ppconsole.cli.render import event_line
+    from ppconsole.link.source import LinkLost, LinkState
+
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def take(update: Update) -> None:
+        if isinstance(update, Event):
+            events.put_nowait(update)
+        elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
+            say(f"{update.state}: {update.text}")
+
+    async with attached(common, take, slow=True, backlog=last) as link:
+        newest = (await link.attached()).event_seq
+        seen = newest if last == 0 else 0
+        while follow or seen < newest:
+            try:
+                async with asyncio.timeout(None if follow else common.timeout or 10):
+                    event = await events.get()
+            except TimeoutError:
+                raise LinkLost(f"events up to {newest} did not come; the last was {seen}", sent=False) from None
+            seen = event.seq
+            if common.json:
+                print_json(event)
+            else:
+                click.echo(event_line(event))

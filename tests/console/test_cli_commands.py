@@ -1,0 +1,465 @@
+"""Every command against a gateway on real sockets."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli_helpers import Cli
+from fake_gateway import FakeGateway, sample_request, stuck_snapshot
+from ppengine.protocol.control import (
+    Abort,
+    Accepted,
+    Command,
+    Continue,
+    Drain,
+    Outcome,
+    Pause,
+    Preempt,
+    Refused,
+    Release,
+    Resume,
+    SetMemory,
+    Stop,
+    Submit,
+    SwapIn,
+    SwapOut,
+)
+from ppengine.protocol.snapshot import Snapshot
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def fake(folder: Path) -> Iterator[FakeGateway]:
+    with FakeGateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], folder: Path) -> Cli:
+    return Cli(capsys, folder)
+
+
+def until(reached: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- finding the engine -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "events", "explain", "attach", "resume", "stacks", "logs"])
+def test_no_engine_is_exit_3(cli: Cli, command: str) -> None:
+    run = cli(command)
+    assert run.code == 3
+    assert run.err.startswith("error: no engine runs here; start one:")
+    assert run.out == ""
+
+
+def test_several_engines_are_exit_2_and_can_be_named(cli: Cli, fake: FakeGateway) -> None:
+    with FakeGateway(name="other") as other:
+        run = cli("status")
+        assert run.code == 2
+        assert "2 engines run here; name one with -e" in run.err
+        assert cli("status", "-e", "other").code == 0
+        assert cli("status", "-e", other.id).code == 0
+        assert cli("status", "-e", "nobody").code == 3
+        listed = cli("attach")
+        assert listed.code == 2
+        assert fake.id in listed.out
+        assert other.id in listed.out
+
+
+def test_the_variable_names_the_engine_and_the_flag_wins(
+    cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPCONSOLE_ENGINE", "nobody")
+    assert cli("status").code == 3
+    assert cli("status", "-e", fake.id).code == 0
+
+
+def test_a_gateway_that_does_not_answer_is_exit_5(cli: Cli, fake: FakeGateway) -> None:
+    fake.deaf = True
+    run = cli("status", "--timeout", "0.5")
+    assert run.code == 5
+    assert "not attached within 0.5 s" in run.err
+
+
+def test_attach_without_a_terminal_is_exit_2(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("attach")
+    assert run.code == 2
+    assert "attach needs a terminal" in run.err
+
+
+def test_ls_lists_engines_with_their_state(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("ls")
+    assert run.code == 0
+    assert fake.id in run.out
+    assert "serving" in run.out
+    assert cli("ls", "--json").rows[0][0]["state"] == "serving"
+    fake.stop()
+    empty = cli("ls", "--json")
+    assert (empty.code, empty.rows) == (0, [[]])
+
+
+# --- watching -----------------------------------------------------------------------------------------------
+
+
+def test_status_is_a_table_and_json_is_the_snapshot(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("status")
+    assert run.code == 0
+    assert "SERVING" in run.out
+    assert "60/100/120*" in run.out
+    assert "need 121, have 100" in run.out
+    assert max(map(len, run.out.splitlines())) < 160
+    snapshot = msgspec.json.decode(cli("status", "--json").out, type=Snapshot, strict=True)
+    assert snapshot.engine.epoch == fake.epoch
+    assert len(cli("status", "--requests", "1").out.splitlines()) < len(run.out.splitlines())
+
+
+def test_nothing_from_outside_moves_the_cursor(cli: Cli, fake: FakeGateway) -> None:
+    fake.snapshot.engine.message = "load\x1b[2J\x07ing"
+    fake.snapshot.requests.append(sample_request("r\x1b]0;x\x07-1", owner="e\u202eve\r\n"))
+    for command in ("status", "explain"):
+        run = cli(command)
+        assert not set("\x1b\x07\r\u202e") & set(run.out + run.err)
+
+
+def test_watch_prints_snapshots_as_lines(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("watch", "--json", "-n", "3", "--interval", "0.05")
+    assert run.code == 0
+    assert [row["schema"] for row in run.rows] == [1, 1, 1]
+    assert "SERVING" in cli("watch", "-n", "1").out
+
+
+def test_events_past_and_followed(cli: Cli, fake: FakeGateway) -> None:
+    fake.event("op.applied", "swap-out applied", by="eve")
+    fake.event("stage.dead", "stage 1 is dead", stage=1)
+    run = cli("events")
+    assert run.code == 0
+    assert "op.applied [eve] swap-out applied" in run.out
+    assert [row["seq"] for row in cli("events", "--json", "--last", "1").rows] == [2]
+    assert cli("events", "--last", "0").out == ""
+    process = cli.process("events", "-f", "--json", "--last", "0")
+    until(lambda: len(fake.hellos) == 4)
+    fake.event("later", "third")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["text"] == "third"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_leaves_is_no_error(cli: Cli, fake: FakeGateway) -> None:
+    process = cli.process("watch", "--json", "--interval", "0.02")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.wait(10)
+    process.stderr.close()
+    assert err == ""
+
+
+def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
+    shown = cli("show", "r-8f2c")
+    assert shown.code == 0
+    assert "3 4 9" in shown.out
+    assert "waiting > running" in shown.out
+    assert cli("show", "r-8f2c", "--json").rows[0]["block_table"] == [3, 4, 9]
+    gone = cli("show", "r-none")
+    assert gone.code == 7
+    assert gone.err == "error: no request 'r-none' (NOT_FOUND)\n"
+    assert cli("logs").out.splitlines() == ["stage 0: ready", "stage 1: ready"]
+    assert cli("logs", "--stage", "1").out == "stage 1: ready\n"
+    assert "=== stage 1, pid 1001" in cli("stacks", "--stage", "1").out
+    assert cli("stacks", "--stage", "9").code == 7
+    assert cli("stacks", "--json").rows[0]["stages"][0]["stage"] == 0
+
+
+def test_explain_is_10_for_a_fault_and_0_for_none(cli: Cli, fake: FakeGateway) -> None:
+    fine = cli("explain")
+    assert fine.code == 0
+    assert fine.out.startswith("no fault: serving")
+    fake.snapshot = msgspec.structs.replace(stuck_snapshot(), engine=fake.snapshot.engine)
+    run = cli("explain")
+    assert run.code == 10
+    assert run.out.splitlines()[0].startswith("STAGE 2 stopped 6.2s: stage 2 was stopped by a signal")
+    assert "/proc/1002/stat: state T" in run.out
+    assert "try: ppconsole continue 2" in run.out
+    assert cli("explain", "--json").rows[0]["fault"] is True
+
+
+# --- effects ------------------------------------------------------------------------------------------------
+
+VERBS = [
+    (["abort", "r-8f2c"], Abort(request="r-8f2c")),
+    (["preempt", "r-8f2c"], Preempt(request="r-8f2c")),
+    (["preempt", "r-8f2c", "--mode", "swap", "--hold"], Preempt(request="r-8f2c", mode="swap", hold=True)),
+    (["swap-out", "r-8f2c"], SwapOut(request="r-8f2c")),
+    (["swap-out", "r-8f2c", "--no-hold"], SwapOut(request="r-8f2c", hold=False)),
+    (["swap-in", "r-77d0"], SwapIn(request="r-77d0")),
+    (["release", "r-77d0"], Release(request="r-77d0")),
+    (["set-memory", "0.5"], SetMemory(utilization=0.5)),
+    (["pause"], Pause()),
+    (["pause", "--mode", "keep"], Pause(mode="keep")),
+    (["resume"], Resume()),
+    (["drain"], Drain()),
+    (["drain", "--undo"], Drain(undo=True)),
+    (["stop"], Stop()),
+    (["continue", "1"], Continue(stage=1)),
+]
+
+
+@pytest.mark.parametrize(("arguments", "verb"), VERBS, ids=[" ".join(arguments) for arguments, _ in VERBS])
+def test_effect(cli: Cli, fake: FakeGateway, arguments: list[str], verb: object) -> None:
+    run = cli(*arguments, "--reason", "a test")
+    assert run.code == 0, run.err
+    assert run.out == f"{arguments[0]} applied at step 18413" + (
+        f" (revision 8): {arguments[0]} applied\n" if arguments[0] == "set-memory" else f": {arguments[0]} applied\n"
+    )
+    assert f"{arguments[0]} accepted" in run.err
+    assert "deferred: in flight at stage 1" in run.err
+    assert fake.commands[-1].verb == verb
+    assert fake.commands[-1].reason == "a test"
+
+
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in VERBS if arguments[0] not in ("stop",)])
+def test_effect_dry_run(cli: Cli, fake: FakeGateway, arguments: list[str]) -> None:
+    before = msgspec.json.encode(fake.snapshot.requests)
+    run = cli(*arguments, "--dry-run")
+    assert run.code == 0
+    assert run.out.splitlines()[1:] == [f"  would {arguments[0]}", "  moves 3 blocks"]
+    assert fake.commands[-1].dry_run
+    assert msgspec.json.encode(fake.snapshot.requests) == before
+    assert cli(*arguments, "--dry-run", "--json").rows[0]["figures"] == {"move": 3.0}
+
+
+def test_no_wait_returns_when_accepted(cli: Cli, fake: FakeGateway) -> None:
+    fake.answers[Pause] = lambda command: [Accepted(id=command.id, op="op-9")]
+    run = cli("pause", "--no-wait")
+    assert (run.code, run.out) == (0, "pause accepted as op-9\n")
+    assert cli("pause", "--no-wait", "--json").rows[0]["op"] == "op-9"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("DENIED", 4), ("EXPIRED", 5), ("CONFLICT", 6), ("STALE_EPOCH", 6), ("NOT_FOUND", 7), ("DOES_NOT_FIT", 8),
+        ("INVALID", 2), ("NO_CORE", 3), ("FAILED", 1), ("BUSY", 1), ("UNSUPPORTED", 1), ("GONE", 7), ("PROTOCOL", 1),
+    ],
+)  # fmt: skip
+def test_refusals_have_their_exit_codes(cli: Cli, fake: FakeGateway, code: str, expected: int) -> None:
+    fake.answers[Resume] = lambda command: [Refused(id=command.id, code=code, text="3 blocks; 4 would do")]  # type: ignore[arg-type]
+    run = cli("resume")
+    assert (run.code, run.out) == (expected, "")
+    assert run.err == f"error: resume refused: 3 blocks; 4 would do ({code})\n"
+    assert cli("resume", "--json").rows[0]["code"] == code
+
+
+def test_refusals_of_real_conditions(cli: Cli, fake: FakeGateway) -> None:
+    assert cli("abort", "r-none").code == 7
+    assert cli("abort", "r-8f2c", "--if-rev", "99").code == 6
+    assert cli("set-memory", "0.01").code == 8
+    for wrong in ("nan", "inf"):
+        run = cli("set-memory", wrong)
+        assert run.code == 2
+        assert "it must be above 0 and at most 1" in run.err
+    assert cli("set-memory", "much").code == 2
+    assert cli("preempt", "r-8f2c", "--mode", "later").code == 2
+    assert cli("frobnicate").code == 2
+
+
+@pytest.mark.parametrize(("state", "expected"), [("failed", 1), ("superseded", 6)])
+def test_ends_that_are_not_applied(cli: Cli, fake: FakeGateway, state: str, expected: int) -> None:
+    def end(command: Command) -> list[Accepted | Outcome]:
+        return [Outcome(id=command.id, op="op-1", state=state, text="by revision 9")]  # type: ignore[arg-type]
+
+    fake.answers[SetMemory] = end  # type: ignore[assignment]
+    run = cli("set-memory", "0.5")
+    assert (run.code, run.out) == (expected, f"set-memory {state}: by revision 9\n")
+
+
+def test_unknown_outcome_says_that_it_may_have_happened(cli: Cli, fake: FakeGateway) -> None:
+    fake.answers[Abort] = lambda command: []
+    run = cli("abort", "r-8f2c", "--timeout", "0.5")
+    assert run.code == 5
+    assert "unknown outcome: sent, but an answer did not come within 0.5 s" in run.err
+    assert "it may or may not have happened: see ppconsole show r-8f2c" in run.err
+
+
+# --- submit and follow --------------------------------------------------------------------------------------
+
+
+def test_submit_streams_text_and_counts(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("submit", "Once", "--max-tokens", "20", "--temperature", "0", "--stop", "END", "--seed", "3", "-n", "1")
+    assert run.code == 0, run.err
+    assert run.out == "Once upon a time there was a fox.\n"
+    assert "4 in, 8 out in" in run.err
+    verb = fake.commands[0].verb
+    assert isinstance(verb, Submit)
+    assert verb.prompt == "Once"
+    assert (verb.sampling.max_tokens, verb.sampling.stop, verb.sampling.seed) == (20, ["END"], 3)
+    assert not verb.abort_on_detach
+
+
+def test_submit_json_lines(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("submit", "Once", "--json", "--stop-token-ids", "2,3")
+    assert run.code == 0
+    first, *parts = run.rows
+    assert first["id"].startswith("r-")
+    assert "".join(part["text"] for part in parts) == "Once upon a time there was a fox."
+    assert [token for part in parts for token in part["token_ids"]] == list(range(8))
+    assert parts[-1]["finish_reason"] == "stop"
+    assert all("finish_reason" not in part for part in parts[:-1])
+
+
+def test_detach_and_follow(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("submit", "Once", "--detach")
+    assert run.code == 0
+    request = run.out.strip()
+    followed = cli("follow", request)
+    assert (followed.code, followed.out) == (0, "Once upon a time there was a fox.\n")
+    assert cli("follow", "r-none").code == 7
+
+
+def test_submit_reads_stdin(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("From a pipe"))
+    assert cli("submit", "-", "--detach").code == 0
+    verb = fake.commands[0].verb
+    assert isinstance(verb, Submit)
+    assert verb.prompt == "From a pipe"
+
+
+def test_submit_that_cannot_be(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("submit", "x" * 2000)
+    assert run.code == 8
+    assert run.err == "error: submit refused: 2000 tokens and 16 outputs; the longest sequence is 256 (DOES_NOT_FIT)\n"
+    for arguments, text in (
+        (["--top-p", "0"], "top_p is 0.0; it must be above 0 and at most 1"),
+        (["--max-tokens", "0"], "max_tokens is 0; it must be at least 1"),
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--stop-token-ids", "a"], "--stop-token-ids is 'a'"),
+    ):
+        run = cli("submit", "x", *arguments)
+        assert run.code == 2
+        assert text in run.err
+    assert len(fake.commands) == 1
+
+
+def test_submit_dry_run(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("submit", "x", "--dry-run")
+    assert (run.code, run.out) == (0, "submit planned: fits\n  4 tokens, 2 blocks\n")
+
+
+def test_ctrl_c_aborts_the_request(cli: Cli, fake: FakeGateway) -> None:
+    fake.word_s = 30.0
+    process = cli.process("submit", "Once")
+    until(lambda: any(isinstance(command.verb, Submit) for command in fake.commands))
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("request r-")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert "abort applied" in err
+    assert isinstance(fake.commands[-1].verb, Abort)
+
+
+def test_a_lost_link_does_not_end_a_stream(cli: Cli, fake: FakeGateway) -> None:
+    fake.words = ["word "] * 30
+    fake.word_s = 0.1
+    process = cli.process("submit", "Once", "--max-tokens", "30")
+    assert process.stdout is not None
+    assert process.stdout.read(5) == "word "
+    epoch = fake.epoch
+    fake.stop()
+    fake.start(epoch)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "word " + out == "word " * 30 + "\n"
+    assert not any(isinstance(command.verb, Abort) for command in fake.commands)
+
+
+def test_submit_timeout_leaves_the_request(cli: Cli, fake: FakeGateway) -> None:
+    fake.word_s = 30.0
+    run = cli("submit", "Once", "--timeout", "0.5")
+    assert run.code == 5
+    assert "it goes on: ppconsole follow r-" in run.err
+    assert not any(isinstance(command.verb, Abort) for command in fake.commands)
+
+
+# --- recordings and the rest --------------------------------------------------------------------------------
+
+
+def test_record_and_replay(cli: Cli, fake: FakeGateway, tmp_path: Path) -> None:
+    path = tmp_path / "a.ppr"
+    fake.event("stage.dead", "stage 1 is dead", stage=1)
+    assert cli("record", str(path), "--seconds", "0.5").code == 0
+    again = cli("record", str(path))
+    assert again.code == 1
+    assert "exists; name a new file" in again.err
+    fake.stop()
+    run = cli("replay", str(path))
+    assert run.code == 0
+    assert "stage 1 is dead" in run.out
+    assert "SERVING" in run.out
+    assert {key for row in cli("replay", str(path), "--json").rows for key in row} == {"link", "snapshot", "event"}
+
+
+def test_replay_of_what_is_no_recording(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "b.ppr"
+    path.write_text("hello")
+    assert cli("replay", str(path)).code == 1
+    assert cli("replay").code == 2
+    assert cli("replay", str(path), "--sample").code == 2
+    assert cli("replay", str(tmp_path / "none")).code == 1
+
+
+def test_record_ends_well_on_ctrl_c(cli: Cli, fake: FakeGateway, tmp_path: Path) -> None:
+    path = tmp_path / "c.ppr"
+    process = cli.process("record", str(path))
+    until(lambda: path.exists() and path.stat().st_size > 2000)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert cli("replay", str(path)).code == 0
+
+
+def test_serve_refuses_a_remote_address(cli: Cli) -> None:
+    run = cli("serve", "tiny", "--bind", "tcp://0.0.0.0:5555")
+    assert run.code == 2
+    assert "remote consoles need keys" in run.err
+
+
+@pytest.mark.parametrize("arguments", [["serve", "tiny"], ["demo", "--headless"], ["bench", "tiny"]])
+def test_without_the_engine_extra_it_says_what_to_install(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("ppconsole.cli.launch.NEEDS", "a_module_that_is_not_there")
+    run = cli(*arguments)
+    assert run.code == 1
+    assert run.err.endswith("pip install 'ppconsole[engine]'\n")
+
+
+def test_doctor(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("doctor")
+    assert run.code == 0
+    assert fake.id in run.out
+    assert {row["what"] for row in cli("doctor", "--json").rows[0]} >= {"python", "folder", "stacks", "cores", "memory"}
