@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import time
@@ -61,7 +62,7 @@ class Loop:
         report_at = time.monotonic()
         while not self.engine.leaving:
             deadline = min(report_at, self.engine.outputs.next_deadline() or report_at)
-            poller.poll(max(0.0, (deadline - time.monotonic()) * 1e3))
+            poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
             self._drain_stages()
             self._drain_front()
             self.engine.advance()

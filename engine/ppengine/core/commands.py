@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ppengine.core.operations import Operation
 from ppengine.protocol.control import (
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from ppengine.core.engine import Engine
 
 Act = Abort | Preempt | SwapOut | SwapIn | Release
+ActName = Literal["abort", "preempt", "swap-out", "swap-in", "release"]
+VERB_NAMES: dict[type, ActName] = {
+    Abort: "abort", Preempt: "preempt", SwapOut: "swap-out", SwapIn: "swap-in", Release: "release",
+}  # fmt: skip
 
 
 class CommandError(Exception):
@@ -77,10 +81,10 @@ class Commands:
                     operation, effect.state, effect.text, step=effect.step, revision=request.revision
                 )  # fmt: skip
         self._effects = left
-        if self._idle is not None and not engine.scheduler.running_count:
+        if self._idle is not None and not engine.running:
             engine.operations.end(self._idle, "applied", "paused: nothing runs")
             self._idle = None
-        if self._drain is not None and not engine.scheduler.live_count:
+        if self._drain is not None and not len(engine.live()):
             engine.operations.end(self._drain, "applied", "drained: no request left")
             self._drain = None
 
@@ -137,15 +141,17 @@ class Commands:
                 f"{verb.request} has moved on: revision {request.revision}, you saw {command.if_rev} ({last})",
             )
         scheduler, by = engine.scheduler, command.by
-        calls: dict[type, Callable[[str], Effect]] = {
-            Abort: lambda name: scheduler.abort(name),
-            Preempt: lambda name: scheduler.preempt(name, verb.mode, verb.hold, by=by),  # type: ignore[union-attr]
-            SwapOut: lambda name: scheduler.swap_out(name, verb.hold, by=by),  # type: ignore[union-attr]
-            SwapIn: lambda name: scheduler.swap_in(name),
-            Release: lambda name: scheduler.release(name),
+        mode = verb.mode if isinstance(verb, Preempt) else None
+        hold = verb.hold if isinstance(verb, Preempt | SwapOut) else False
+        calls: dict[type, Callable[[Request], Effect]] = {
+            Abort: lambda member: engine.abort(member, by),
+            Preempt: lambda member: scheduler.preempt(member.id, mode, hold, by=by),
+            SwapOut: lambda member: scheduler.swap_out(member.id, hold, by=by),
+            SwapIn: lambda member: scheduler.swap_in(member.id, by=by),
+            Release: lambda member: scheduler.release(member.id, by=by),
         }
         if command.dry_run:
-            plan, figures = scheduler.plan_act(verb, request.id)
+            plan, figures = scheduler.plan_act(VERB_NAMES[type(verb)], request.id, mode, hold)
             text = plan[0] if plan else "nothing to do"
             outcome = Outcome(
                 id=command.id, op="", state="planned", text=text, plan=plan, figures=figures,
@@ -153,7 +159,7 @@ class Commands:
             )  # fmt: skip
             engine.reply(client, outcome)
             return
-        effects = [(calls[type(verb)](member.id), member) for member in members]
+        effects = [(calls[type(verb)](member), member) for member in members]
         operation = engine.operations.open(command, client, verb.request, request=verb.request)
         # A group of samples moves together; the operation ends with the last of them.
         effect, member = next(((e, m) for e, m in reversed(effects) if e.state == "pending"), effects[-1])
@@ -163,22 +169,22 @@ class Commands:
     def _pause(self, client: bytes, command: Command, verb: Pause) -> None:
         engine = self._engine
         scheduler = engine.scheduler
-        running = scheduler.running_count
+        running = engine.running
         plan = {
-            "wait": f"finish {running} running, start none of {scheduler.live_count - running} others",
-            "keep": f"stop scheduling; {scheduler.live_count} requests keep their blocks",
-            "abort": f"abort {scheduler.live_count} requests and stop scheduling",
+            "wait": f"finish {running} running, start none of {len(engine.live()) - running} others",
+            "keep": f"stop scheduling; {len(engine.live())} requests keep their blocks",
+            "abort": f"abort {len(engine.live())} requests and stop scheduling",
         }[verb.mode]
         if command.dry_run:
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan, plan=[plan]))
             return
         operation = engine.operations.open(command, client, verb.mode)
-        scheduler.admitting = False
+        scheduler.admissions = False
         if verb.mode != "wait":
             scheduler.paused = True
         if verb.mode == "abort":
-            for request in scheduler.live():
-                scheduler.abort(request.id)
+            for request in engine.live():
+                engine.abort(request, by=command.by)
         if verb.mode == "wait" and running:
             engine.operations.defer(operation, f"waits for {running} running requests")
             self._idle = operation
@@ -188,19 +194,19 @@ class Commands:
     def _resume(self, client: bytes, command: Command) -> None:
         engine = self._engine
         if command.dry_run:
-            text = f"schedule again: {engine.scheduler.live_count} requests"
+            text = f"schedule again: {len(engine.live())} requests"
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
             return
         operation = engine.operations.open(command, client, None)
         if self._idle is not None:
             engine.operations.end(self._idle, "superseded", f"resumed by {command.by}")
             self._idle = None
-        engine.scheduler.paused, engine.scheduler.admitting = False, True
+        engine.scheduler.paused, engine.scheduler.admissions = False, True
         engine.operations.end(operation, "applied", "scheduling again")
 
     def _drain_verb(self, client: bytes, command: Command, verb: Drain) -> None:
         engine = self._engine
-        left = engine.scheduler.live_count
+        left = len(engine.live())
         text = "take requests again" if verb.undo else f"refuse new requests, finish {left}"
         if command.dry_run:
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
@@ -219,7 +225,7 @@ class Commands:
 
     def _stop(self, client: bytes, command: Command) -> None:
         engine = self._engine
-        left = engine.scheduler.live_count if engine.serving else 0
+        left = len(engine.live()) if engine.serving else 0
         text = f"stop the engine; {left} requests end unfinished" if left else "stop the engine; it is idle"
         if command.dry_run:
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,13 +47,13 @@ def _live(engine: Engine, request: Request) -> RequestDetail:
         computed_tokens=request.num_computed,
         cached_tokens=request.num_cached,
         block_table=list(request.blocks),
-        shared_blocks=[block for block in request.blocks if scheduler.is_shared(block)],
+        shared_blocks=[block for block in request.blocks if scheduler.device.references(block) > 1],
         host_blocks=list(request.host_blocks),
         in_flight=list(request.in_flight),
         sampling=request.sampling,
         revision=request.revision,
         age_s=now - request.arrival_time,
-        queued_s=None if request.scheduled_time is None else request.scheduled_time - request.arrival_time,
+        queued_s=None if request.admitted_time is None else request.admitted_time - request.arrival_time,
         first_token_s=None if first is None else first - request.arrival_time,
         inter_token_ms=None if first is None or outputs < 2 else (now - first) / (outputs - 1) * 1e3,
         preemptions=request.preemptions,
@@ -85,7 +84,4 @@ def _sample(engine: Engine, group: str, index: int) -> Sample | None:
 
 
 def _blocks(engine: Engine) -> BlocksDetail:
-    mapped = engine.resizer.mapped_blocks
-    owners = (engine.scheduler.owner_of(block) for block in range(mapped))
-    runs = [(sum(1 for _ in run), code, owner) for (code, owner), run in itertools.groupby(owners)]
-    return BlocksDetail(mapped=mapped, runs=runs)
+    return BlocksDetail(mapped=engine.resizer.mapped_blocks, runs=engine.scheduler.block_map())

@@ -10,12 +10,12 @@ import msgspec
 
 from ppengine.checkpoint import ModelSpec
 from ppengine.config import EngineConfig
+from ppengine.core.capacity import Capacity
 from ppengine.core.commands import Commands
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.resize import Resizer
 from ppengine.core.stages import Flight, StageBoard
-from ppengine.memory import MemoryPlan
 from ppengine.protocol.control import Inspect, Logprob, Submit
 from ppengine.protocol.frames import encode
 from ppengine.protocol.offline import Added, AddMany
@@ -23,7 +23,7 @@ from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import Retired, StageFailed, StageProgress, StageReady, Step
 from ppengine.request import Request
-from ppengine.scheduler import DoesNotFit, Retirement, Scheduler
+from ppengine.scheduler import DoesNotFit, Effect, Retirement, Scheduler
 from ppengine.tokenizer import Tokenizer
 
 GENERATION = 1
@@ -84,7 +84,7 @@ class Engine:
             return "resizing"
         if self.draining:
             return "draining"
-        return "paused" if self.scheduler.paused or not self.scheduler.admitting else "serving"
+        return "paused" if self.scheduler.paused or not self.scheduler.admissions else "serving"
 
     def leave(self, why: str) -> None:
         """Leave the loop at its next turn."""
@@ -132,26 +132,27 @@ class Engine:
 
     def _begin_serving(self) -> None:
         config, profile = self.config, self.config.profile
-        memory = MemoryPlan.of(list(self.board.ready.values()), profile.memory.block_size)
-        capacity = memory.capacity(profile.memory.utilization)
-        least = memory.least_blocks(config.max_model_len)
-        if capacity.blocks < least:
-            self._lose(capacity.binding, memory.refusal(profile.memory.utilization, config.max_model_len))
+        utilization = profile.memory.utilization
+        capacity = Capacity(self.board.ready.values(), profile.memory.block_size, config.max_model_len)
+        plan = capacity.plan(utilization)
+        if refusal := capacity.refusal(utilization):
+            self._lose(plan.binding, refusal)
             return
         self.scheduler = Scheduler(
             profile.scheduler,
             stages=config.stages,
             block_size=profile.memory.block_size,
             max_model_len=config.max_model_len,
-            num_blocks=capacity.blocks,
-            num_host_blocks=memory.host_blocks,
+            num_blocks=plan.mapped,
+            num_host_blocks=capacity.host_blocks,
             eos_token_ids=frozenset(self.spec.eos_token_ids),
         )
-        self.resizer = Resizer(self, memory, profile.memory.utilization, capacity.blocks)
-        self.send(self.scheduler.map_step(capacity.blocks))
+        self.scheduler.generation = GENERATION
+        self.resizer = Resizer(self, capacity, utilization)
+        self.send(self.scheduler.map_step(plan.mapped))
         self.serving = True
         self.message = ""
-        self.event("engine.serving", f"serving with {capacity.blocks} blocks, stage {capacity.binding} is binding")
+        self.event("engine.serving", f"serving with {plan.mapped} blocks, stage {plan.binding} is binding")
 
     def send(self, step: Step) -> None:
         """Send one step to every stage."""
@@ -166,7 +167,7 @@ class Engine:
             raise ValueError("give either a prompt text or prompt_token_ids")
         prompt: str | list[int] = verb.prompt if verb.prompt is not None else list(verb.prompt_token_ids or [])
         if verb.chat and isinstance(prompt, str):
-            prompt = self._need_tokenizer().chat([{"role": "user", "content": prompt}])
+            prompt = self._need_tokenizer().encode_chat([{"role": "user", "content": prompt}])
         sampling = verb.sampling
         ids = self._need_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
@@ -180,7 +181,15 @@ class Engine:
         if name in self.outputs:
             raise ValueError(f"request id {name} is already in use")
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
-        return Request.group_of(name, owner, ids, sampling, seed, max_model_len=self.config.max_model_len)
+        leader = Request(id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner)
+        followers = [
+            Request(
+                id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, sample=index,
+                leader=leader,
+            )
+            for index in range(1, sampling.n)
+        ]  # fmt: skip
+        return [leader, *followers]
 
     def admit(self, requests: list[Request], session: str, detach_client: bytes = b"") -> None:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
@@ -193,7 +202,7 @@ class Engine:
         """Queue the requests of an offline session: all of them or none."""
         groups: list[list[Request]] = []
         error = "" if self.serving and not self.board.lost else f"the engine is {self.state}: {self.message}"
-        names = message.requests or [None] * len(message.prompts)
+        names: list[str | None] = [*message.requests] or [None] * len(message.prompts)
         try:
             for prompt, sampling, name in zip(message.prompts, message.sampling, names, strict=not error):
                 text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
@@ -214,11 +223,40 @@ class Engine:
         """Abort requests of an offline session; unknown ones have ended already."""
         for name in names:
             for request in self.members(name):
-                self.scheduler.abort(request.id)
+                self.abort(request)
+
+    def abort(self, request: Request, by: str = "") -> Effect:
+        """End a request; its output ends here when the effect is immediate, else when it retires."""
+        effect = self.scheduler.abort(request.id, by=by)
+        if effect.state == "applied":
+            self.ended(request)
+        return effect
+
+    def ended(self, request: Request) -> None:
+        """Close the output of a request that has ended."""
+        reason = request.finish_reason or "abort"
+        self.outputs.finish(request.group, request.sample, reason)
+        text = f"{request.id} {reason}, {len(request.output_ids)} tokens"
+        self.event("request.finished", text, request=request.id)
 
     def members(self, name: str) -> list[Request]:
         """Return the live samples of a request, or the one sample that is named."""
-        return self.scheduler.group(name) if self.serving else []
+        if not self.serving:
+            return []
+        output = self.outputs.get(name)
+        names = [name, *(f"{name}.{index}" for index in range(1, output.sampling.n))] if output else [name]
+        found = (self.scheduler.requests.get(one) for one in names)
+        return [request for request in found if request is not None and not request.finished]
+
+    @property
+    def running(self) -> int:
+        """Requests that run or are being loaded."""
+        queues = self.scheduler.queues()
+        return queues.running + queues.loading
+
+    def live(self) -> list[Request]:
+        """Return the requests that have not ended, in order of arrival."""
+        return [request for request in self.scheduler.requests.values() if not request.finished]
 
     def gone_text(self, name: str) -> str:
         """Say of a request id that is not live what is known of it."""
@@ -242,6 +280,8 @@ class Engine:
             return
         for flight in self.board.take_retired():
             self._retire(flight)
+        for note in self.scheduler.notes():
+            self.event(f"request.{note.kind}", f"{note.request} {note.text}", request=note.request)
         self.commands.settle()
         self.resizer.advance()
         if self.board.lost or self.leaving:
@@ -259,12 +299,11 @@ class Engine:
             self.output_tokens_total += 1
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
             ended = request.finish_reason == "stop"
-            if self.outputs.push(request.group, request.sample, token, entry, ended) and not request.finish_reason:
+            if self.outputs.push(request.group, request.sample, token, entry, ended) and not request.finished:
                 self.scheduler.finish(request.id, "stop")
-                self.outputs.finish(request.group, request.sample, "stop")
+                self.ended(request)
         for request in retirement.finished:
-            self.outputs.finish(request.group, request.sample, request.finish_reason or "abort")
-            self.event("request.finished", f"{request.id} {request.finish_reason}", request=request.id)
+            self.ended(request)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -40,7 +40,7 @@ class Reporter:
             memory_revision=engine.resizer.revision if engine.serving else 0,
             uptime_s=engine.uptime_s,
             step=engine.scheduler.step if engine.serving else 0,
-            retired_step=engine.scheduler.retired_step if engine.serving else 0,
+            retired_step=engine.board.retired_step,
             max_model_len=config.max_model_len,
             block_size=profile.memory.block_size,
             max_num_seqs=profile.scheduler.max_num_seqs,
@@ -50,28 +50,27 @@ class Reporter:
         throughput = self._throughput()
         if not engine.serving:
             return CoreReport(
-                mono_ns=time.monotonic_ns(), engine=info, stages=engine.board.views({}, None, None), queues=Queues(),
+                mono_ns=time.monotonic_ns(), engine=info, stages=engine.board.views((), None, None), queues=Queues(),
                 requests_total=0, requests=[], operations=engine.operations.infos(), throughput=throughput,
                 kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=[],
                 preemptions_total=0, prefix_hit_tokens_total=0,
             )  # fmt: skip
         scheduler, resizer = engine.scheduler, engine.resizer
-        capacity = resizer.memory.capacity(resizer.utilization)
-        live = scheduler.live()
-        pool = scheduler.pool_figures()
+        plan = resizer.capacity.plan(resizer.utilization)
+        live = engine.live()
         return CoreReport(
             mono_ns=time.monotonic_ns(),
             engine=info,
-            stages=engine.board.views(capacity.by_stage, resizer.mapped_blocks, capacity.binding),
+            stages=engine.board.views(plan.capacities, resizer.mapped_blocks, plan.binding),
             queues=scheduler.queues(),
             requests_total=len(live),
             requests=[self._request(request) for request in live[:MAX_REQUESTS]],
             operations=engine.operations.infos(),
             throughput=throughput,
-            kv_used=pool.used,
-            kv_cached=pool.cached,
-            kv_free=pool.free,
-            swap_used=pool.host_used,
+            kv_used=scheduler.device.used,
+            kv_cached=scheduler.device.cached,
+            kv_free=scheduler.device.free,
+            swap_used=scheduler.host.used,
             steps_in_flight=engine.board.numbers,
             preemptions_total=scheduler.preemptions_total,
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,

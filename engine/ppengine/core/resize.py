@@ -7,13 +7,14 @@ target waits for its answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ppengine.config import check_utilization
+from ppengine.core.capacity import Capacity
 from ppengine.core.operations import Operation
 from ppengine.core.stages import Flight
-from ppengine.memory import MemoryPlan
 from ppengine.protocol.control import Command, Outcome, Refused, SetMemory
+from ppengine.scheduler import ResizeReport
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -22,17 +23,19 @@ if TYPE_CHECKING:
 class Resizer:
     """Holds the agreed number of mapped blocks and the change under way."""
 
-    def __init__(self, engine: Engine, memory: MemoryPlan, utilization: float, blocks: int) -> None:
+    def __init__(self, engine: Engine, capacity: Capacity, utilization: float) -> None:
         self._engine = engine
-        self.memory = memory
+        self.capacity = capacity
         self.utilization = utilization
         self.revision = 0
-        self.mapped_blocks = blocks
-        self._target = blocks
+        self.mapped_blocks = capacity.plan(utilization).mapped
+        self._target = self.mapped_blocks
         self._operation: Operation | None = None
         self._mapping = True
-        self._before = blocks
-        self._rolling_back = ""
+        """A `map_blocks` step is in flight; the first one is sent at boot."""
+        self._before = self.mapped_blocks
+        self._utilization_before = utilization
+        self._failure = ""
 
     @property
     def busy(self) -> bool:
@@ -45,97 +48,87 @@ class Resizer:
         engine = self._engine
         if command.if_rev is not None and command.if_rev != self.revision:
             text = (
-                f"memory is at revision {self.revision} (utilization {self.utilization:g}), you saw {command.if_rev}; "
-                "look again and decide"
+                f"memory is at revision {self.revision} (utilization {self.utilization:g}), "
+                f"you saw {command.if_rev}; look again and decide"
             )
             engine.reply(client, Refused(id=command.id, code="CONFLICT", text=text))
             return
-        capacity = self.memory.capacity(verb.utilization)
-        if capacity.blocks < self.memory.least_blocks(engine.config.max_model_len):
-            text = self.memory.refusal(verb.utilization, engine.config.max_model_len)
+        memory = self.capacity.plan(verb.utilization)
+        refusal = self.capacity.refusal(verb.utilization)
+        plan = engine.scheduler.plan_resize(memory.mapped)
+        if refusal or plan.refused:
+            text = refusal or plan.refused or ""
             engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=text))
             return
-        plan = engine.scheduler.plan_resize(capacity.blocks)
-        if plan.refused:
-            engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=plan.refused))
-            return
-        lines = [f"stage {capacity.binding} is binding: {capacity.exact} blocks fit, {capacity.blocks} in whole quanta"]
-        lines += plan.lines()
         if command.dry_run:
+            lines = plan.lines()
+            lines.append(
+                f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta"
+            )
             outcome = Outcome(
-                id=command.id, op="", state="planned", text=lines[1], plan=lines, revision=self.revision,
+                id=command.id, op="", state="planned", text=lines[0], plan=lines, revision=self.revision,
                 figures=plan.figures(),
             )  # fmt: skip
             engine.reply(client, outcome)
             return
-        self._begin(client, command, verb.utilization, capacity.blocks)
+        self._begin(client, command, verb.utilization, memory.mapped)
 
     def advance(self) -> None:
-        """Give memory back once nothing can touch it any more."""
+        """Give memory back once nothing can touch it any more, or take it before anything does."""
         if self._operation is None or self._mapping:
             return
         scheduler = self._engine.scheduler
         if self._target == self.mapped_blocks:
-            scheduler.finish_resize(self._target)
-            self._end("applied")
+            self._end(scheduler.finish_resize(self._target), None)
         elif self._target > self.mapped_blocks or scheduler.resize_ready():
             self._mapping = True
             self._engine.send(scheduler.map_step(self._target))
         else:
-            self._engine.operations.defer(self._operation, scheduler.resize_progress())
+            live = scheduler.device.tail_live
+            self._engine.operations.defer(self._operation, f"{live} live blocks to leave the tail")
 
     def mapped(self, flight: Flight) -> None:
         """All stages have answered a `map_blocks` step."""
         self._mapping = False
-        got = min(flight.mapped)
-        self.mapped_blocks = got
-        scheduler = self._engine.scheduler
+        self.mapped_blocks = min(flight.mapped)
         if self._operation is None:
-            if got < self._target:
+            if self.mapped_blocks < self._target:
                 self._engine.leave(f"the KV cache could not be mapped: {'; '.join(flight.errors)}")
             return
-        if flight.errors or max(flight.mapped) != got:
+        if flight.errors:
             # One stage could not follow: all go back to what everyone has.
-            self._rolling_back = "; ".join(flight.errors) or "stages answered different sizes"
-            self._target = got
-            if max(flight.mapped) != got:
-                self._mapping = True
-                self._engine.send(scheduler.map_step(got))
-                return
-        if self._target == got:
-            scheduler.finish_resize(got)
-            self._end("failed" if self._rolling_back else "applied", flight.number)
-        elif self._target < got:
-            scheduler.begin_resize(self._target)
+            self._failure = "; ".join(flight.errors)
+            self._target = self.mapped_blocks
+        uneven = max(flight.mapped) != self.mapped_blocks
+        if uneven:
+            self._mapping = True
+            self._engine.send(self._engine.scheduler.map_step(self.mapped_blocks))
+        elif self._target == self.mapped_blocks:
+            self._end(self._engine.scheduler.finish_resize(self.mapped_blocks), flight.number)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _begin(self, client: bytes, command: Command, utilization: float, blocks: int) -> None:
-        engine = self._engine
-        older = self._operation
+        engine, older = self._engine, self._operation
         self.revision += 1
         if older is not None:
-            engine.operations.end(
-                older, "superseded", f"superseded by utilization {utilization:g} (revision {self.revision})"
-            )
+            text = f"superseded by utilization {utilization:g} (revision {self.revision})"
+            engine.operations.end(older, "superseded", text, revision=self.revision)
         self._operation = engine.operations.open(command, client, f"{self.utilization:g}>{utilization:g}")
-        self.utilization, self._target, self._rolling_back = utilization, blocks, ""
-        self._before = self.mapped_blocks
+        self._utilization_before, self._before = self.utilization, self.mapped_blocks
+        self.utilization, self._target, self._failure = utilization, blocks, ""
         engine.scheduler.revision = self.revision
-        engine.scheduler.begin_resize(min(blocks, self.mapped_blocks))
+        engine.scheduler.begin_resize(min(blocks, engine.scheduler.device.size))
         self.advance()
 
-    def _end(self, state: str, step: int | None = None) -> None:
-        operation = self._operation
+    def _end(self, report: ResizeReport, step: int | None) -> None:
+        operation, self._operation = self._operation, None
         if operation is None:
             return
-        self._operation = None
-        report = self._engine.scheduler.take_resize_report()
         figures = {"blocks_before": float(self._before), "blocks_after": float(self.mapped_blocks), **report.figures()}
-        text = f"{self._before} > {self.mapped_blocks} blocks; {report.text()}"
-        if state == "failed":
-            self.utilization = self.memory.utilization_of(self.mapped_blocks)
-            text = f"{self._rolling_back}; stays at {self.mapped_blocks} blocks (utilization {self.utilization:.3f})"
-            self._engine.operations.end(operation, "failed", text, step=step, revision=self.revision, figures=figures)
-            return
-        self._engine.operations.end(operation, "applied", text, step=step, revision=self.revision, figures=figures)
+        text = f"{self._before} > {self.mapped_blocks} blocks{report.text()}"
+        if self._failure:
+            self.utilization = self._utilization_before
+            text = f"{self._failure}; stays at {self.mapped_blocks} blocks"
+        state: Literal["applied", "failed"] = "failed" if self._failure else "applied"
+        self._engine.operations.end(operation, state, text, step=step, revision=self.revision, figures=figures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ppengine.protocol.reports import StageView
@@ -47,6 +48,11 @@ class StageBoard:
         return len(self.ready) == len(self.keys)
 
     @property
+    def retired_step(self) -> int:
+        """Newest step that every stage has retired."""
+        return min(self._retired.values())
+
+    @property
     def numbers(self) -> list[int]:
         """Steps in flight, oldest first."""
         return [flight.number for flight in self._flights]
@@ -87,7 +93,7 @@ class StageBoard:
                 return min(stage for stage, _ in flight.missing) if flight.missing else None
         return None
 
-    def views(self, capacities: dict[int, int], mapped: int | None, binding: int | None) -> list[StageView]:
+    def views(self, capacities: Sequence[int], mapped: int | None, binding: int | None) -> list[StageView]:
         """Return what a report says of every stage."""
         now = time.monotonic_ns()
         views = []
@@ -102,7 +108,7 @@ class StageBoard:
                 retired_step=self._retired[key],
                 oldest_unretired_age_ms=None if oldest is None else (now - oldest.sent_ns) / 1e6,
                 oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
-                capacity=capacities.get(index),
+                capacity=capacities[index] if capacities else None,
                 mapped=mapped,
                 binding=index == binding,
                 layers=list(self._layers[index]),

@@ -236,7 +236,7 @@ class LLM:
             while len(done) < len(names):
                 fresh = [output for output in engine.step(finished_only=True) if output.finished]
                 done.update((output.request_id, output) for output in fresh)
-                if progress is not None:
+                if progress is not None and fresh:
                     progress.update(len(fresh))
         except BaseException:
             for name in names:

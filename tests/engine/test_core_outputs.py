@@ -1,0 +1,140 @@
+"""Outputs: kept until fetched, resumed by offset, cut at stop texts that may span tokens."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from ppengine.core.outputs import OutputHub
+from ppengine.protocol.control import Failed, Fetch, Fetched
+from ppengine.protocol.offline import Collect, Collected
+from ppengine.protocol.sampling import SamplingParams
+
+
+class Letters:
+    """A tokenizer whose token ids are characters."""
+
+    def stream(self, _prompt: list[int]) -> Letters:
+        return self
+
+    def push(self, token: int) -> str:
+        return chr(token)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.answers: list[msgspec.Struct] = []
+        self.hub = OutputHub(Letters(), lambda _client, answer: self.answers.append(answer))  # type: ignore[arg-type]
+
+    def open(self, **sampling: object) -> None:
+        self.hub.open("r-1", "s", [1, 2, 3], SamplingParams(**sampling))  # type: ignore[arg-type]
+
+    def say(self, text: str, index: int = 0) -> list[bool]:
+        return [self.hub.push("r-1", index, ord(letter), None, ended=False) for letter in text]
+
+    def fetch(self, **fields: object) -> Fetched:
+        self.hub.fetch(b"c", Fetch(nonce=1, request="r-1", wait_ms=0, **fields))  # type: ignore[arg-type]
+        answer = self.answers.pop()
+        assert isinstance(answer, Fetched)
+        return answer
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_stream_resumes_by_offset(desk: Desk) -> None:
+    desk.open()
+    desk.say("hello")
+    first = desk.fetch()
+    assert (first.text, first.token_ids) == ("hello", [ord(letter) for letter in "hello"])
+    desk.say(" you")
+    second = desk.fetch(offset=5, text_offset=5)
+    assert (second.text, second.offset, len(second.token_ids), second.finished) == (" you", 5, 4, False)
+    desk.hub.finish("r-1", 0, "length")
+    last = desk.fetch(offset=9, text_offset=9)
+    assert (last.text, last.token_ids, last.finished, last.finish_reason) == ("", [], True, "length")
+    assert desk.fetch().text == "hello you"  # still there for another reader
+
+
+def test_a_stop_text_over_several_tokens_is_held_back_and_cut(desk: Desk) -> None:
+    desk.open(stop=["END"])
+    assert desk.say("an EN") == [False] * 5
+    assert desk.fetch().text == "an "  # "EN" may be the beginning of the stop text
+    assert desk.say("E")[-1] is False
+    assert desk.fetch().text == "an EN"  # it was not, but this E may be
+    assert desk.say("ND") == [False, True]
+    desk.hub.finish("r-1", 0, "stop")
+    assert desk.fetch().text == "an EN"
+
+
+def test_the_earliest_of_several_stop_texts_wins(desk: Desk) -> None:
+    desk.open(stop=["yz", "xyz"])
+    assert desk.say("wxyz")[-1] is True
+    desk.hub.finish("r-1", 0, "stop")
+    assert desk.fetch().text == "w"
+
+
+def test_no_stop_text_before_min_tokens(desk: Desk) -> None:
+    desk.open(stop=["b"], min_tokens=3)
+    assert desk.say("ab") == [False, False]
+    assert desk.say("cb") == [False, True]
+
+
+def test_what_was_held_back_is_shown_at_the_end(desk: Desk) -> None:
+    desk.open(stop=["END"])
+    desk.say("the E")
+    desk.hub.finish("r-1", 0, "length")
+    assert desk.fetch().text == "the E"
+
+
+def test_a_waiting_fetch_is_answered_when_there_is_more(desk: Desk) -> None:
+    desk.open()
+    desk.hub.fetch(b"c", Fetch(nonce=7, request="r-1", wait_ms=60_000))
+    desk.hub.serve_waiters()
+    assert desk.answers == []
+    desk.say("x")
+    desk.hub.serve_waiters()
+    answer = desk.answers.pop()
+    assert isinstance(answer, Fetched)
+    assert (answer.nonce, answer.text) == (7, "x")
+    assert desk.hub.next_deadline() is None
+
+
+def test_an_unknown_request_or_sample_is_an_answer(desk: Desk) -> None:
+    desk.hub.fetch(b"c", Fetch(nonce=1, request="r-9"))
+    desk.open()
+    desk.hub.fetch(b"c", Fetch(nonce=2, request="r-1", sample=1))
+    texts = [answer.text for answer in desk.answers if isinstance(answer, Failed)]
+    assert texts == ["no request r-9", "no sample 1 of r-1 (it has 1)"]
+
+
+def test_collect_waits_for_finished_ones_only(desk: Desk) -> None:
+    desk.open(n=2)
+    ask = Collect(nonce=1, session="s", since=0, finished_only=True, wait_ms=60_000)
+    desk.hub.collect(b"c", ask)
+    desk.say("ab", 0)
+    desk.hub.finish("r-1", 0, "stop")
+    desk.hub.serve_waiters()
+    assert desk.answers == []
+    desk.say("c", 1)
+    desk.hub.finish("r-1", 1, "length")
+    desk.hub.serve_waiters()
+    answer = desk.answers.pop()
+    assert isinstance(answer, Collected)
+    assert [sample.text for sample in answer.outputs[0].samples] == ["ab", "c"]
+    desk.hub.forget(["r-1"])
+    assert "r-1" not in desk.hub
+
+
+def test_collectors_are_told_when_nothing_more_will_come(desk: Desk) -> None:
+    desk.open()
+    desk.hub.collect(b"c", Collect(nonce=1, session="s", since=0, finished_only=True, wait_ms=60_000))
+    desk.hub.failure = "stage 1 is lost"
+    desk.hub.serve_waiters()
+    answer = desk.answers.pop()
+    assert isinstance(answer, Collected)
+    assert (answer.outputs, answer.error) == ([], "stage 1 is lost")
