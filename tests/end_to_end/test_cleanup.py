@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 from engines import Engine, wait_until
 from ppengine.config import profiles_dir
+from ppengine.protocol.control import Accepted, Command, Stop
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.offline import Added, AddMany, FromFront
+from ppengine.protocol.sampling import SamplingParams
 
 Start = Callable[..., Engine]
 ENDS_S = 4.0
@@ -37,6 +44,25 @@ def start(runtime: Path) -> Iterator[Start]:
         engine.end()
 
 
+def ask(engine: Engine, message: msgspec.Struct) -> object:
+    """Send one message to the core and return its first answer."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as front:
+        front.linger = 1000
+        front.connect(f"ipc://{engine.run_dir}/front")
+        front.send(encode(message))
+        assert front.poll(10_000), "the core answers"
+        return Codec(FromFront).decode(front.recv())
+
+
+def keep_busy(engine: Engine) -> None:
+    """Give the engine more than it can finish while the test lasts."""
+    sampling = [SamplingParams(max_tokens=400, ignore_eos=True)] * 32
+    many = AddMany(nonce=1, session="busy", prompts=[[5, 6, 7]] * 32, sampling=sampling)
+    answer = ask(engine, many)
+    assert isinstance(answer, Added)
+    assert answer.error == ""
+
+
 @pytest.mark.parametrize("executor", ["local", RAY])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal(start: Start, executor: str, number: signal.Signals) -> None:
@@ -45,6 +71,31 @@ def test_signal(start: Start, executor: str, number: signal.Signals) -> None:
     assert engine.wait(10) == 0
     assert engine.read() == {"event": "stopped", "code": 0, "reason": f"{number.name} received"}
     assert engine.leftovers() == []
+
+
+def test_stop_command_under_load(start: Start) -> None:
+    engine = start()
+    keep_busy(engine)
+    epoch = json.loads((engine.run_dir / "engine.json").read_bytes())["epoch"]
+    answer = ask(engine, Command(id="stop", epoch=epoch, verb=Stop(), by="test"))
+    assert isinstance(answer, Accepted)
+    assert engine.wait(ENDS_S) == 0
+    assert engine.read()["reason"] == "stopped by command"
+    assert "killed" not in engine.errors.read_text()
+    assert engine.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("role", ["supervisor", "core", "stage1"])
+def test_end_under_load(start: Start, role: str, number: signal.Signals) -> None:
+    engine = start()
+    keep_busy(engine)
+    os.kill({"supervisor": engine.process.pid, **engine.pids}[role], number)
+    if role == "stage1":
+        wait_until(lambda: "stage 1 ended: killed" in engine.errors.read_text(), "the death is told", 2)
+        engine.process.terminate()
+    engine.wait(ENDS_S)
+    wait_until(engine.nothing_left, "all is gone", 2 * ENDS_S)
 
 
 def test_signal_while_loading(start: Start) -> None:

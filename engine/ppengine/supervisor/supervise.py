@@ -78,7 +78,8 @@ class Supervisor:
         finally:
             end = self._end or End(1, "the supervisor failed")
             try:
-                self._shut_down(GRACE_S if end.code == 0 else GRACE_S / 4)
+                # A stage that loads hears nothing, and one of a failed engine may wait for a peer that is gone.
+                self._shut_down(GRACE_S if end.code == 0 and self._served else GRACE_S / 4)
                 _last_lines(end)
             finally:
                 discovery.remove_engine(self._config.id)
