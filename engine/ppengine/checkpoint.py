@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from ppengine.config import DTYPES, ConfigError
-from ppengine.weights import CheckpointError, check_weights, tensor_files
+from ppengine.config_json import CheckpointError, count, number, read_json, token_ids, typed
+from ppengine.weights import check_weights, tensor_files
 
 __all__ = [
     "ARCHITECTURES",
@@ -103,7 +104,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_spec(folder: Path) -> ModelSpec:
     """Return the spec of the checkpoint in `folder`. Raises CheckpointError for what is broken or not supported."""
-    data = _read_json(folder / "config.json")
+    data = read_json(folder / "config.json")
     model_type, architecture = _identify(data, folder)
     if data.get("quantization_config"):
         raise CheckpointError(
@@ -112,18 +113,18 @@ def read_spec(folder: Path) -> ModelSpec:
     ids = {key: data.get(key) for key in ("eos_token_id", "bos_token_id")}
     generation = folder / "generation_config.json"
     if generation.is_file():
-        ids |= {key: value for key, value in _read_json(generation).items() if value is not None}
+        ids |= {key: value for key, value in read_json(generation).items() if value is not None}
     fields: dict[str, Any] = {
         "model_type": model_type,
         "architecture": architecture,
         "dtype": _dtype(data),
-        "eos_token_ids": _token_ids(ids.get("eos_token_id")),
-        "bos_token_id": next(iter(_token_ids(ids.get("bos_token_id"))), None),
-        "vocab_size": _count(data, "vocab_size"),
-        "num_layers": _count(data, "num_hidden_layers"),
-        "hidden_size": _count(data, "hidden_size"),
-        "num_heads": _count(data, "num_attention_heads"),
-        "max_position": _count(data, "max_position_embeddings"),
+        "eos_token_ids": token_ids(ids.get("eos_token_id")),
+        "bos_token_id": next(iter(token_ids(ids.get("bos_token_id"))), None),
+        "vocab_size": count(data, "vocab_size"),
+        "num_layers": count(data, "num_hidden_layers"),
+        "hidden_size": count(data, "hidden_size"),
+        "num_heads": count(data, "num_attention_heads"),
+        "max_position": count(data, "max_position_embeddings"),
     }
     family = _opt_fields(data) if model_type == "opt" else _llama_fields(data, model_type)
     spec = msgspec.convert({**fields, **family}, ModelSpec)
@@ -164,9 +165,9 @@ def partition_layers(num_layers: int, stages: int, partition: list[int] | None =
 
 def _identify(data: dict[str, Any], folder: Path) -> tuple[str, str]:
     works = ", ".join(ARCHITECTURES)
-    named = data.get("architectures") or []
+    named = typed(data, "architectures", list, [])
     by_type = {model_type: architecture for architecture, model_type in ARCHITECTURES.items()}
-    architecture = named[0] if named else by_type.get(str(data.get("model_type")))
+    architecture = str(named[0] if named else by_type.get(str(data.get("model_type")), ""))
     if architecture not in ARCHITECTURES:
         shown = architecture or f"model_type {data.get('model_type')!r}"
         raise CheckpointError(f"{folder}: {shown} is not supported; these work: {works}")
@@ -179,7 +180,7 @@ def _identify(data: dict[str, Any], folder: Path) -> tuple[str, str]:
 
 
 def _opt_fields(data: dict[str, Any]) -> dict[str, Any]:
-    hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
+    hidden, heads = count(data, "hidden_size"), count(data, "num_attention_heads")
     if hidden % heads:
         raise CheckpointError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     activation = data.get("activation_function", "relu")
@@ -192,14 +193,14 @@ def _opt_fields(data: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_kv_heads": heads,
         "head_dim": hidden // heads,
-        "intermediate_size": _count(data, "ffn_dim"),
+        "intermediate_size": count(data, "ffn_dim"),
         "tie_word_embeddings": bool(data.get("tie_word_embeddings", True)),
         "norm_eps": 1e-5,
         "activation": activation,
         "qkv_bias": bias,
         "out_bias": bias,
         "mlp_bias": bias,
-        "embed_dim": _count(data, "word_embed_proj_dim", hidden),
+        "embed_dim": count(data, "word_embed_proj_dim", hidden),
         "norm_before": before,
         "final_norm": before and not data.get("_remove_final_layer_norm", False),
         "norm_affine": bool(data.get("layer_norm_elementwise_affine", True)),
@@ -207,19 +208,19 @@ def _opt_fields(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
-    hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
+    hidden, heads = count(data, "hidden_size"), count(data, "num_attention_heads")
     activation = data.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(f"config.json: hidden_act is {activation!r}; only silu works for {model_type}")
     bias = bool(data.get("attention_bias", False)) and model_type in ("llama", "qwen3")
-    max_position = _count(data, "max_position_embeddings")
-    head_dim = _count(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
+    max_position = count(data, "max_position_embeddings")
+    head_dim = count(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
     return {
-        "num_kv_heads": _count(data, "num_key_value_heads", heads),
+        "num_kv_heads": count(data, "num_key_value_heads", heads),
         "head_dim": head_dim,
-        "intermediate_size": _count(data, "intermediate_size"),
+        "intermediate_size": count(data, "intermediate_size"),
         "tie_word_embeddings": bool(data.get("tie_word_embeddings", False)),
-        "norm_eps": float(data.get("rms_norm_eps", 1e-6)),
+        "norm_eps": number(data, "rms_norm_eps", 1e-6),
         "activation": activation,
         "qkv_bias": bias or model_type == "qwen2",
         "out_bias": bias,
@@ -235,52 +236,55 @@ def _sliding_window(data: dict[str, Any], model_type: str) -> int | None:
     if model_type == "llama":
         return None
     if model_type == "mistral":
-        window = data.get("sliding_window", 4096)
-        return None if window is None else int(window)
-    window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
-    kinds = data.get("layer_types")
-    slides = "sliding_attention" in kinds if kinds else data.get("max_window_layers", 28) < data["num_hidden_layers"]
-    return int(window) if window is not None and slides else None
+        slides = True
+    elif not data.get("use_sliding_window"):
+        slides = False
+    elif kinds := typed(data, "layer_types", list, []):
+        slides = "sliding_attention" in kinds
+    else:
+        slides = number(data, "max_window_layers", 28) < count(data, "num_hidden_layers")
+    if not slides or data.get("sliding_window", 4096) is None:
+        return None
+    return count(data, "sliding_window", 4096)
 
 
 def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    given = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    given = typed(data, "rope_parameters", dict, {}) or typed(data, "rope_scaling", dict, {})
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in given.values()):
         raise CheckpointError(f"config.json: rope type {kind!r} is not supported; these work: {', '.join(ROPE_KINDS)}")
-    if (given.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0) != 1.0:
+    both = {**data, **given}
+    if number(both, "partial_rotary_factor", 1.0) != 1.0:
         raise CheckpointError("config.json: partial_rotary_factor is not supported; it must be 1")
-    theta = given.get("rope_theta") or data.get("rope_theta") or 10_000.0
+    theta = number(both, "rope_theta", 10_000.0)
     if kind == "default":
-        return RopeSpec(theta=float(theta))
-    original = data.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-    original = int(original or max_position)
-    factor = given.get("factor")
-    if factor is None:
-        if kind != "yarn":
-            raise CheckpointError(f"config.json: rope type {kind!r} needs a factor")
-        factor = max_position / original
-    optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
+        return RopeSpec(theta=theta)
+    original = count({**given, **data}, "original_max_position_embeddings", max_position)
+    if given.get("factor") is None and kind != "yarn":
+        raise CheckpointError(f"config.json: rope type {kind!r} needs a factor")
+    factor = number(given, "factor", max_position / original)
+    optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
     return RopeSpec(
         kind=kind,
-        theta=float(theta),
-        factor=float(factor),
+        theta=theta,
+        factor=factor,
         original_max_position=original,
-        attention_factor=_yarn_attention(given, float(factor)) if kind == "yarn" else 1.0,
-        **{name: given[name] for name in optional if given.get(name) is not None},
+        attention_factor=_yarn_attention(given, factor) if kind == "yarn" else 1.0,
+        **{name: number(given, name, 0.0) for name in optional if given.get(name) is not None},
+        truncate=given.get("truncate") is not False,
     )
 
 
 def _yarn_attention(given: dict[str, Any], factor: float) -> float:
     """Return the scale of cosines and sines (YaRN, arXiv 2309.00071, equation 22; `mscale` as DeepSeek writes it)."""
     if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
+        return number(given, "attention_factor", 1.0)
 
     def scale(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    above, below = given.get("mscale"), given.get("mscale_all_dim")
+    above, below = number(given, "mscale", 0.0), number(given, "mscale_all_dim", 0.0)
     return scale(above) / scale(below) if above and below else scale(1.0)
 
 
@@ -289,32 +293,3 @@ def _dtype(data: dict[str, Any]) -> str:
     if dtype not in DTYPES:
         raise CheckpointError(f"config.json: dtype is {dtype!r}; these work: {', '.join(DTYPES)}")
     return dtype
-
-
-def _count(data: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = data.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
-    return value
-
-
-def _token_ids(value: Any) -> list[int]:
-    """Return ids that are given as nothing, one or a list."""
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise CheckpointError(f"config.json: token id is {value!r}; it must be a whole number or a list of them")
-    return ids
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: it must hold a JSON object, this is {type(data).__name__}")
-    return data

@@ -8,16 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ppengine.config import ConfigError
+from ppengine.config_json import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-class CheckpointError(ConfigError):
-    """A checkpoint folder that cannot be used. One line: what, with the value, and what would be right."""
 
 
 def check_weights(folder: Path) -> list[Path]:

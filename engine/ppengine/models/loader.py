@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ppengine.config_json import CheckpointError
 from ppengine.models.stage import StageModel
-from ppengine.weights import CheckpointError, tensor_files
+from ppengine.weights import tensor_files
 
 DUMMY_SCALE = 0.05
 
@@ -51,7 +52,8 @@ def init_dummy(model: StageModel, seed: int) -> None:
     """Fill the parameters with small random numbers, the same for a tensor however the model is cut into stages."""
     with torch.no_grad():
         for name, target in model.sources:
-            generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+            # One hash of both: the generator looks at 32 bits of its seed alone.
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             values = torch.randn(target.shape, generator=generator, dtype=torch.float32).mul_(DUMMY_SCALE)
             if "norm" in name and name.endswith("weight"):
                 values.add_(1.0)
