@@ -122,11 +122,11 @@ class MainScreen(Screen[None]):
         self.remove_class("tiny")
         state = console.shown
         count = len({stage.index for stage in state.snapshot.stages}) if state.snapshot else 0
-        self._frame = size = frame(width, height, count, console.followed is not None)
+        arranged = self.arranged()
+        self._frame = size = frame(width, height, count, console.followed is not None, len(arranged))
         right = self.query_one("#right", Lines)
         right.display = size.side > 0
         right.styles.width = size.side
-        arranged = self.arranged()
         picked = self._picked(arranged)
         link = console.link()
         top = [banner(state.snapshot, link, width, console.title_text)]

@@ -26,8 +26,8 @@ class Frame(NamedTuple):
     streams: bool
 
 
-def frame(width: int, height: int, stages: int, output_wanted: bool) -> Frame:
-    """Return the sizes for a terminal of `width` x `height`. `stages` counts those of the engine (0: unknown)."""
+def frame(width: int, height: int, stages: int, output_wanted: bool, requests: int = 1000) -> Frame:
+    """Return the sizes for a terminal of `width` x `height`. `stages` and `requests` count the rows wanted."""
     side = 0
     if width >= WIDE:
         side = max(38, min(100, (width - 82) if width < VERY_WIDE else round(width * 0.42)))
@@ -36,5 +36,9 @@ def frame(width: int, height: int, stages: int, output_wanted: bool) -> Frame:
     room = height - _FIXED - shown
     events = max(1, min(8, room // 6))
     output = max(1, min(10, room // 5 if output_wanted else 1))
-    requests = max(1, room - events - output)
-    return Frame(width - side - (1 if side else 0), side, shown, requests, events, output, width >= VERY_WIDE)
+    table = max(1, room - events - output)
+    # Rows that the table does not need go to the output and the events, in steps so that the lines keep still.
+    spare = max(0, table - max(4, -(-requests // 4) * 4))
+    more = spare // 2 if output_wanted else 0
+    output, events, table = output + more, events + spare - more, table - spare
+    return Frame(width - side - (1 if side else 0), side, shown, table, events, output, width >= VERY_WIDE)

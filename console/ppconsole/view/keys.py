@@ -14,14 +14,14 @@ REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), ("p", "preempt", True), ("o", "out", True), ("n", "in", True), ("r", "release", True),
     ("a", "abort", True), ("m", "memory", True), ("⏎", "show", False), ("/", "filter", False), ("?", "help", False),
     ("P", "pause", True), ("D", "drain", True), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
-    ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("␣", "freeze", False),
+    ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
     ("q", "quit", False),
 )  # fmt: skip
 STAGE_KEYS: tuple[Key, ...] = (
     ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "detail", False),
     ("c", "continue", True), ("m", "memory", True), ("⇥", "requests", False), ("?", "help", False),
     ("e", "events", False), ("P", "pause", True), ("D", "drain", True), (":", "command", False),
-    ("␣", "freeze", False), ("q", "quit", False),
+    ("spc", "freeze", False), ("q", "quit", False),
 )  # fmt: skip
 PROMPT_KEYS: tuple[Key, ...] = (
     ("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False),

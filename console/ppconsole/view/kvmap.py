@@ -10,12 +10,12 @@ from ppconsole.view.cells import Row, Seg, clip, fit, row
 
 GLYPHS: dict[str, tuple[str, str]] = {
     "free": ("·", "kv.free"),
-    "cached": ("▒", "kv.cached"),
-    "used": ("█", "kv.used"),
+    "cached": ("░", "kv.cached"),
+    "used": ("■", "kv.used"),
     "shared": ("▓", "kv.shared"),
     "null": ("×", "kv.free"),
 }
-SELECTED = ("■", "kv.mine")
+SELECTED = ("█", "kv.mine")
 _WEIGHT = {"free": 0, "null": 1, "cached": 2, "used": 3, "shared": 4}
 
 
@@ -43,8 +43,7 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
         return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
     room = (width - 2) * (height - 2)
     size = max(1, -(-detail.mapped // max(1, room)))
-    unit = "a block" if size == 1 else f"{size} blocks"
-    head = f" KV MAP  {detail.mapped} blocks mapped, a cell is {unit}"
+    head = f" KV MAP  {detail.mapped} blocks, {size} a cell"
     lines = [row((fit(head, width), ""), fill="head")]
     lines.extend(_lines(cells(detail, size, selected), width - 2))
     legend: list[Seg] = [(" ", "")]

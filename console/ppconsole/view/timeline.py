@@ -16,7 +16,7 @@ KINDS: dict[int, tuple[str, str]] = {
     9: ("x", "gantt.swap"), 10: ("z", "gantt.swap"), 11: ("c", "gantt.send"), 13: ("t", "gantt.wait"),
     14: ("L", "gantt.swap"), _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
 }  # fmt: skip
-LEGEND = "digit: micro-batch computing  < receive  > send  o/n swap  · idle"
+LEGEND = "0-9 micro-batch <recv >send o swap ·idle"
 _RANK = {_FORWARD: 5, _EMBED: 4, _HEAD: 4, _SAMPLE: 4, 7: 3, 8: 3, 9: 3, 10: 3, 6: 2, 11: 2, 14: 2, 1: 1, 13: 1}
 
 

@@ -91,7 +91,7 @@ def _colours(tone: Tones) -> dict[str, Style]:
         "kv.cached": Style(color=tone.dim),
         "kv.used": Style(color=tone.ok),
         "kv.shared": Style(color=tone.info),
-        "kv.mine": Style(color=tone.on_chip, bgcolor=tone.warn, bold=True),
+        "kv.mine": Style(color=tone.warn, bold=True),
     }
     return styles
 
@@ -142,7 +142,7 @@ def _ansi() -> dict[str, Style]:
         "kv.cached": "dim",
         "kv.used": "green",
         "kv.shared": "blue",
-        "kv.mine": "bold reverse yellow",
+        "kv.mine": "bold yellow",
         "chip.quiet": "dim",
     }
     return {"": Style()} | styles | {name: parse(text) if text else Style() for name, text in words.items()}

@@ -1,0 +1,379 @@
+"""The console on a source in memory: selection, confirm, link, read-only, hostile text, prompt, sizes, colours."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import snapshots
+from fake_source import FakeSource
+from ppconsole.app import ConsoleApp
+from ppconsole.link.source import LinkLost, LinkState
+from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.memory import MemoryDialog
+from ppconsole.view.cells import text_of
+from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.prompt import PromptLine
+from ppengine.protocol.control import (
+    Abort,
+    Continue,
+    Drain,
+    Pause,
+    Preempt,
+    Refused,
+    Release,
+    Resume,
+    SetMemory,
+    Submit,
+    SwapIn,
+    SwapOut,
+)
+from textual import events
+from textual.pilot import Pilot
+from textual.widgets import Button
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rig:
+    """App, pilot, source and clock of one test."""
+
+    def __init__(self, app: ConsoleApp, pilot: Pilot[int], source: FakeSource, clock: Clock) -> None:
+        self.app, self.pilot, self.source, self.clock = app, pilot, source, clock
+
+    def board(self, name: str) -> str:
+        return "\n".join(text_of(row) for row in self.app.screen.query_one(f"#{name}", Lines).rows)
+
+    def screen(self) -> str:
+        """All that is on the terminal, as text."""
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not ready():
+                await self.pilot.pause(0.01)
+
+    async def confirm(self, key: str) -> Confirm:
+        """Press the key of a verb and wait for the plan."""
+        await self.pilot.press(key)
+        await self.until(lambda: isinstance(self.app.screen, Confirm) and "effect" in self.board("dialog-body"))
+        await self.until(lambda: "asking the engine" not in self.board("dialog-body"))
+        dialog = self.app.screen
+        assert isinstance(dialog, Confirm)
+        return dialog
+
+
+@asynccontextmanager
+async def console(picture=None, *, size=(80, 24), read_only=False, live=True, **changes) -> AsyncIterator[Rig]:
+    source = FakeSource(snapshots.snapshot(4, 8) if picture is None else picture, live=live)
+    for name, value in changes.items():
+        setattr(source, name, value)
+    clock = Clock()
+    app = ConsoleApp(source, read_only=read_only, clock=clock, theme="pp-dark")
+    async with app.run_test(size=size) as pilot:
+        rig = Rig(app, pilot, source, clock)
+        await rig.until(lambda: app.state.snapshot is not None or source.starts <= source.fail_starts)
+        app.tick()
+        await pilot.pause()
+        yield rig
+    assert source.closed
+
+
+async def test_the_selection_follows_the_request_through_insert_remove_and_sort():
+    async with console() as rig:
+        await rig.pilot.press("down", "down")
+        assert rig.app.main.selected_request() == "r-0002"
+        picture = copy.deepcopy(rig.source.picture)
+        picture.requests = [snapshots.request(99), *picture.requests[1:]]
+        picture.requests.reverse()
+        rig.source.send(picture)
+        rig.app.tick()
+        assert rig.app.main.selected_request() == "r-0002"
+        assert any(line.startswith("> r-0002") for line in rig.board("left").splitlines())
+        await rig.pilot.press("S", "S")
+        assert rig.app.main.selected_request() == "r-0002"
+        picture = copy.deepcopy(picture)
+        picture.requests = [each for each in picture.requests if each.id != "r-0002"]
+        rig.source.send(picture)
+        rig.app.tick()
+        await rig.pilot.press("a")
+        assert not isinstance(rig.app.screen, Confirm) and not rig.source.commands
+        assert not any(line.startswith(">") for line in rig.board("left").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("key", "verb", "if_rev"),
+    [
+        ("p", Preempt(request="r-0003"), 3),
+        ("o", SwapOut(request="r-0003"), 3),
+        ("n", SwapIn(request="r-0003"), 3),
+        ("r", Release(request="r-0003"), 3),
+        ("a", Abort(request="r-0003"), 3),
+        ("P", Pause(), None),
+        ("D", Drain(), None),
+    ],
+)
+async def test_a_verb_asks_shows_the_plan_and_carries_the_revision(key, verb, if_rev):
+    async with console() as rig:
+        rig.app.main.requests.choose("r-0003")
+        dialog = await rig.confirm(key)
+        assert rig.app.focused is dialog.query_one("#cancel")
+        body = rig.board("dialog-body")
+        assert "free 45 blocks of 812" in body and "b00t5eed0001" in body and "ppconsole -e opt@n0 " in body
+        assert rig.source.commands == [(verb, {"dry_run": True, "if_rev": if_rev, "on_progress": None})]
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: rig.app.screen is rig.app.main)
+        assert rig.source.acted() == [verb]
+        assert rig.source.commands[-1][1]["if_rev"] == if_rev
+
+
+@pytest.mark.parametrize("key", ["enter", "escape"])
+async def test_cancel_is_the_default(key):
+    async with console() as rig:
+        await rig.confirm("a")
+        await rig.pilot.press(key)
+        assert rig.app.screen is rig.app.main and not rig.source.acted()
+
+
+async def test_a_conflict_is_explained_and_looking_again_takes_the_new_revision():
+    async with console() as rig:
+        rig.source.answers["preempt"] = Refused(id="1", code="CONFLICT", text="revision is 9, not 0")
+        dialog = await rig.confirm("p")
+        picture = copy.deepcopy(rig.source.picture)
+        picture.requests[0].revision, picture.requests[0].state = 9, "swapped"
+        rig.source.send(picture)
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: "CONFLICT" in rig.board("dialog-body"))
+        body = rig.board("dialog-body")
+        assert "state running > swapped" in body and "revision 0 > 9" in body and "nothing was done" in body
+        assert dialog.query_one("#confirm", Button).disabled
+        await rig.pilot.click("#again")
+        await rig.until(lambda: len(rig.source.commands) == 3)
+        assert rig.source.commands[-1][1]["if_rev"] == 9 and rig.source.commands[-1][1]["dry_run"]
+        assert rig.app.focused is dialog.query_one("#cancel")
+
+
+async def test_a_dialog_is_about_its_epoch():
+    async with console() as rig:
+        await rig.confirm("a")
+        picture = copy.deepcopy(rig.source.picture)
+        picture.engine.epoch = "another"
+        rig.source.send(picture)
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: "restarted" in rig.board("dialog-body"))
+        assert not rig.source.acted()
+        await rig.pilot.press("escape")
+        rig.app.tick()
+        assert "opt@n0 restarted: requests and events" in rig.board("left")
+
+
+async def test_a_link_that_breaks_after_sending_leaves_the_outcome_unknown():
+    async with console() as rig:
+        rig.source.answers["abort"] = LinkLost("gone after sending", sent=True)
+        await rig.confirm("a")
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: "outcome unknown" in rig.board("dialog-body"))
+
+
+async def test_a_plan_that_is_refused_cannot_be_confirmed():
+    async with console() as rig:
+        rig.source.plans["swap-in"] = Refused(id="1", code="DOES_NOT_FIT", text="needs 90 blocks, 12 are free")
+        dialog = await rig.confirm("n")
+        assert "needs 90 blocks, 12 are free" in rig.board("dialog-body")
+        assert dialog.query_one("#confirm", Button).disabled
+
+
+async def test_memory_shows_the_plan_while_typing_and_then_confirms():
+    async with console() as rig:
+        await rig.pilot.press("m")
+        assert isinstance(rig.app.screen, MemoryDialog)
+        await rig.pilot.press("0", ".", "5")
+        await rig.until(lambda: "free 45 blocks" in rig.board("memory-plan"))
+        await rig.pilot.press("enter")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        await rig.until(lambda: "free 45" in rig.board("dialog-body"))
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: bool(rig.source.acted()))
+        assert rig.source.acted() == [SetMemory(utilization=0.5)] and rig.source.commands[-1][1]["if_rev"] == 7
+
+
+async def test_keys_fit_the_state_of_the_engine():
+    picture = snapshots.halted()
+    picture.engine.state = "paused"
+    async with console(picture) as rig:
+        dialog = await rig.confirm("c")
+        assert dialog.verb == Continue(stage=1)
+        await rig.pilot.press("escape")
+        rig.source.commands.clear()
+        dialog = await rig.confirm("P")
+        assert dialog.verb == Resume()
+
+
+async def test_a_lost_link_greys_disables_and_comes_back():
+    async with console() as rig:
+        rig.clock.now += 7
+        rig.source.send(LinkState(state="lost", age_s=7.0, retry_in_s=2.0, text="no answer"))
+        rig.app.tick()
+        left = rig.app.screen.query_one("#left", Lines)
+        assert left._faded and "lost" in rig.board("top") and "7.0s" in rig.board("top")
+        await rig.pilot.press("a", "i")
+        assert rig.app.screen is rig.app.main and not rig.source.commands
+        assert not rig.app.main.query_one(PromptLine).input.has_focus
+        rig.source.send(LinkState(state="live", age_s=0.0), snapshots.snapshot(4, 8))
+        rig.app.tick()
+        assert not left._faded and not rig.app.verbs_off()
+
+
+async def test_silence_alone_makes_the_picture_stale():
+    async with console() as rig:
+        rig.clock.now += 3
+        rig.app.tick()
+        assert "stale 3.0s" in rig.board("top") and rig.app.verbs_off()
+
+
+@pytest.mark.parametrize(("read_only", "live"), [(True, True), (False, False)])
+async def test_read_only_and_recordings_hide_and_refuse_verbs(read_only, live):
+    async with console(read_only=read_only, live=live) as rig:
+        assert "preempt" not in rig.board("foot") or not live
+        assert " RO " in rig.board("top")
+        await rig.pilot.press("p", "m", "D", "i")
+        assert rig.app.screen is rig.app.main and not rig.source.commands
+        rig.app.main.run_line("abort r-0001")
+        assert not rig.source.commands
+
+
+async def test_hostile_text_is_inert_everywhere():
+    async with console(snapshots.hostile()) as rig:
+        picture = rig.screen()
+        assert "[red]x[/red]" in picture
+        await rig.pilot.press("down")
+        await rig.confirm("a")
+        picture += rig.screen()
+        await rig.pilot.press("escape", "enter")
+        picture += rig.screen()
+        rig.app.report(snapshots.HOSTILE, bad=True)
+        await rig.pilot.pause()
+        picture += rig.screen()
+        assert not set("\x1b\x07\r\t\u202e\u200b") & set(picture)
+
+
+async def test_a_prompt_streams_its_output():
+    async with console() as rig:
+        await rig.pilot.press("i", "h", "i", "enter")
+        await rig.until(lambda: rig.app.followed == "r-new")
+        await rig.until(lambda: rig.app.state.outputs["r-new"].finished if rig.app.state.outputs else False)
+        rig.app.paint()
+        assert rig.source.acted()[0].prompt == "hi" and isinstance(rig.source.acted()[0], Submit)
+        assert "The stage then hands its hidden states on." in rig.board("left")
+        await rig.pilot.press("up")
+        assert rig.app.main.query_one(PromptLine).input.value == "hi"
+
+
+async def test_paste_goes_into_the_prompt_and_nowhere_else():
+    async with console() as rig:
+        rig.app.post_message(events.Paste("a\nq"))
+        await rig.pilot.pause()
+        assert rig.app.screen is rig.app.main and not rig.source.commands
+        await rig.pilot.press("i")
+        field = rig.app.main.query_one(PromptLine).input
+        field.post_message(events.Paste("two\nlines"))
+        await rig.until(lambda: field.value == "two lines")
+        await rig.pilot.press("escape", "colon")
+        field.post_message(events.Paste("stop"))
+        await rig.pilot.pause()
+        assert field.value == ""
+
+
+async def test_the_command_line_filter_and_completion():
+    async with console() as rig:
+        await rig.pilot.press("colon", "p", "r", "e", "tab", "space", "r", "-", "0", "0", "0", "5", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        assert rig.app.screen.verb == Preempt(request="r-0005")
+        await rig.pilot.press("escape", "slash", "e", "v", "e")
+        assert "REQ 2/8" in rig.board("left")
+        await rig.pilot.press("escape")
+        assert "REQ 8 " in rig.board("left")
+
+
+async def test_the_display_freezes_while_figures_arrive():
+    async with console() as rig:
+        await rig.pilot.press("space")
+        picture = copy.deepcopy(rig.source.picture)
+        picture.engine.step = 20_000
+        rig.source.send(picture)
+        rig.clock.now += 1
+        rig.app.tick()
+        assert "step 18412" in rig.board("top") and "FROZEN 1.0s" in rig.board("top")
+        assert rig.app.state.snapshot.engine.step == 20_000
+        await rig.pilot.press("space")
+        assert "step 20000" in rig.board("top")
+
+
+async def test_readers_open_load_and_close():
+    async with console(snapshots.stuck()) as rig:
+        looks = {
+            "s": "attention (ppengine",
+            "l": "retired in 22 ms",
+            "d": "no step retired",
+            "e": "set-memory",
+            "enter": "BLOCK TABLE",
+            "question_mark": "continue halted stage",
+        }
+        for key, says in looks.items():
+            await rig.pilot.press(key)
+            await rig.until(lambda says=says: says in rig.board("reader-body"))
+            await rig.pilot.press("escape")
+            assert rig.app.screen is rig.app.main
+        await rig.pilot.press("tab", "down", "down", "enter")
+        assert "STAGE 2" in rig.board("reader-title") and "self_stuck" in rig.board("reader-body")
+
+
+async def test_a_failing_worker_shows_in_the_banner_and_starts_again():
+    async with console(fail_starts=1) as rig:
+        await rig.until(lambda: "boom [red]x[/red]" in rig.board("top"))
+        await rig.until(lambda: rig.source.starts == 2 and rig.app.state.snapshot is not None)
+
+
+async def test_sizes_from_tiny_to_wide():
+    async with console(snapshots.snapshot(8, 60), size=(50, 12)) as rig:
+        assert "needs 60x16" in rig.screen()
+        await rig.pilot.resize_terminal(80, 24)
+        await rig.pilot.pause()
+        assert "needs" not in rig.screen() and "KV MAP" not in rig.screen()
+        assert "blocks" not in rig.source.inspected
+        await rig.pilot.resize_terminal(200, 50)
+        await rig.pilot.pause()
+        rig.app.tick()
+        await rig.until(lambda: rig.app.main.blocks is not None)
+        rig.app.tick()
+        await rig.pilot.pause()
+        picture = rig.screen()
+        assert "TIMELINE" in picture and "1024 blocks" in picture and "STAGE 0 STREAMS" in picture
+
+
+async def test_without_colour_no_colour_is_written(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = ConsoleApp(FakeSource(snapshots.stuck()), clock=Clock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        app.tick()
+        await pilot.pause()
+        strips = app.screen._compositor.render_strips()
+        styles = [segment.style for strip in strips[:20] for segment in strip if segment.style]
+        assert styles and all(
+            each is None or each.is_default or each.triplet is None or len(set(each.triplet)) == 1
+            for style in styles
+            for each in (style.color, style.bgcolor)
+        )
+        assert "! STAGE 2 self_stuck" in strips[1].text

@@ -1,0 +1,141 @@
+"""The command line, the words of a verb, the confirm dialog's rows, the selection."""
+
+from __future__ import annotations
+
+import pytest
+import snapshots
+from ppconsole.view import commands, plan
+from ppconsole.view.cells import text_of
+from ppconsole.view.cursor import Cursor
+from ppengine.protocol.control import (
+    Abort,
+    Continue,
+    Drain,
+    Outcome,
+    Pause,
+    Preempt,
+    Refused,
+    Release,
+    Resume,
+    SetMemory,
+    Stop,
+    SwapIn,
+    SwapOut,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "verb", "shell"),
+    [
+        ("abort r-1", Abort(request="r-1"), "abort r-1"),
+        (
+            "preempt r-1 --mode swap --hold",
+            Preempt(request="r-1", mode="swap", hold=True),
+            "preempt --mode swap --hold r-1",
+        ),
+        ("preempt --mode=recompute r-1", Preempt(request="r-1", mode="recompute"), "preempt --mode recompute r-1"),
+        ("swap-out r-1 --no-hold", SwapOut(request="r-1", hold=False), "swap-out --no-hold r-1"),
+        ("swap-in r-1", SwapIn(request="r-1"), "swap-in r-1"),
+        ("release", Release(request="r-sel"), "release r-sel"),
+        ("set-memory 0.5", SetMemory(utilization=0.5), "set-memory 0.5"),
+        ("pause --mode keep", Pause(mode="keep"), "pause --mode keep"),
+        ("resume", Resume(), "resume"),
+        ("drain --undo", Drain(undo=True), "drain --undo"),
+        ("continue 2", Continue(stage=2), "continue 2"),
+        ("stop", Stop(), "stop"),
+    ],
+)
+def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
+    assert commands.parse(line, "r-sel") == verb
+    assert commands.cli_line(verb, "opt@n0") == f"ppconsole -e opt@n0 {shell}"
+    assert commands.parse(shell, None) == verb
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("frobnicate", "not a command"),
+        ("preempt r-1 --mode fast", "must be one of recompute, swap"),
+        ("abort --force r-1", "no option --force"),
+        ("set-memory lots", "not a number"),
+        ("abort", "takes one argument, not 0"),
+        ("pause now", "takes no 'now'"),
+        ("abort 'r-1", "No closing quotation"),
+    ],
+)
+def test_a_wrong_line_says_what_would_be_right(line, says):
+    with pytest.raises(commands.UsageError, match=says):
+        commands.parse(line)
+
+
+def test_completion():
+    picture = snapshots.snapshot(4, 6)
+    assert commands.complete("pre", picture) == "preempt"
+    assert commands.complete("abort r-00", picture) == "abort r-0000"
+    assert commands.complete("preempt r-1 --mode s", picture) == "preempt r-1 --mode swap"
+    assert commands.complete("", picture) is None and commands.complete("zzz", picture) is None
+
+
+def test_revision_belongs_to_the_target():
+    picture = snapshots.snapshot(4, 8)
+    assert commands.revision_of(Abort(request="r-0003"), picture) == 3
+    assert commands.revision_of(SetMemory(utilization=0.5), picture) == 7
+    assert commands.revision_of(Pause(), picture) is None
+
+
+def text(rows):
+    return "\n".join(text_of(row) for row in rows)
+
+
+def test_confirm_rows_name_target_epoch_and_figures():
+    picture = snapshots.snapshot(4, 8)
+    verb = Preempt(request="r-0002")
+    head = text(plan.head_rows(verb, picture, 2, 76))
+    assert "request r-0002 of opt@n0" in head and "epoch   b00t5eed0001   revision 2" in head and "126 blocks" in head
+    planned = Outcome(
+        id="1", op="o", state="planned", text="", plan=["moves 31 blocks"],
+        figures={"blocks_before": 1024, "blocks_after": 512, "move": 31},
+    )  # fmt: skip
+    rows = text(plan.plan_rows(planned, 76))
+    assert "moves 31 blocks" in rows and "blocks 1024 > 512" in rows and "move 31" in rows
+    assert "DOES_NOT_FIT" in text(plan.plan_rows(Refused(id="1", code="DOES_NOT_FIT", text="needs 90"), 76))
+
+
+def test_a_conflict_says_what_changed():
+    before, after = snapshots.snapshot(4, 8), snapshots.snapshot(4, 8)
+    after.requests[2].state, after.requests[2].blocks = "swapped", 0
+    after.engine.memory_revision, after.engine.memory_utilization = 8, 0.5
+    changes = plan.changes_since(before, after, Abort(request="r-0002"))
+    assert changes == ["state running > swapped", "blocks 126 > 0", "memory utilization 0.6 > 0.5, revision 7 > 8"]
+    after.requests.pop(2)
+    assert plan.changes_since(before, after, Abort(request="r-0002")) == ["r-0002 is gone"]
+
+
+def test_the_cursor_follows_its_id():
+    cursor: Cursor[str] = Cursor()
+    assert cursor.sync(["a", "b", "c"]) == "a"
+    cursor.move(["a", "b", "c"], 1)
+    assert cursor.sync(["c", "b", "a"]) == "b" and cursor.index == 1
+    assert cursor.sync(["x", "y", "c", "b"]) == "b" and cursor.index == 3
+
+
+def test_when_its_id_is_gone_nothing_is_selected_until_the_next_move():
+    cursor: Cursor[str] = Cursor()
+    cursor.move(["a", "b", "c"], 1)
+    assert cursor.sync(["a", "c"]) is None
+    cursor.move(["a", "c"], 1)
+    assert cursor.id == "c"
+    cursor.forget()
+    assert cursor.sync(["a", "c"]) == "a"
+
+
+def test_the_window_keeps_the_selection_in_view():
+    cursor: Cursor[int] = Cursor()
+    ids = list(range(100))
+    cursor.move(ids, 50)
+    assert cursor.window(100, 10) == 41
+    cursor.move(ids, -5)
+    assert cursor.window(100, 10) == 41
+    cursor.move(ids, -100)
+    assert cursor.window(100, 10) == 0
+    assert cursor.window(3, 10) == 0

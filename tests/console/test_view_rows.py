@@ -1,0 +1,213 @@
+"""Rows of the main screen as text, at fixed widths and for fixed snapshots."""
+
+from __future__ import annotations
+
+import pytest
+import snapshots
+from ppconsole.model.reduce import set_filter
+from ppconsole.model.rows import visible_requests
+from ppconsole.model.state import ConsoleState
+from ppconsole.view import banner, board, details, events, kvmap, requests, stages, timeline
+from ppconsole.view.cells import char_width, cut, fit, text_of, width_of, wrap
+from ppconsole.view.frame import frame
+from ppengine.protocol.snapshot import Event
+
+LIVE = banner.Link(state="live", age_s=0.1)
+
+
+def texts(rows):
+    return [text_of(line) for line in rows]
+
+
+def table(picture, width, **more):
+    state = ConsoleState(snapshot=picture)
+    return texts(requests.rows(state, visible_requests(state), width, **more))
+
+
+def test_stage_rows_at_80_columns():
+    assert texts(stages.rows(snapshots.stuck(), 80, selected=2)) == [
+        "  ST S MEMORY     USED KV use/map/cap  SWAP   I>O   MB STEP IDLE STREAM:OP   AGE",
+        "   0 B █████▒│···  56% 812/1024/1377*    12   0>4 m412 22ms  21% p2p:send>1 6.2s",
+        "   1 B █████▒│···  55% 812/1024/1414     12   1>4 m411 23ms  24% p2p:send>2 6.2s",
+        "!  2 X █████·│···  55% 812/1024/1390     12   2>1 m410 6.2s   0% comp:fwd   6.2s",
+        "   3 S █████·│···  54% 812/1024/1427     12   0>0    - 25ms  98% p2p:recv<2 6.2s",
+    ]
+
+
+def test_request_rows_at_80_columns():
+    assert table(snapshots.snapshot(4, 6), 80, selected="r-0003") == [
+        "  REQ 6      OWNER    STAT   AGE    IN   OUT   BLK  SWP WHY                     ",
+        "  r-0000     alice    run     5m  1745   198   122    0 m409 at stage 3         ",
+        "  r-0001     bob      run     5m   291   292    37    0 m410 at stage 2         ",
+        "  r-0002     eve      run     5m  1973    29   126    0 m411 at stage 1         ",
+        "> r-0003     nightly… wait    5m   503     0     0    0 need 121, have 100      ",
+        "  r-0004     ci       run     5m   499   156    41    0 m409 at stage 3         ",
+        "  r-0005     alice    swap    5m  1291   131     0   89 need 89, have 100: swap…",
+    ]
+
+
+def test_pool_line():
+    assert text_of(requests.pool(snapshots.snapshot(), 80)) == (
+        "POOL cached 102 free 110 │ wait 3 run 13 swap 2 held 2 load 0 │ fly m409-412"
+    )
+
+
+def test_banner_and_verdict_at_80_columns():
+    picture = snapshots.stuck()
+    assert text_of(banner.banner(picture, LIVE, 80)) == (
+        " opt@n0  DEGRADED  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"
+    )
+    assert text_of(banner.verdict_line(picture, LIVE, 80)) == (
+        "! STAGE 2 self_stuck 6.2s: attention of m18410 on comp; 0 to 1 bl… +1  d detail "
+    )
+
+
+def test_what_is_narrow_loses_columns_by_priority():
+    narrow = texts(stages.rows(snapshots.stuck(), 60))
+    assert "STREAM:OP" in narrow[0] and "IDLE" not in narrow[0] and "SWAP" not in narrow[0]
+    head = table(snapshots.snapshot(), 60)[0]
+    assert "WHY" in head and "OWNER" not in head and "SWP" not in head
+    wide = texts(stages.rows(snapshots.stuck(), 160))[0]
+    assert "LAYERS" in wide and "DEVICE" in wide and "HOST" in wide
+
+
+@pytest.mark.parametrize("width", [60, 80, 97, 120, 158, 200])
+@pytest.mark.parametrize(
+    "picture",
+    [
+        snapshots.unknown(),
+        snapshots.snapshot(1, 0),
+        snapshots.stuck(8, 5, 60),
+        snapshots.snapshot(64, 30),
+        snapshots.hostile(),
+    ],
+)
+def test_no_row_is_wider_than_the_terminal(picture, width):
+    state = ConsoleState(snapshot=picture, events=tuple(snapshots.events()))
+    size = frame(width, 40, len(picture.stages), True, len(picture.requests))
+    picked = board.Picked(picture.requests[0].id if picture.requests else None, 0, followed="r-1")
+    lines = board.left(state, size, visible_requests(state), picked)
+    assert max(width_of(text) for text in texts(lines)) <= size.left
+    beside = board.right(state, size, 36, snapshots.blocks(picture), picked)
+    assert all(width_of(text) <= size.side for text in texts(beside)) and len(beside) <= 36
+    for line in (banner.banner(picture, LIVE, width), banner.verdict_line(picture, LIVE, width, [1.0, 5.0])):
+        assert width_of(text_of(line)) <= width
+
+
+def test_unknown_is_a_question_mark_and_never_zero():
+    row = texts(stages.rows(snapshots.unknown(), 80))[1]
+    assert row.split()[:2] == ["0", "L"] and "?/?/?" in row and "0>0" not in row and "0%" not in row
+
+
+def test_more_than_eight_stages_fold_and_the_faulty_one_stays():
+    picture = snapshots.stuck(64, 41)
+    rows = texts(stages.rows(picture, 80))
+    assert len(rows) == 1 + 8
+    assert any(row.startswith("! 41 X") for row in rows)
+    assert rows[-1].strip().startswith("… 57 more: 35 B  22 S")
+
+
+def test_the_worst_tensor_rank_stands_for_its_stage():
+    picture = snapshots.snapshot(2, 0)
+    picture.stages.append(snapshots.stage(1, 2, tensor_rank=1, state="dead"))
+    shown, rest = stages.fold(picture, 8)
+    assert [(each.index, each.tensor_rank) for each in shown] == [(0, 0), (1, 1)] and not rest
+
+
+def test_memory_bar_has_a_fixed_range():
+    low, high = snapshots.stage(0), snapshots.stage(0)
+    low.memory.used, high.memory.used = low.memory.total // 20, low.memory.total * 99 // 100
+    text = ["".join(part for part, _ in stages.bar(each, 20)) for each in (low, high)]
+    assert text[0].count("█") <= 1 and text[0][12] == "│"
+    assert text[1].count("█") >= 14 and ("│", "bar.over") in stages.bar(high, 20)
+
+
+def test_filter_shows_how_many_match():
+    state = set_filter(ConsoleState(snapshot=snapshots.snapshot(4, 20)), "alice run")
+    rows = texts(requests.rows(state, visible_requests(state), 80))
+    assert rows[0].startswith("  REQ 2/20") and "/alice run" in rows[0] and len(rows) == 3
+    empty = set_filter(state, "nobody")
+    assert "no request matches" in texts(requests.rows(empty, visible_requests(empty), 80))[1]
+
+
+def test_only_visible_requests_are_formatted():
+    state = ConsoleState(snapshot=snapshots.snapshot(4, 1000))
+    rows = texts(requests.rows(state, visible_requests(state), 80, top=500, height=7))
+    assert len(rows) == 8 and rows[1].split()[0] == "r-01f4"
+
+
+def test_wide_and_invisible_characters_keep_columns():
+    assert char_width("語") == 2 and char_width("\u0301") == 0
+    assert fit("日本語テキスト", 7) == "日本語…" and width_of(fit("日本語テキスト", 8)) == 8
+    picture = snapshots.snapshot(1, 2)
+    picture.requests[0].owner = "日本語の人です"
+    assert {width_of(line) for line in table(picture, 80)} == {80}
+
+
+def test_cut_and_wrap():
+    assert cut("abcdef", 4) == "abc…" and cut("abc", 3) == "abc" and cut("abc", 0) == ""
+    assert wrap("one two three", 7) == ["one two", "three"]
+    assert wrap("abcdefghij", 4) == ["abcd", "efgh", "ij"]
+    assert wrap("a\nb", 4) == ["a", "b"]
+
+
+def test_hostile_text_is_inert_in_every_row():
+    picture = snapshots.hostile()
+    state = ConsoleState(snapshot=picture, events=(Event(seq=1, wall=0, kind="x", text=snapshots.HOSTILE),))
+    size = frame(120, 40, 2, True)
+    lines = [
+        *board.left(state, size, visible_requests(state), board.Picked()),
+        banner.banner(picture, LIVE, 120), banner.verdict_line(picture, LIVE, 120),
+        *details.diagnosis_rows(picture, 80), *details.stage_rows(picture, picture.stages[0], 80),
+        *events.output("r-1", snapshots.HOSTILE, "x", 80, 5),
+    ]  # fmt: skip
+    text = "".join(texts(lines))
+    assert not set("\x1b\x07\n\r\t\u202e\u200b") & set(text)
+    assert "[red]x[/red]" in text
+
+
+def test_timeline_shows_micro_batches_and_idle():
+    entries = [[3, 18412, 100.0, 50.0], [6, 18412, 50.0, 10.0]]
+    assert "".join(glyph for glyph, _ in timeline.lane(entries, 200.0, 20)) == "··········22222>····"
+    picture = snapshots.snapshot(2, 0)
+    assert text_of(timeline.rows(picture, picture.stages, 40)[0]).startswith(" TIMELINE  last 200 ms")
+
+
+def test_kv_map_lights_the_selected_request():
+    detail = kvmap.BlocksDetail(
+        mapped=8, runs=[(1, "null", ""), (3, "used", "r-1"), (2, "shared", "r-2"), (2, "free", "")]
+    )
+    assert "".join(glyph for glyph, _ in kvmap.cells(detail, 1, "r-1")) == "×███▓▓··"
+    assert "".join(glyph for glyph, _ in kvmap.cells(detail, 4)) == "■▓"
+    assert "8 blocks, 1 a cell" in text_of(kvmap.rows(detail, 40, 6)[0])
+    assert len(kvmap.rows(snapshots.blocks(snapshots.snapshot(), 100_000), 40, 12)) <= 12
+
+
+def test_request_detail_has_the_numbers():
+    info = snapshots.request(3)
+    text = "\n".join(texts(details.request_rows(info, snapshots.detail(info), "", 80)))
+    assert "need 121, have 100" in text and "503 tokens" in text and "no device blocks" in text
+    gone = texts(details.request_rows(None, None, "NOT_FOUND", 80))
+    assert "NOT_FOUND" in gone[0] and "not in the engine" in gone[1]
+
+
+def test_link_states_in_words():
+    picture = snapshots.snapshot()
+    lost = banner.Link(state="lost", age_s=12.0, retry_in_s=2.0)
+    assert "lost 12s retry 2.0s" in text_of(banner.banner(picture, lost, 80))
+    assert "figures are 12s old, verbs are off" in text_of(banner.verdict_line(picture, lost, 80))
+    frozen = banner.Link(state="live", age_s=0.1, frozen_s=3.0, read_only=True)
+    top = text_of(banner.banner(picture, frozen, 80))
+    assert "FROZEN 3.0s" in top and " RO " in top
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "count"), [(60, 16, 64), (80, 24, 2), (80, 24, 8), (120, 36, 4), (200, 50, 64)]
+)
+def test_the_frame_uses_every_row(width, height, count):
+    for wanted in (True, False):
+        for number in (0, 3, 200):
+            size = frame(width, height, count, wanted, number)
+            assert size.stages + size.requests + size.events + size.output + 7 == height
+            assert min(size.stages, size.requests, size.events, size.output) >= 1
+            assert size.left + size.side + (1 if size.side else 0) == width
