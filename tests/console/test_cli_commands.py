@@ -463,3 +463,51 @@ def test_doctor(cli: Cli, fake: FakeGateway) -> None:
     assert run.code == 0
     assert fake.id in run.out
     assert {row["what"] for row in cli("doctor", "--json").rows[0]} >= {"python", "folder", "stacks", "cores", "memory"}
+
+
+# --- a child engine -----------------------------------------------------------------------------------------
+
+STAND_IN = """
+import json, os, signal, sys, threading
+line = int(sys.argv[sys.argv.index("--lifeline") + 1])
+print("a library prints this", flush=True)
+print(json.dumps({"event": "started", "id": "abc", "name": "stand-in", "run_dir": "/x"}), flush=True)
+print("a message for humans", file=sys.stderr, flush=True)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+while os.read(line, 1):
+    pass
+open(os.environ["LEFT"], "w").write("left")
+"""
+
+
+@pytest.fixture
+def stand_in(folder: Path, cli: Cli) -> Path:
+    """A supervisor that announces itself and waits; LEFT is written when its lifeline closes."""
+    package = folder / "ppengine"
+    (package / "supervisor").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "supervisor" / "__init__.py").touch()
+    (package / "supervisor" / "__main__.py").write_text(STAND_IN)
+    cli.env |= {"PYTHONPATH": str(folder), "LEFT": str(folder / "left")}
+    return folder / "left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_relays_and_passes_signals_on(cli: Cli, stand_in: Path, number: signal.Signals) -> None:
+    process = cli.process("serve", "tiny", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["name"] == "stand-in"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 7
+    assert "a message for humans" in err
+
+
+def test_an_engine_leaves_when_serve_is_killed(cli: Cli, stand_in: Path) -> None:
+    process = cli.process("serve", "tiny", "--json")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.wait(10)
+    until(stand_in.exists)
+    process.communicate(timeout=10)

@@ -31,7 +31,7 @@ PROMPTS = (
     "One day a bird",
 )
 MAX_TOKENS = 48
-LOAD_SETTINGS = ("memory.device_mib=28", "scheduler.max_num_seqs=24")
+LOAD_SETTINGS = ("memory.device_mib=20", "scheduler.max_num_seqs=24")
 """Under --load: little enough memory that requests wait, are swapped and preempted."""
 
 
@@ -189,7 +189,7 @@ def _with_console(record: EngineRecord, load: bool) -> int:
     if background is not None:
         background.start()
     try:
-        return open_console(record)
+        return open_console(record, note="leaving stops the demo")
     finally:
         if background is not None:
             background.stop()

@@ -9,7 +9,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import attached, one_snapshot, print_json, run
+from ppconsole.cli.session import attached, one_snapshot, print_json, run, say
 
 if TYPE_CHECKING:
     from ppconsole.link.source import Detail
@@ -50,6 +50,8 @@ def logs_command(common: Common, stage: int | None, lines: int) -> None:
     else:
         for line in detail.lines:
             click.echo(clean(line))
+        if not detail.lines:
+            say("nothing was logged")
 
 
 @click.command("stacks")

@@ -32,13 +32,13 @@ def attach_command(engine: str | None, flag: str | None, read_only: bool) -> int
     return open_console(record, read_only=read_only)
 
 
-def open_console(record: EngineRecord, *, read_only: bool = False) -> int:
-    """Run the console on an engine until the operator leaves; return its exit code."""
+def open_console(record: EngineRecord, *, read_only: bool = False, note: str = "") -> int:
+    """Run the console on an engine until the operator leaves; return its exit code. `note` stands on the screen."""
     from ppconsole.app import run_console
     from ppconsole.link.engine import EngineLink
 
     link = EngineLink(record, read_only=read_only)
-    return run_console(link, read_only=read_only, title=f"{record.name} ({record.id})")
+    return run_console(link, read_only=read_only, title=note)
 
 
 def has_terminal() -> bool:

@@ -206,9 +206,10 @@ class _Stream:
                 ends.append(f"{reason}")
                 self._show_sample(index, samples, text, already=False)
         seconds = asyncio.get_running_loop().time() - begun
-        rate = f", {total / seconds:.0f} tok/s" if seconds > 0.001 else ""
+        # Who picks a stream up late gets much of it at once: no rate can be told from that.
+        pace = f" in {seconds:.2f} s, {total / seconds:.0f} tok/s" if self._samples is not None and seconds > 0 else ""
         why = clean(", ".join(dict.fromkeys(ends)))
-        say(f"{self._request}: {self._prompt_tokens} in, {total} out in {seconds:.2f} s{rate}, {why}")
+        say(f"{self._request}: {self._prompt_tokens} in, {total} out{pace}, {why}")
         return exits.DONE
 
     async def _sample(self, sample: int, *, live: bool) -> tuple[int, str, str | None, int]:

@@ -234,10 +234,11 @@ class Session:
         """Ping, and judge silence: of snapshots (stale), of everything (over), of the process (over at once)."""
         timing, reopened = self._timing, time.monotonic()
         for nonce in itertools.count(1):
+            # First the wait: a verb that takes less never pings, and is not counted as a console.
+            await asyncio.sleep(timing.ping_s)
             with contextlib.suppress(TimeoutError):  # not connected now: silence is judged below
                 async with asyncio.timeout(timing.ping_s):
                     await send(self._sockets.control, self.record, self.welcome.epoch, Ping(nonce=nonce))
-            await asyncio.sleep(timing.ping_s)
             now = time.monotonic()
             if process_start(self.record.pid) != self.record.pid_start:
                 raise SessionOver(f"engine {self.record.id} ({self.record.name}) has ended: pid {self.record.pid}")
