@@ -175,8 +175,9 @@ class KvBlocks:
         request.host_blocks = []
 
     def exclusive(self, request: Request) -> int:
-        """Return how many of its device blocks nobody else uses: what would come back."""
-        return sum(1 for block in request.blocks if self.device.references(block) == 1)
+        """Return how many of its device blocks no other request uses: what would come back."""
+        pins = self._pipeline.pins()
+        return sum(1 for block in request.blocks if self.device.references(block) - pins[block] == 1)
 
     # --- moving the tail down -------------------------------------------------------------------------------
 

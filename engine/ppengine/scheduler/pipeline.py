@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ppengine.protocol.steps import Move, MoveKind, Register, Row, Step
@@ -142,6 +142,10 @@ class Pipeline:
         for slot in record.slots:
             heapq.heappush(self._free_slots, slot)
         return record
+
+    def pins(self) -> Counter[int]:
+        """Return how many references copies in unretired steps keep on each block."""
+        return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
 
     def check(self, owners: dict[int, Request]) -> None:
         """Raise AssertionError unless every slot is free, owned once, or on its way back."""

@@ -49,9 +49,8 @@ def block_map(device: BlockPool, requests: list[Request]) -> list[tuple[int, str
 def check(fences: Fences, lines: Lines, kv: KvBlocks, pipeline: Pipeline) -> None:
     """Raise AssertionError unless blocks, slots and queues agree with what the requests hold."""
     requests = list(fences.requests.values())
-    records = [*pipeline.unretired, pipeline.draft]
     expected = Counter(block for request in requests for block in request.blocks)
-    expected.update(block for record in records for block in record.pinned)
+    expected.update(pipeline.pins())
     kv.device.check(dict(expected))
     reserved = [block for request in requests if request.fence for block in request.fence.host]
     kv.host.check([block for request in requests for block in request.host_blocks] + reserved)

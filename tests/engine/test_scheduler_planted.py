@@ -1,0 +1,152 @@
+"""The check of contents catches planted errors: a stale block, a slot off by one, a block freed too early."""
+
+import pytest
+from ppengine.protocol.steps import Move, MoveKind, Row
+from ppengine.scheduler.fences import Fences
+from ppengine.scheduler.kv import KvBlocks
+from scheduler_world import Driver, World
+from stage_model import WrongRead
+
+
+def prompt(length, first=10):
+    return [(first + index) % 50 for index in range(length)]
+
+
+def two_running():
+    world = World(stages=2, num_blocks=40, max_num_batched_tokens=64)
+    for first in (10, 30):
+        world.add(prompt(10, first), max_tokens=20, ignore_eos=True)
+    world.round()
+    return world
+
+
+def test_the_same_world_without_a_plant_is_clean():
+    world = two_running()
+    world.run()
+    world.verify_end()
+
+
+def test_a_stale_block_is_caught():
+    world = two_running()
+    state = world.model.stages[1]
+    state.device[1], state.device[4] = state.device[4], state.device[1]
+    with pytest.raises(WrongRead, match="reads block 1 at position 0"):
+        world.run()
+
+
+def test_one_stale_position_is_caught():
+    world = two_running()
+    world.model.stages[0].device[2][3] = 12345
+    with pytest.raises(WrongRead, match="position 7"):
+        world.run()
+
+
+def test_a_slot_off_by_one_is_caught():
+    world = two_running()
+    step = world.scheduler.schedule()
+    row = step.rows[0]
+    step.rows[0] = Row(row.slot + 1, row.start, row.count, row.sample, row.token)
+    world.model.send(step)
+    with pytest.raises((WrongRead, ValueError)):
+        world.run()
+
+
+def test_a_position_off_by_one_is_caught():
+    world = two_running()
+    step = world.scheduler.schedule()
+    row = step.rows[0]
+    step.rows[0] = Row(row.slot, row.start + 1, row.count, row.sample, row.token)
+    world.model.send(step)
+    with pytest.raises((WrongRead, KeyError)):
+        world.run()
+
+
+def test_a_table_off_by_one_is_caught():
+    world = World(stages=1)
+    world.add(prompt(6), max_tokens=8, ignore_eos=True)
+    world.round()
+    while not (step := world.scheduler.schedule()).tables:
+        world.model.send(step)
+        world.model.drain()
+        world.retire()
+    slot, first, blocks = step.tables[0]
+    step.tables[0] = (slot, first - 1, blocks)
+    world.model.send(step)
+    with pytest.raises((WrongRead, IndexError)):
+        world.run()
+
+
+def test_a_lost_copy_is_caught():
+    world = World(stages=1)
+    world.add(prompt(8), max_tokens=1)
+    world.run()
+    world.add(prompt(8), max_tokens=1)
+    step = world.scheduler.schedule()
+    assert step.moves.pop().kind == MoveKind.DEVICE
+    world.model.send(step)
+    with pytest.raises(WrongRead):
+        world.run()
+
+
+def test_a_copy_to_the_wrong_block_is_caught():
+    world = two_running()
+    request = next(iter(world.scheduler.requests.values()))
+    world.act("swap_out", request.id, False)
+    planted = False
+    with pytest.raises(WrongRead):
+        for _ in range(60):
+            step = world.scheduler.schedule()
+            if step is not None:
+                for index, move in enumerate(step.moves):
+                    if move.kind == MoveKind.IN and not planted:
+                        step.moves[index] = Move(move.kind, move.src + 1, move.dst)
+                        planted = True
+                world.model.send(step)
+            world.model.drain()
+            world.retire()
+    assert planted
+
+
+def hunt(monkeypatch_target, name, broken, monkeypatch):
+    """Break one function; random operations must notice within a few seeds."""
+    monkeypatch.setattr(monkeypatch_target, name, broken)
+    for seed in range(20):
+        driver = Driver(seed, stages=3, preemption="swap", schedule_ahead=True, num_blocks=18, checked=False)
+        for _ in range(1500):
+            driver.step()
+        driver.finish()
+
+
+def test_a_fence_that_does_not_wait_is_caught(monkeypatch):
+    original = Fences.set
+
+    def hasty(self, request, fence):
+        in_flight, request.in_flight = request.in_flight, []
+        original(self, request, fence)
+        request.in_flight = in_flight + request.in_flight
+
+    with pytest.raises((AssertionError, ValueError, KeyError, IndexError)):
+        hunt(Fences, "set", hasty, monkeypatch)
+
+
+def test_a_relocation_without_its_copy_is_caught(monkeypatch):
+    original = KvBlocks.relocate
+
+    def lazy(self, block, owners):
+        original(self, block, owners)
+        self._pipeline._moves.pop()
+
+    with pytest.raises(WrongRead):
+        hunt(KvBlocks, "relocate", lazy, monkeypatch)
+
+
+def test_blocks_entered_before_they_are_computed_are_caught(monkeypatch):
+    original = KvBlocks.admit
+
+    def eager(self, request, plan):
+        original(self, request, plan)
+        for index, digest in enumerate(request.full_digests(request.num_tokens // self.block_size, self.block_size)):
+            self.device.enter(request.blocks[index], digest)
+
+    with pytest.raises(WrongRead):
+        hunt(KvBlocks, "admit", eager, monkeypatch)
