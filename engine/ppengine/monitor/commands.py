@@ -51,8 +51,8 @@ class EngineAccess(Protocol):
     def stage_process(self, stage: int) -> tuple[int, int] | None:
         """Return (pid, start time) of a stage."""
 
-    def end_supervisor(self) -> str:
-        """Ask the supervisor to stop the engine; return why that is not possible, empty when it was asked."""
+    def supervisor_pid(self) -> int | None:
+        """Return the pid of the supervisor, which is this process's parent; None if that is not so."""
 
 
 class Kept(msgspec.Struct):
@@ -197,16 +197,16 @@ class CommandDesk:
         self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
 
     def _stop_without_core(self, kept: Kept, missing: str) -> None:
-        command, op = kept.command, f"g-{kept.command.id[-8:]}"
-        plan = [f"end the engine through its supervisor ({missing})"]
+        command, op, pid = kept.command, f"g-{kept.command.id[-8:]}", self._engine.supervisor_pid()
+        if pid is None:
+            self._reply(kept, _refused(command, "NO_CORE", f"{missing}; the supervisor is not known here"))
+            return
+        plan = [f"send SIGTERM to the supervisor, pid {pid} ({missing})"]
         if command.dry_run:
             self._reply(kept, Outcome(id=command.id, op=op, state="planned", text=plan[0], plan=plan))
             return
-        why = self._engine.end_supervisor()
-        if why:
-            self._reply(kept, _refused(command, "NO_CORE", f"{missing}; {why}"))
-            return
         self._reply(kept, Accepted(id=command.id, op=op, plan=plan))
+        os.kill(pid, signal.SIGTERM)
         text = f"the supervisor was told to stop the engine ({missing})"
         self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
 
@@ -215,9 +215,9 @@ class CommandDesk:
     def _reply(self, kept: Kept, reply: Reply) -> None:
         kept.replies.append(reply)
         kept.over = isinstance(reply, Outcome | Refused)
-        self._answer(kept.client, reply)
-        # What has happened has happened: a full disk must not hide it from the console.
+        # What has happened has happened: a log that cannot be written must not hide it from the console.
         self._record(kept, _outcome_name(reply), reply)
+        self._answer(kept.client, reply)
         if kept.over and isinstance(kept.command.verb, Stop) and getattr(reply, "state", "") != "applied":
             self.stopping = False
         self._note_request(kept, reply)

@@ -273,13 +273,10 @@ class Gateway:
         """Return (pid, start time) of a stage."""
         return self._collector.stage_process(stage)
 
-    def end_supervisor(self) -> str:
-        """Send SIGTERM to the supervisor, which is this process's parent."""
+    def supervisor_pid(self) -> int | None:
+        """Return the pid of the supervisor, which is this process's parent; None if that is not so."""
         listed = self._collector.supervisor_pid()
-        if listed is None or listed != os.getppid():
-            return "its supervisor is not known here"
-        os.kill(listed, signal.SIGTERM)
-        return ""
+        return listed if listed == os.getppid() else None
 
     # --- the end --------------------------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ class Sockets:
         socket.setsockopt(zmq.SNDHWM, 1000)
         # Nothing queues for a peer that is not there: the sender hears it at once.
         socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.connect(config.endpoint(name))
         return socket

@@ -1,0 +1,550 @@
+"""The gateway as a real process, between a core, an agent and consoles made of plain sockets."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from monitor_helpers import (
+    Client,
+    FakeCore,
+    core_report,
+    make_config,
+    processes,
+    remove,
+    sample,
+    stage_process,
+    started,
+    until,
+    view,
+)
+from ppengine.monitor.proc import read_stat
+from ppengine.protocol import frames
+from ppengine.protocol.control import (
+    Abort,
+    Accepted,
+    Continue,
+    Deferred,
+    Failed,
+    Fetch,
+    Fetched,
+    Hello,
+    Inspect,
+    Inspected,
+    LogsDetail,
+    Outcome,
+    Ping,
+    Pong,
+    Refused,
+    Replay,
+    Replayed,
+    SetMemory,
+    Stop,
+    Submit,
+    Welcome,
+)
+from ppengine.protocol.offline import AbortMany
+from ppengine.protocol.reports import Happened, ProcessInfo
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import Event, Snapshot
+
+GATEWAY = "ppengine.monitor.gateway"
+
+
+class World:
+    """One gateway with what is around it."""
+
+    def __init__(self, config, context, core, process, line):
+        self.config, self.context, self.core, self.process, self.line = config, context, core, process, line
+        self.clients = []
+
+    def client(self, *topics, user="eve", read_only=False, greet=True):
+        made = Client(self.context, self.config, topics).open()
+        self.clients.append(made)
+        if greet:
+            assert isinstance(made.hello(user, read_only=read_only), Welcome)
+        return made
+
+    def watcher(self, user="wim"):
+        """Return a console that certainly gets every event from now on."""
+        made = self.client(frames.TOPIC_SNAPSHOT, frames.TOPIC_EVENT, user=user)
+        made.snapshot()
+        return made
+
+    def audit(self):
+        return [json.loads(line) for line in Path(self.config.run_dir, "audit.jsonl").read_text().splitlines()]
+
+    def close(self):
+        for client in self.clients:
+            client.close()
+        self.core.close()
+
+
+@pytest.fixture
+def world(tmp_path):
+    config = make_config()
+    with zmq.Context() as context:
+        core = FakeCore(context, config)
+        with started(GATEWAY, config, PPCONSOLE_AUDIT_DIR=str(tmp_path)) as (process, line):
+            until(lambda: Path(config.run_dir, "bulk").exists(), 10.0, "the gateway opens its sockets")
+            made = World(config, context, core, process, line)
+            core.report()
+            until(lambda: made.client(greet=False).ask(Ping(nonce=0)).core_age_ms is not None, what="a first report")
+            yield made
+            made.close()
+    remove(config)
+
+
+def applied(command, **more):
+    return Outcome(id=command.id, op="op-1", state="applied", text="done", **more)
+
+
+def events_of(client, kinds, timeout=5.0):
+    """Return the events up to the first of each of `kinds`."""
+    seen, deadline = [], time.monotonic() + timeout
+    while not set(kinds) <= {event.kind for event in seen}:
+        topic, head, body = client.published(max(0.01, deadline - time.monotonic()))
+        if topic == frames.TOPIC_EVENT:
+            seen.append(frames.decode_as(Event, body))
+            assert head.seq == seen[-1].seq
+    return seen
+
+
+# --- handshake ----------------------------------------------------------------------------------------------
+
+
+def test_hello_and_ping(world):
+    client = world.client(greet=False)
+    welcome = client.hello()
+    assert (welcome.role, welcome.epoch, welcome.engine, welcome.proto) == ("operator", "epoch-1", world.config.id, 1)
+    assert welcome.event_oldest == welcome.event_seq + 1 or welcome.event_oldest == 1
+    assert client.hello(read_only=True).role == "viewer"
+    pong = client.ask(Ping(nonce=5))
+    assert isinstance(pong, Pong) and pong.nonce == 5 and pong.step == 7 and pong.core_age_ms < 5000
+
+
+def test_a_protocol_that_is_not_spoken(world):
+    answer = world.client(greet=False).ask(Hello(proto_min=7, proto_max=9, client="c", user="u"))
+    assert isinstance(answer, Refused) and answer.code == "UNSUPPORTED" and "7 to 9" in answer.text
+
+
+def test_a_command_before_hello_is_denied(world):
+    client = world.client(greet=False)
+    assert client.ask(client.command(Stop(), "c1")).code == "DENIED"
+
+
+def test_public_sockets_are_for_this_user_alone(world):
+    for name in ("state", "control", "bulk", "collect"):
+        mode = Path(world.config.run_dir, name).stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) & 0o077 == 0
+    client = world.client()
+    client.ask(client.command(Stop(), "c1", epoch="old"))
+    assert stat.S_IMODE(Path(world.config.run_dir, "audit.jsonl").stat().st_mode) == 0o600
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+def test_a_command_goes_to_the_core_and_its_answers_come_back(world):
+    client = world.watcher("eve")
+    client.say(client.command(SetMemory(utilization=0.6), "c1", reason="room for eve", by="mallory"))
+    command = world.core.next()
+    assert command.verb == SetMemory(utilization=0.6) and command.by == "eve", "the session says who it is"
+    world.core.answer(Accepted(id="c1", op="op-1"))
+    world.core.answer(Deferred(id="c1", op="op-1", text="in flight at stage 1"))
+    world.core.answer(applied(command, step=9, revision=4))
+    assert [type(client.hear()) for _ in range(3)] == [Accepted, Deferred, Outcome]
+    told = {e.kind: e for e in events_of(client, ["op.accepted", "op.deferred", "op.applied"])}
+    assert told["op.applied"].text == "set-memory 0.6: done (room for eve)"
+    assert (told["op.applied"].by, told["op.applied"].op, told["op.applied"].step) == ("eve", "op-1", 9)
+
+
+def test_every_command_is_audited_before_and_after(world, tmp_path):
+    client = world.client()
+    submit = Submit(prompt="a secret prompt", sampling=SamplingParams(stop=["secret"], max_tokens=3))
+    client.say(client.command(submit, "c1", reason="try"))
+    world.core.next()
+    assert [line["outcome"] for line in world.audit()] == ["received"], "before the core has it"
+    world.core.answer(Accepted(id="c1", op="op-1", request="r-1"))
+    world.core.answer(Outcome(id="c1", op="op-1", state="applied", text="queued", request="r-1"))
+    client.hear(), client.hear()
+    lines = until(lambda: found if len(found := world.audit()) == 3 else None)
+    assert [line["outcome"] for line in lines] == ["received", "accepted", "applied"]
+    first, last = lines[0], lines[-1]
+    assert (first["verb"], first["by"], first["reason"], first["id"], first["dry_run"]) == (
+        "submit", "eve", "try", "c1", False,
+    )  # fmt: skip
+    assert first["args"]["prompt_length"] == 15 and first["args"]["sampling"]["max_tokens"] == 3
+    assert last["text"] == "queued" and last["op"] == "op-1" and last["wall"] >= first["wall"]
+    text = Path(world.config.run_dir, "audit.jsonl").read_text()
+    assert "secret" not in text
+    (kept,) = tmp_path.glob("*.jsonl")
+    assert kept.read_text() == text and stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_refusals_are_audited_and_never_reach_the_core(world):
+    client, viewer = world.client(), world.client(user="vic", read_only=True)
+    old = client.command(Abort(request="r-1"), "c1", epoch="epoch-0")
+    assert client.ask(old).code == "STALE_EPOCH"
+    head = frames.header(world.config.id, world.config.epoch)
+    late = msgspec.structs.replace(head, wall=head.wall - 6, mono_ns=head.mono_ns - 6_000_000_000)
+    answer = client.ask(client.command(Abort(request="r-1"), "c2", ttl_ms=5000), head=late)
+    assert answer.code == "EXPIRED" and "5000 ms" in answer.text
+    jumped = msgspec.structs.replace(head, wall=head.wall - 6)
+    assert client.ask(client.command(Abort(request="r-1"), "c3", ttl_ms=5000), head=jumped).code == "EXPIRED"
+    answer = viewer.ask(viewer.command(Abort(request="r-1"), "c4"))
+    assert answer.code == "DENIED" and "read-only" in answer.text
+    assert world.core.nothing()
+    refused = [line for line in world.audit() if line["outcome"] == "refused"]
+    assert [(line["id"], line["code"]) for line in refused] == [
+        ("c1", "STALE_EPOCH"), ("c2", "EXPIRED"), ("c3", "EXPIRED"), ("c4", "DENIED"),
+    ]  # fmt: skip
+    assert len(world.audit()) == 8, "each was received first"
+
+
+def test_a_repeat_gets_the_first_answers_also_from_another_connection(world):
+    client = world.client()
+    command = client.command(Abort(request="r-1"), "c1")
+    client.say(command)
+    world.core.next()
+    world.core.answer(Accepted(id="c1", op="op-1"))
+    assert isinstance(client.hear(), Accepted)
+    again = world.client()
+    assert again.ask(command) == Accepted(id="c1", op="op-1")
+    assert world.core.nothing(), "the core sees it once"
+    world.core.answer(applied(command))
+    assert isinstance(again.hear(), Outcome), "the newest connection hears the rest"
+    assert again.ask(command) == Accepted(id="c1", op="op-1") and again.hear().state == "applied"
+    other = world.client(user="mallory")
+    assert other.ask(command).code == "CONFLICT"
+    assert client.ask(client.command(Abort(request="r-2"), "c1")).code == "CONFLICT"
+    assert client.ask(client.command(Abort(request="r-2"), "")).code == "INVALID"
+
+
+def test_without_a_core_a_command_is_refused_at_once(world):
+    client = world.client()
+    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=99, exit_code=-9, detail="killed")))
+    until(lambda: client.ask(client.command(Abort(request="r"), f"c{time.monotonic_ns()}")).code == "NO_CORE")
+    answer = client.ask(client.command(Abort(request="r"), "c1"))
+    assert answer.code == "NO_CORE" and "killed" in answer.text
+    assert world.audit()[-1]["code"] == "NO_CORE"
+
+
+def test_a_core_that_dies_ends_its_open_commands(world):
+    client = world.client()
+    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid())))
+    for identity in ("c1", "c2"):
+        client.say(client.command(Abort(request="r"), identity))
+        world.core.next()
+    world.core.answer(Accepted(id="c1", op="op-1"))
+    assert isinstance(client.hear(), Accepted)
+    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid(), exit_code=-9)))
+    ends = {reply.id: reply for reply in (client.hear(), client.hear())}
+    assert isinstance(ends["c1"], Outcome) and ends["c1"].state == "failed" and "not known" in ends["c1"].text
+    assert isinstance(ends["c2"], Refused) and ends["c2"].code == "NO_CORE"
+
+
+def test_a_stage_that_somebody_stopped_is_continued_without_the_core(world):
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        until(lambda: read_stat(sleeper.pid).state == "T")
+        client = world.client()
+        assert client.ask(client.command(Continue(stage=0), "c0")).code == "NOT_FOUND"
+        world.core.report(processes(stage_process(0, pid=sleeper.pid)))
+        until(lambda: client.ask(Ping(nonce=1)) and Path(world.config.run_dir).exists())
+        plan = until(lambda: _planned(client, f"d{time.monotonic_ns()}"))
+        assert str(sleeper.pid) in plan.text and read_stat(sleeper.pid).state == "T"
+        client.say(client.command(Continue(stage=0), "c1"))
+        assert isinstance(client.hear(), Accepted)
+        assert client.hear().state == "applied"
+        until(lambda: read_stat(sleeper.pid).state != "T")
+        assert world.core.nothing()
+        assert world.audit()[-1]["outcome"] == "applied"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def _planned(client, identity):
+    reply = client.ask(client.command(Continue(stage=0), identity, dry_run=True))
+    return reply if isinstance(reply, Outcome) else None
+
+
+def test_requests_that_were_to_go_with_their_console_are_aborted(world):
+    client, watcher = world.client(), world.watcher()
+    client.ask(Ping(nonce=1))
+    client.say(client.command(Submit(prompt="x", abort_on_detach=True), "c1"))
+    world.core.next()
+    world.core.answer(Accepted(id="c1", op="op-1", request="r-1"))
+    client.hear()
+    client.close()
+    world.clients.remove(client)
+    message = world.core.next(timeout=13.0)
+    assert message == AbortMany(session="", requests=["r-1"])
+    assert "r-1" in events_of(watcher, ["request.abort_on_detach"])[-1].text
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_come_at_their_rates(world):
+    fast, slow = world.client(frames.TOPIC_SNAPSHOT, greet=False), world.client(frames.TOPIC_SNAPSHOT_SLOW, greet=False)
+    assert fast.snapshot(1.0).engine.id == world.config.id
+    assert slow.snapshot(0.5).engine.id == world.config.id, "at once, not at the next full second"
+    begin, seen = time.monotonic(), []
+    while time.monotonic() - begin < 2.0:
+        topic, head, _ = fast.published()
+        if topic == frames.TOPIC_SNAPSHOT:
+            seen.append(head.seq)
+    assert 15 <= len(seen) <= 24
+    assert seen == list(range(seen[0], seen[0] + len(seen))), "a sequence without gaps"
+    slow_seen = 0
+    while slow.state.poll(0):
+        slow_seen += slow.published()[0] == frames.TOPIC_SNAPSHOT_SLOW
+    assert 1 <= slow_seen <= 4
+
+
+def test_the_snapshot_shows_the_reports_and_counts_consoles(world):
+    client = world.client(frames.TOPIC_SNAPSHOT)
+    world.client(user="vic")
+    world.core.agent_report(sample(0, op="forward", op_step=9), sample(1))
+    world.core.report()
+    found = until(lambda: shown if (shown := client.snapshot()).stages[0].state == "computing" else None)
+    assert found.stages[0].op == "forward m9" and found.stages[0].sample_age_ms < 2000
+    assert found.engine.consoles == 2 and found.core_age_ms is not None
+    assert found.verdicts == []
+
+
+def test_a_sign_of_life_each_second(world):
+    client = world.client(frames.TOPIC_HUGZ, greet=False)
+    first, second = client.published(), client.published()
+    assert first[0] == frames.TOPIC_HUGZ and second[1].seq == first[1].seq + 1
+    assert 0.7 < (second[1].mono_ns - first[1].mono_ns) / 1e9 < 1.5
+
+
+def test_a_stopped_stage_is_named_within_a_second_and_cleared(world):
+    client = world.client(frames.TOPIC_SNAPSHOT, frames.TOPIC_EVENT)
+
+    def play(state, seconds, wanted):
+        begin = time.monotonic()
+        while time.monotonic() - begin < seconds:
+            world.core.agent_report(sample(0, process_state=state), sample(1))
+            world.core.report()
+            found = [v.cause for v in client.snapshot().verdicts]
+            if found == wanted:
+                return time.monotonic() - begin
+        return pytest.fail(f"{wanted} is not told in {seconds} s")
+
+    play("S", 2.0, [])
+    assert play("T", 2.0, ["stopped"]) < 1.0
+    snapshot = client.snapshot()
+    assert snapshot.stages[0].state == "stopped" and "kill -CONT 1000" in snapshot.verdicts[0].suggest
+    assert play("S", 2.0, []) < 1.0
+    viewer = world.client()
+    told = viewer.ask(Replay(nonce=1, after=0), socket=viewer.bulk).events
+    kinds = [event.kind for event in told]
+    for kind in ("stage.stopped", "verdict.raised", "stage.continued", "verdict.cleared"):
+        assert kind in kinds
+
+
+def test_a_dead_stage_is_named_within_a_second(world):
+    client = world.client(frames.TOPIC_SNAPSHOT)
+    world.core.agent_report(sample(0), sample(1))
+    world.core.report(processes(stage_process(0), stage_process(1)))
+    until(lambda: client.snapshot().stages[1].state == "idle")
+    begin = time.monotonic()
+    world.core.report(processes(stage_process(0), stage_process(1, exit_code=-9, detail="killed by SIGKILL")))
+    found = until(lambda: shown if (shown := client.snapshot()).verdicts else None)
+    assert time.monotonic() - begin < 1.0
+    assert (found.verdicts[0].stage, found.verdicts[0].cause) == (1, "dead")
+    assert found.stages[1].state == "dead"
+
+
+def test_a_silent_core_is_the_driver(world):
+    client = world.client(frames.TOPIC_SNAPSHOT)
+    found = until(lambda: shown if (shown := client.snapshot()).verdicts else None, 4.0)
+    assert (found.verdicts[0].stage, found.verdicts[0].cause) == (None, "driver")
+    assert found.core_age_ms > 2000
+    world.core.report()
+    until(lambda: client.snapshot().verdicts == [])
+
+
+def test_consoles_that_come_are_told(world):
+    watcher = world.watcher()
+    world.client().ask(Ping(nonce=1))
+    assert "eve attached" in events_of(watcher, ["console.attached"])[-1].text
+
+
+# --- bulk ---------------------------------------------------------------------------------------------------
+
+
+def test_replay_gives_a_range_and_says_what_is_gone(world):
+    client = world.client(frames.TOPIC_EVENT)
+    for number in range(10_050):
+        world.core.report(Happened(event=Event(seq=0, wall=1.0, kind="request.finished", text=f"n{number}")))
+    newest = until(lambda: seq if (seq := client.hello().event_seq) >= 10_050 else None, 10.0)
+    welcome = client.hello()
+    assert welcome.event_oldest == newest - 9999
+    some = client.ask(Replay(nonce=3, after=newest - 5, until=newest - 2), socket=client.bulk)
+    assert isinstance(some, Replayed) and some.nonce == 3 and not some.gone
+    assert [event.seq for event in some.events] == [newest - 4, newest - 3, newest - 2]
+    everything = client.ask(Replay(nonce=4, after=0), socket=client.bulk)
+    assert everything.gone and len(everything.events) == 10_000 and everything.newest == newest
+    assert client.ask(Replay(nonce=5, after=newest), socket=client.bulk).events == []
+    assert client.ask(Replay(nonce=6, after=newest + 1), socket=client.bulk).gone, "another epoch's reader"
+
+
+def test_fetches_of_two_consoles_with_one_nonce_do_not_mix(world):
+    clients = [world.client(), world.client()]
+    for name, client in zip(("r-a", "r-b"), clients, strict=True):
+        client.say(Fetch(nonce=1, request=name, wait_ms=10**9), socket=client.bulk)
+    questions = [world.core.next(), world.core.next()]
+    assert questions[0].nonce != questions[1].nonce and questions[0].wait_ms == 60_000
+    for question in reversed(questions):
+        world.core.answer(
+            Fetched(nonce=question.nonce, request=question.request, sample=0, offset=0, token_ids=[1], text_offset=0,
+                    text="x", finished=False)
+        )  # fmt: skip
+    for name, client in zip(("r-a", "r-b"), clients, strict=True):
+        found = client.hear(client.bulk)
+        assert (found.nonce, found.request) == (1, name)
+
+
+def test_stacks_are_asked_of_the_agent(world):
+    client = world.client()
+    answer = client.ask(Inspect(nonce=2, what="stacks"), socket=client.bulk)
+    assert isinstance(answer, Failed) and "agent" in answer.text
+    with world.context.socket(zmq.ROUTER) as agent:
+        agent.linger = 0
+        agent.bind(world.config.endpoint("agent"))
+        world.core.agent_report(sample(0))
+        until(lambda: _asked(client, agent))
+
+
+def _asked(client, agent):
+    client.say(Inspect(nonce=9, what="stacks"), socket=client.bulk)
+    if not agent.poll(100):
+        assert isinstance(client.hear(client.bulk), Failed)
+        return False
+    who, body = agent.recv_multipart()
+    question = frames.decode_as(Inspect, body)
+    agent.send_multipart(
+        [who, frames.encode(Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(b"\xc0")))]
+    )
+    return client.hear(client.bulk).nonce == 9
+
+
+def test_logs_are_tagged_and_cut(world):
+    folder = Path(world.config.run_dir)
+    (folder / "core.log").write_text("".join(f"line {n}\n" for n in range(5000)))
+    (folder / "stage1.log").write_bytes(b"caf\xc3\xa9 \xff\nlast")
+    client = world.client()
+    answer = client.ask(Inspect(nonce=1, what="logs", lines=2), socket=client.bulk)
+    assert frames.decode_as(LogsDetail, bytes(answer.data)).lines == [
+        "core| line 4998", "core| line 4999", "stage1| café \ufffd", "stage1| last",
+    ]  # fmt: skip
+    answer = client.ask(Inspect(nonce=1, what="logs", stage=1), socket=client.bulk)
+    assert len(frames.decode_as(LogsDetail, bytes(answer.data)).lines) == 2
+
+
+def test_details_are_asked_of_the_core(world):
+    client = world.client()
+    client.say(Inspect(nonce=4, what="request", request="r-1"), socket=client.bulk)
+    question = world.core.next()
+    assert (question.what, question.request) == ("request", "r-1")
+    world.core.answer(Failed(nonce=question.nonce, code="NOT_FOUND", text="no request r-1"))
+    assert client.hear(client.bulk) == Failed(nonce=4, code="NOT_FOUND", text="no request r-1")
+    world.core.answer(Failed(nonce=question.nonce, code="NOT_FOUND", text="twice"))
+    assert not client.bulk.poll(100), "a question is answered once"
+
+
+# --- the end ------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_ends_in_order_and_leaves_the_files_to_the_supervisor(world):
+    client = world.client(frames.TOPIC_SNAPSHOT, frames.TOPIC_EVENT)
+    client.snapshot()
+    world.process.terminate()
+    assert world.process.wait(5) == 0
+    states = []
+    while client.state.poll(200):
+        topic, _, body = client.published()
+        if topic == frames.TOPIC_SNAPSHOT:
+            states.append(frames.decode_as(Snapshot, body).engine.state)
+    assert states[-1] == "stopped"
+    assert Path(world.config.run_dir, "engine.json").exists()
+
+
+def test_when_the_supervisor_is_gone_nothing_stays(world):
+    stubborn = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    elsewhere = subprocess.Popen(["sleep", "60"])
+    try:
+        world.core.report(processes(stage_process(0, pid=stubborn.pid), stage_process(1, pid=elsewhere.pid)))
+        # Stage 1 has ended, and its pid is another process's by now.
+        world.core.report(
+            processes(stage_process(0, pid=stubborn.pid), stage_process(1, pid=elsewhere.pid, exit_code=0))
+        )
+        client = world.client(frames.TOPIC_SNAPSHOT)
+        until(lambda: client.snapshot().stages[1].state == "dead")
+        os.close(world.line)
+        assert stubborn.wait(6) == -signal.SIGKILL
+        assert world.process.wait(5) == 0
+        assert elsewhere.poll() is None
+        assert not Path(world.config.run_dir).exists() and not Path(world.config.ring_dir).exists()
+    finally:
+        for process in (stubborn, elsewhere):
+            process.kill()
+            process.wait()
+
+
+def test_an_audit_folder_that_cannot_be_written_is_told_in_one_line(tmp_path):
+    config = make_config()
+    (tmp_path / "file").write_text("")
+    with started(GATEWAY, config, PPCONSOLE_AUDIT_DIR=str(tmp_path / "file")) as (process, _):
+        assert process.wait(10) == 1
+    remove(config)
+
+
+def test_stop_without_a_core_ends_the_supervisor_and_nobody_else(world):
+    client = world.client()
+    gone = ProcessInfo(role="core", stage=None, rank=None, pid=99, exit_code=-9)
+    stranger = ProcessInfo(role="supervisor", stage=None, rank=None, pid=1)
+    world.core.report(processes(stranger, gone))
+    answer = until(lambda: _no_core(client, Stop()))
+    assert "supervisor is not known" in answer.text
+    asked = []
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    try:
+        # This test is the gateway's parent, as the supervisor would be.
+        world.core.report(processes(msgspec.structs.replace(stranger, pid=os.getpid()), gone))
+        plan = until(lambda: _end(client, Stop(), dry_run=True))
+        assert plan.state == "planned" and asked == []
+        client.say(client.command(Stop(), "c1"))
+        assert isinstance(client.hear(), Accepted) and client.hear().state == "applied"
+        until(lambda: asked)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _no_core(client, verb):
+    reply = client.ask(client.command(verb, f"c{time.monotonic_ns()}", dry_run=True))
+    return reply if isinstance(reply, Refused) and "supervisor" in reply.text else None
+
+
+def _end(client, verb, **more):
+    reply = client.ask(client.command(verb, f"c{time.monotonic_ns()}", **more))
+    return reply if isinstance(reply, Outcome) else None
+
+
+def test_reports_of_a_core_make_the_view(world):
+    client = world.client(frames.TOPIC_SNAPSHOT)
+    world.core.report(core_report(world.config, stages=[view(0, binding=True), view(1)], requests_total=12))
+    assert until(lambda: client.snapshot().requests_total == 12)

@@ -1,0 +1,262 @@
+"""The agent against a real small process that writes a ring: stops, deaths, restarts, stacks, resident memory."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+from monitor_helpers import make_config, remove, started, until
+from ppengine.monitor import proc, stacks
+from ppengine.monitor.agent import Sampler
+from ppengine.protocol import frames
+from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.reports import ToCollector
+
+PAGE = 4096
+STAGE = textwrap.dedent("""
+    import ctypes, faulthandler, mmap, signal, sys, time
+    from pathlib import Path
+    from ppengine.ring import Gauge, Kind, Phase, RingWriter
+
+    path, stage = Path(sys.argv[1]), int(sys.argv[2])
+    path.unlink(missing_ok=True)
+    kv = mmap.mmap(-1, 1 << 20)
+    kv[: 64 * 4096] = bytes(64 * 4096)
+    ring = RingWriter(path, "main", stage, 0)
+    for gauge, value in ((Gauge.TOTAL_BYTES, 1 << 26), (Gauge.KV_LENGTH, 1 << 20), (Gauge.KV_MAPPED_BYTES, 1 << 20)):
+        ring.gauge(gauge, value)
+    ring.gauge(Gauge.KV_BASE, ctypes.addressof(ctypes.c_char.from_buffer(kv)))
+    stack = open(sys.argv[3], "a")
+    faulthandler.register(signal.SIGUSR2, file=stack)
+    ring.phase(Phase.SERVING)
+
+    def waiting_in_a_function_of_its_own():
+        print("ready", flush=True)
+        step = 0
+        while True:
+            step += 1
+            whole = ring.begin(Kind.STEP, step=step)
+            work = ring.begin(Kind.FORWARD, step=step, size=4)
+            time.sleep(0.002)
+            ring.end(work)
+            ring.end(whole)
+            ring.gauge(Gauge.STEP_BEGUN, step)
+            ring.gauge(Gauge.STEP_FINISHED, step)
+            ring.tick()
+            idle = ring.begin(Kind.IDLE)
+            time.sleep(0.002)
+            ring.end(idle)
+
+    waiting_in_a_function_of_its_own()
+""")
+
+
+@pytest.fixture
+def config():
+    made = make_config()
+    yield made
+    remove(made)
+
+
+@contextlib.contextmanager
+def stage_process(config, stage=0):
+    paths = [f"{config.ring_dir}/s{stage}.0.main.ring", str(stage), f"{config.run_dir}/s{stage}.0.stack"]
+    process = subprocess.Popen([sys.executable, "-c", STAGE, *paths], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def agent(config):
+    """Run the real agent; yield (process, end of its lifeline, socket that gets its reports)."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.linger = 0
+        pull.bind(config.endpoint("collect"))
+        with started("ppengine.monitor.agent", config) as (process, line):
+            yield process, line, pull
+
+
+def reports(pull):
+    codec = frames.Codec(ToCollector)
+    while True:
+        assert pull.poll(5000), "the agent says nothing"
+        yield codec.decode(pull.recv())
+
+
+def first(pull, wanted, timeout=5.0):
+    """Return the first report whose stage 0 is as wanted, and the seconds it took."""
+    begin, stream = time.monotonic(), reports(pull)
+    while True:
+        report = next(stream)
+        if report.stages and wanted(report.stages[0]):
+            return report, time.monotonic() - begin
+        assert time.monotonic() - begin < timeout, report
+
+
+def test_what_the_agent_sees_of_a_stage_at_work(config):
+    with stage_process(config) as process, agent(config) as (_, _, pull):
+        report, _ = first(pull, lambda s: s.step_ms_p50 is not None and s.kv_resident is not None and s.begun_step > 20)
+        seen = report.stages[0]
+        assert (seen.index, seen.pid, seen.phase) == (0, process.pid, "serving")
+        assert seen.process_state in "RS" and seen.process_start == proc.read_stat(process.pid).start
+        assert 2.0 <= seen.step_ms_p50 < 20.0 and 0.1 < seen.idle_fraction < 0.9
+        assert seen.op in ("idle", "forward", "step", None) and seen.progress_age_ms < 200
+        assert seen.gauges["total_bytes"] == 1 << 26
+        assert 64 * PAGE <= seen.kv_resident < 1 << 20
+        assert seen.timeline and seen.forward_ms[0][0] == 4
+        assert [stream.name for stream in seen.streams] == ["main"]
+
+
+def test_it_reports_ten_times_a_second(config):
+    with stage_process(config), agent(config) as (_, _, pull):
+        stream = reports(pull)
+        next(stream)
+        times = [next(stream).mono_ns for _ in range(11)]
+        assert 0.8 < (times[-1] - times[0]) / 1e9 < 1.6
+
+
+def test_a_stop_and_a_kill_are_seen_within_300_ms(config):
+    with stage_process(config) as process, agent(config) as (_, _, pull):
+        first(pull, lambda s: s.process_state in ("R", "S"))
+        os.kill(process.pid, signal.SIGSTOP)
+        report, took = first(pull, lambda s: s.process_state == "T")
+        assert took < 0.3
+        frozen = report.stages[0].begun_step
+        report, _ = first(pull, lambda s: s.progress_age_ms > 250)
+        assert report.stages[0].begun_step == frozen
+        os.kill(process.pid, signal.SIGCONT)
+        first(pull, lambda s: s.process_state != "T" and s.begun_step > frozen)
+        os.kill(process.pid, signal.SIGKILL)
+        _, took = first(pull, lambda s: s.process_state in (None, "Z"))
+        assert took < 0.3
+
+
+def test_a_restarted_stage_is_followed_to_its_new_ring(config):
+    sampler = Sampler(config)
+    with stage_process(config) as old:
+        assert sampler.look().stages[0].pid == old.pid
+    assert sampler.look().stages[0].process_state is None
+    with stage_process(config) as new:
+        seen = sampler.look().stages[0]
+        assert seen.pid == new.pid and seen.process_state is not None and sampler.pids == {0: new.pid}
+    Path(config.ring_dir, "s0.0.main.ring").unlink()
+    assert sampler.look().stages == []
+
+
+def test_what_is_no_ring_is_left_alone(config):
+    folder = Path(config.ring_dir)
+    for name in ("s0.0.main.ring", "s9.ring", "../x", "notes.txt"):
+        with contextlib.suppress(OSError):
+            (folder / name.replace("/", "_")).write_bytes(b"half a ring")
+    assert Sampler(config).look().stages == []
+
+
+def test_a_gateway_that_takes_nothing_costs_drops_and_no_time(config):
+    with stage_process(config), started("ppengine.monitor.agent", config) as (process, _):
+        # Nobody listens: the agent goes on, and answers on its other socket.
+        assert ask(config, Inspect(nonce=2, what="blocks")).code == "UNSUPPORTED"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.2)
+        with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+            pull.linger = 0
+            pull.bind(config.endpoint("collect"))
+            first(pull, lambda s: s.process_state in ("R", "S"))
+            for report in reports(pull):
+                if report.dropped:
+                    break
+            assert report.dropped < 40, "what waits is old; only a few wait"
+
+
+def ask(config, question):
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(config.endpoint("agent"))
+        dealer.send(frames.encode(question))
+        assert dealer.poll(15_000), "no stacks"
+        return frames.Codec(Inspected | Failed).decode(dealer.recv())
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_stacks_of_a_real_process_running_or_stopped(config, stop):
+    with stage_process(config) as process, agent(config) as (_, _, pull):
+        first(pull, lambda s: s.pid == process.pid)
+        if stop:
+            os.kill(process.pid, signal.SIGSTOP)
+            first(pull, lambda s: s.process_state == "T")
+        answer = ask(config, Inspect(nonce=7, what="stacks"))
+        assert isinstance(answer, Inspected) and answer.nonce == 7
+        found = frames.decode_as(StacksDetail, bytes(answer.data)).stages
+        assert [one.stage for one in found] == [0, 1]
+        assert found[0].pid == process.pid and "waiting_in_a_function_of_its_own" in found[0].text, found[0]
+        assert found[0].error == ""
+        assert found[1].text == "" and "no such process" in found[1].error
+
+
+def test_questions_that_the_agent_cannot_answer(config):
+    with agent(config):
+        assert ask(config, Inspect(nonce=1, what="stacks", stage=5)).code == "NOT_FOUND"
+        assert ask(config, Inspect(nonce=2, what="blocks")).code == "UNSUPPORTED"
+
+
+def test_without_py_spy_the_process_writes_its_own_stack(config, monkeypatch):
+    monkeypatch.setattr(stacks, "_find", lambda: None)
+    with stage_process(config) as process:
+        found = stacks.take(0, process.pid, Path(config.run_dir, "s0.0.stack"))
+        assert "waiting_in_a_function_of_its_own" in found.text
+        assert "py-spy is not installed" in found.error and "faulthandler" in found.error
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: proc.read_stat(process.pid).state == "T")
+        assert "takes no signal" in stacks.take(0, process.pid, Path(config.run_dir, "s0.0.stack")).error
+
+
+def test_a_process_without_a_handler_is_not_signalled(monkeypatch, tmp_path):
+    monkeypatch.setattr(stacks, "_find", lambda: None)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        found = stacks.take(0, process.pid, tmp_path / "s")
+        assert found.text == "" and "no handler for SIGUSR2" in found.error
+        assert process.poll() is None, "the signal would have killed it"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_agent_leaves_with_its_parent_and_on_sigterm(config):
+    with agent(config) as (process, line, pull):
+        next(reports(pull))
+        os.close(line)
+        assert process.wait(3) is not None
+    with agent(config) as (process, _, pull):
+        next(reports(pull))
+        process.terminate()
+        assert process.wait(3) == 0
+
+
+def test_the_agent_needs_no_torch():
+    code = "import sys, ppengine.monitor.agent, ppengine.monitor.gateway; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_proc_of_what_is_not_there():
+    gone = 2**22 + 1
+    assert proc.read_stat(gone) is None and proc.resident(gone, 0, 1) is None and proc.oom_file(gone) is None
+    assert proc.catches(gone, signal.SIGUSR2) is False
+
+
+def test_oom_kills_are_read_from_either_version(tmp_path):
+    (tmp_path / "memory.events").write_text("low 0\nhigh 3\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n")
+    assert proc.oom_kills(tmp_path / "memory.events") == 1
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    assert proc.oom_kills(tmp_path / "memory.oom_control") == 4
+    assert proc.oom_kills(tmp_path / "none") is None

@@ -1,0 +1,185 @@
+"""Reports into evidence and snapshots: ages, states, unknowns."""
+
+import msgspec
+import pytest
+from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
+from ppengine.monitor.evidence import EvidenceTracker, Sighting, newest_process
+from ppengine.monitor.merge import Inputs, merge
+from ppengine.protocol.snapshot import Verdict, Waiting
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def config():
+    made = make_config()
+    yield made
+    remove(made)
+
+
+def picture(config, *, now=10 * S, samples=(), at=10 * S, core=None, listed=None, **more):
+    sightings = {(one.index, 0): Sighting(one, at) for one in samples}
+    inputs = Inputs(mono_ns=now, wall=1000.0, core=core, sightings=sightings, processes=listed, **more)
+    return merge(config, inputs)
+
+
+# --- snapshot -----------------------------------------------------------------------------------------------
+
+
+def test_before_anything_is_known_all_is_loading_and_unknown(config):
+    found = picture(config)
+    assert found.engine.state == "loading" and found.engine.epoch == config.epoch
+    assert [stage.state for stage in found.stages] == ["loading", "loading"]
+    first = found.stages[0]
+    assert first.layers == [0, 2] and first.pid is None
+    assert first.sample_age_ms is None and first.progress_age_ms is None and first.step_ms.p50 is None
+    assert first.memory.total is None and first.memory.limit is None and first.kv_blocks.used is None
+    assert found.core_age_ms is None and found.throughput.output_tok_s is None
+
+
+def test_ages_grow_between_samples(config):
+    found = picture(config, now=12 * S, at=10 * S, samples=[sample(0, progress_age_ms=30.0)],
+                    core=core_report(config, mono_ns=11 * S))  # fmt: skip
+    assert found.stages[0].sample_age_ms == 2000.0 and found.stages[0].progress_age_ms == 2030.0
+    assert found.core_age_ms == 1000.0
+
+
+def test_memory_adds_up(config):
+    core = core_report(config)
+    core.engine.memory_utilization = 0.25
+    memory = picture(config, samples=[sample(0)], core=core).stages[0].memory
+    assert memory.total == 64 * MIB and memory.limit == 16 * MIB and memory.used == 25 * MIB
+    memory = picture(config, samples=[sample(0, gauges={})], core=core).stages[0].memory
+    assert memory.used is None and memory.total == 64 * MIB, "the core knows the total, nobody the rest"
+
+
+def test_blocks_and_binding_come_from_the_core(config):
+    core = core_report(config, stages=[view(0), view(1, capacity=110, binding=True)], swap_used=3)
+    found = picture(config, samples=[sample(0), sample(1)], core=core).stages
+    assert (found[0].kv_blocks.used, found[0].kv_blocks.cached, found[0].kv_blocks.free) == (10, 5, 85)
+    assert [stage.kv_blocks.capacity for stage in found] == [120, 110]
+    assert [stage.kv_blocks.binding for stage in found] == [False, True]
+    assert (found[0].swap_blocks.total, found[0].swap_blocks.used) == (64, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({"op": "idle"}, "idle"),
+        ({"op": "receive"}, "receiving"),
+        ({"op": "token_return"}, "receiving"),
+        ({"op": "send"}, "sending"),
+        ({"op": "forward"}, "computing"),
+        ({"op": "sample"}, "computing"),
+        ({"op": "swap_in"}, "swapping"),
+        ({"op": "map"}, "resizing"),
+        ({"op": None}, "idle"),
+        ({"op": None, "begun_step": 8}, "computing"),
+        ({"phase": "load", "op": "load"}, "loading"),
+        ({"process_state": "T", "op": "forward"}, "stopped"),
+        ({"process_state": None}, "dead"),
+        ({"process_state": "Z"}, "dead"),
+    ],
+)
+def test_stage_states(config, changes, state):
+    found = picture(config, samples=[sample(1, **changes)], core=core_report(config))
+    assert found.stages[1].state == state
+
+
+def test_an_exit_status_and_a_verdict_name_the_state(config):
+    verdict = Verdict(stage=1, cause="starved", summary="s", since_s=1.0, root=False)
+    found = picture(
+        config, samples=[sample(0), sample(1, op="receive")], core=core_report(config), verdicts=[verdict],
+        listed=processes(stage_process(0, exit_code=-9), stage_process(1)),
+    )  # fmt: skip
+    assert [stage.state for stage in found.stages] == ["dead", "starved"]
+    assert found.verdicts == [verdict]
+
+
+def test_waiting_for_a_step_without_work_is_not_waiting(config):
+    waiting = Waiting(stage=None, what="step", since_ms=5.0)
+    found = picture(config, samples=[sample(0, waiting_on=waiting)], core=core_report(config))
+    assert found.stages[0].waiting_on is None
+    core = core_report(config, stages=[view(0, oldest_unretired_age_ms=7.0), view(1)])
+    found = picture(config, now=11 * S, samples=[sample(0, waiting_on=waiting)], core=core)
+    assert found.stages[0].waiting_on.since_ms == 1005.0
+
+
+def test_the_rings_of_a_predecessor_do_not_speak_for_a_new_process(config):
+    found = picture(config, samples=[sample(0, process_state=None)], core=core_report(config),
+                    listed=processes(stage_process(0, pid=555)))  # fmt: skip
+    assert found.stages[0].pid == 555 and found.stages[0].state == "loading"
+    assert found.stages[0].sample_age_ms is None
+
+
+def test_a_snapshot_survives_the_wire(config):
+    found = picture(config, samples=[sample(0, timeline=[[3, 7, 1.0, 2.0]])], core=core_report(config))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=type(found)) == found
+
+
+# --- evidence -----------------------------------------------------------------------------------------------
+
+
+class Teller:
+    """Feeds a tracker at chosen times (seconds)."""
+
+    def __init__(self, config):
+        self.config = config
+        self.tracker = EvidenceTracker(config.stages, 10.0)
+
+    def at(self, second, samples=(), core=None, listed=None, core_state=None):
+        now = int(second * S)
+        sightings = {(one.index, 0): Sighting(one, now) for one in samples}
+        return self.tracker.build(now, core, sightings, listed, core_state)
+
+
+def test_a_stop_is_timed_from_its_first_to_its_newest_sample(config):
+    teller = Teller(config)
+    assert teller.at(1.0, [sample(0)]).stages[0].stopped_for_s is None
+    assert teller.at(2.0, [sample(0, process_state="T")]).stages[0].stopped_for_s == 0.0
+    assert teller.at(2.3, [sample(0, process_state="T")]).stages[0].stopped_for_s == pytest.approx(0.3)
+    assert teller.at(2.4, [sample(0)]).stages[0].stopped_for_s is None
+    assert teller.at(2.5, [sample(0, process_state="T")]).stages[0].stopped_for_s == 0.0
+
+
+def test_a_death_is_timed_from_the_first_who_saw_it_and_ends_with_a_new_process(config):
+    teller = Teller(config)
+    teller.at(1.0, [sample(0)], listed=processes(stage_process(0)))
+    assert teller.at(2.0, [sample(0, process_state=None)]).stages[0].dead_for_s == 0.0
+    dead = teller.at(3.0, [sample(0, process_state=None)], listed=processes(stage_process(0, exit_code=-9))).stages[0]
+    assert dead.dead_for_s == 1.0 and dead.exit_code == -9
+    fresh = teller.at(4.0, [sample(0, process_state=None)], listed=processes(stage_process(0, pid=9))).stages[0]
+    assert fresh.dead_for_s is None and fresh.pid == 9 and fresh.sample_age_s is None
+
+
+def test_oom_kills_count_from_the_first_look(config):
+    teller = Teller(config)
+    assert teller.at(1.0, [sample(0, oom_kills=4)]).stages[0].oom_kills == 0
+    assert teller.at(2.0, [sample(0, oom_kills=5)]).stages[0].oom_kills == 1
+    assert teller.at(3.0, [sample(0, oom_kills=None)]).stages[0].oom_kills is None
+
+
+def test_retirement_anywhere_is_progress(config):
+    teller = Teller(config)
+    teller.at(1.0, core=core_report(config))
+    assert teller.at(4.0, core=core_report(config)).since_retired_s == 3.0
+    moved = core_report(config, stages=[view(0), view(1, retired_step=8)])
+    assert teller.at(5.0, core=moved).since_retired_s == 0.0
+
+
+def test_the_core_is_followed_by_its_process(config):
+    teller = Teller(config)
+    listed = processes(stage_process(0, role="core", stage=None, pid=42))
+    assert teller.at(1.0, listed=listed, core_state=(42, "T")).driver.stopped_for_s == 0.0
+    assert teller.at(1.5, listed=listed, core_state=(42, "T")).driver.stopped_for_s == 0.5
+    core = core_report(config, mono_ns=1 * S)
+    driver = teller.at(2.0, core=core, listed=listed, core_state=(42, "S")).driver
+    assert driver.stopped_for_s is None and driver.report_age_s == 1.0 and driver.pid == 42
+    assert teller.at(3.0, listed=listed, core_state=(42, None)).driver.dead_for_s == 0.0
+
+
+def test_the_newest_process_is_the_one_that_runs():
+    listed = [stage_process(0, pid=1, exit_code=-9), stage_process(0, pid=2), stage_process(1, pid=3, exit_code=1)]
+    assert newest_process(listed, "stage", (0, 0)).pid == 2
+    assert newest_process(listed, "stage", (1, 0)).pid == 3
+    assert newest_process(listed, "core") is None

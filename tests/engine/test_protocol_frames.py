@@ -1,0 +1,150 @@
+"""Framing and codecs against hostile bytes: only ProtocolError may come of it."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppengine.monitor import envelope
+from ppengine.protocol import frames
+from ppengine.protocol.control import (
+    Command,
+    FromBulk,
+    FromGateway,
+    Hello,
+    Refused,
+    SetMemory,
+    Submit,
+    ToBulk,
+    ToGateway,
+)
+from ppengine.protocol.offline import FromFront, ToFront
+from ppengine.protocol.reports import ToCollector
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import Snapshot
+
+UNIONS = [ToGateway, FromGateway, ToBulk, FromBulk, ToFront, FromFront, ToCollector]
+CODECS = [frames.Codec(union) for union in UNIONS]
+GOOD = frames.encode(
+    Command(id="c", epoch="e", by="b", verb=Submit(prompt="p", sampling=SamplingParams(max_tokens=3)), reason="r")
+)
+HEAD = frames.encode(frames.header("id", "epoch", "snap", 3))
+DEEP = [b"\x91" * 100_000, b"\x81\xa1a" * 60_000, b"\x81\xa4type\xa7command" + b"\x91" * 50_000]
+CRAFTED = [
+    b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xa4type\xa1\xff",
+    b"\x81\xa4type\xa5hello", b"\x81\xa4type\xc0", b"\x81\xa4type\xa4nope",
+    b"\x82\xa4type\xa4ping\xa5nonce\xcb" + b"\xff" * 8,
+    b"\xc7\xff\x01" + bytes(255), b"\xa2\xff\xfe", *DEEP,
+]  # fmt: skip
+
+
+def only_protocol_errors(body):
+    for codec in CODECS:
+        try:
+            codec.decode(body)
+        except frames.ProtocolError as error:
+            assert "\n" not in str(error)
+    for read in (frames.decode_header, lambda data: frames.decode_as(Snapshot, data)):
+        try:
+            read(body)
+        except frames.ProtocolError:
+            continue
+
+
+@pytest.mark.parametrize("body", CRAFTED, ids=range(len(CRAFTED)))
+def test_crafted_bytes(body):
+    only_protocol_errors(body)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=300))
+def test_random_bytes(body):
+    only_protocol_errors(body)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_damaged_messages(data):
+    whole = bytearray(data.draw(st.sampled_from([GOOD, HEAD])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    only_protocol_errors(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9) | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+TAGS = ["hello", "ping", "command", "replay", "fetch", "inspect", "core", "agent", "processes", "happened", "outcome"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["nonce", "id", "verb", "epoch", "by", "event", "stages"]), plain),
+    st.sampled_from(TAGS),
+)
+def test_well_formed_nonsense(fields, tag):
+    only_protocol_errors(msgspec.msgpack.encode({"type": tag, **fields}))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([HEAD, GOOD]), max_size=5))
+def test_an_envelope_opens_or_is_refused(parts):
+    try:
+        head, body = envelope.open_message(parts)
+        assert head.proto == frames.PROTOCOL and isinstance(body, bytes) and len(parts) == 2
+    except frames.ProtocolError as error:
+        answer = envelope.refusal(parts, error)
+        assert answer is None or (isinstance(answer, Refused) and "\n" not in answer.text)
+        assert (answer is None) is not envelope.readable(parts)
+        assert isinstance(envelope.nonce(parts), int)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5])
+def test_a_message_is_exactly_two_frames(count):
+    with pytest.raises(frames.ProtocolError, match=f"{count} frames where 2 belong"):
+        frames.split([b"x"] * count)
+
+
+def test_an_oversized_frame_is_refused():
+    with pytest.raises(frames.ProtocolError, match="bytes; at most"):
+        frames.split([b"", bytes(frames.MAX_FRAME_BYTES + 1)])
+
+
+def test_another_protocol_version_is_refused_and_new_fields_are_not():
+    head = msgspec.msgpack.decode(HEAD)
+    assert frames.decode_header(msgspec.msgpack.encode([*head, "a field of the future"])).seq == 3
+    for version in (0, 2, -1):
+        with pytest.raises(frames.ProtocolError, match="is not spoken here"):
+            frames.decode_header(msgspec.msgpack.encode([version, *head[1:]]))
+    data = msgspec.msgpack.decode(frames.encode(Hello(proto_min=1, proto_max=1, client="c", user="u")))
+    assert CODECS[0].decode(msgspec.msgpack.encode({**data, "future": 1})).user == "u"
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "text"),
+    [
+        ({"type": "rm-rf"}, "UNSUPPORTED", "no verb 'rm-rf'"),
+        ({"type": "__class__"}, "UNSUPPORTED", "no verb"),
+        ({"type": "set-memory", "utilization": "much"}, "INVALID", "float"),
+        ({"type": "set-memory", "utilization": 0.5, "extra": 1}, "INVALID", "unknown field"),
+        (
+            {"type": "submit", "prompt": "x", "sampling": {"temperature": 1e9}},
+            "INVALID",
+            "it must be 0 (greedy) to 100",
+        ),
+        ({"type": "abort"}, "INVALID", "request"),
+    ],
+)
+def test_a_command_that_cannot_be_read_is_refused_by_its_id(verb, code, text):
+    body = msgspec.msgpack.encode({"type": "command", "id": "c9", "epoch": "e", "by": "b", "verb": verb})
+    with pytest.raises(frames.ProtocolError) as caught:
+        CODECS[0].decode(body)
+    answer = envelope.refusal([HEAD, body], caught.value)
+    assert (answer.id, answer.code) == ("c9", code) and text in answer.text
+
+
+def test_what_goes_out_comes_back():
+    command = Command(id="c", epoch="e", by="b", verb=SetMemory(utilization=0.25), if_rev=3, dry_run=True)
+    assert CODECS[0].decode(frames.encode(command)) == command
+    assert frames.decode_header(HEAD).topic == "snap"
