@@ -32,7 +32,7 @@ class Acts:
     def preempt(self, request_id: str, mode: PreemptMode | None, hold: bool, by: str) -> Effect:
         """Take its device blocks: drop them, or move them to the host; `hold` keeps it off afterwards."""
         request = self._find(request_id)
-        return self._take(request, "preempt", mode or self._preemption, hold, by)
+        return self._take(request, "preempt", mode or self._default_mode(request), hold, by)
 
     def swap_out(self, request_id: str, hold: bool, by: str) -> Effect:
         """Move its device blocks to the host; `hold` keeps it there."""
@@ -74,6 +74,12 @@ class Acts:
         self._lines.running[request] = None
         self._kv.copy_in(request)
 
+    def _default_mode(self, request: Request) -> PreemptMode:
+        """Return the configured mode, or recompute where the host has no room for a swap."""
+        if self._preemption == "swap" and not _has_host(request):
+            return "swap" if self._kv.swap_need(request) <= self._kv.host.free else "recompute"
+        return self._preemption
+
     # --- dry run --------------------------------------------------------------------------------------------
 
     def plan(
@@ -84,7 +90,7 @@ class Acts:
         if verb == "abort":
             self._not_ending(request)
         elif verb in ("preempt", "swap-out"):
-            chosen: PreemptMode = "swap" if verb == "swap-out" else mode or self._preemption
+            chosen: PreemptMode = "swap" if verb == "swap-out" else mode or self._default_mode(request)
             self._check_take(request, verb, chosen, verb == "swap-out" if hold is None else hold)
         elif verb == "swap-in":
             self._check_swap_in(request)
@@ -116,7 +122,7 @@ class Acts:
             lines.append(f"takes {figures['device_needed']:.0f} device blocks of {figures['blocks_free']:.0f} free")
         elif verb != "release":
             lines.append(f"{figures['blocks_back']:.0f} device blocks come back")
-        swap = verb == "swap-out" or (verb == "preempt" and (mode or self._preemption) == "swap")
+        swap = verb == "swap-out" or (verb == "preempt" and (mode or self._default_mode(request)) == "swap")
         if swap and request.blocks:
             lines.append(f"takes {figures['host_needed']:.0f} host blocks of {figures['host_free']:.0f} free")
         elif verb == "preempt":

@@ -132,12 +132,17 @@ class Pipeline:
         self._begin()
         return step
 
-    def retire(self, number: int) -> InFlight:
-        """Take the oldest unretired step, which must be `number`. Raises ValueError."""
+    def oldest(self, number: int) -> InFlight:
+        """Return the oldest unretired step, which must be `number`. Raises ValueError."""
         if not self.unretired or self.unretired[0].number != number:
             oldest = self.unretired[0].number if self.unretired else None
             raise ValueError(f"step {number} retires; the oldest unretired step is {oldest}")
-        record = self.unretired.popleft()
+        return self.unretired[0]
+
+    def retire(self, number: int) -> InFlight:
+        """Take the oldest unretired step, which must be `number`. Raises ValueError."""
+        record = self.oldest(number)
+        self.unretired.popleft()
         self.micro_batches -= bool(record.rows)
         for slot in record.slots:
             heapq.heappush(self._free_slots, slot)

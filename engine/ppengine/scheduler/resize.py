@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ppengine.request import Request
 from ppengine.scheduler.fences import Fences
@@ -13,16 +13,38 @@ from ppengine.scheduler.results import Fence, PreemptMode, ResizePlan, ResizeRep
 
 
 @dataclass(slots=True)
+class _Victim:
+    """A request that a resize has fenced, with what it had lost before."""
+
+    request: Request
+    mode: PreemptMode
+    blocks: int
+    preemptions: int
+
+    @property
+    def left(self) -> bool:
+        """Whether it has left or will: it did not end, or was not taken by something else, in between."""
+        fence = self.request.fence
+        return self.request.preemptions > self.preemptions or (fence is not None and fence.resize)
+
+
+@dataclass(slots=True)
 class _Done:
     """What a resize has done so far."""
 
     before: int
     moved: int = 0
     dropped: int = 0
-    swapped: int = 0
-    swap_blocks: int = 0
-    recomputed: int = 0
-    recompute_blocks: int = 0
+    victims: list[_Victim] = field(default_factory=list)
+
+    def report(self, after: int) -> ResizeReport:
+        """Return the end of it, at `after` blocks."""
+        left = [victim for victim in self.victims if victim.left]
+        swapped = [victim.blocks for victim in left if victim.mode == "swap"]
+        recomputed = [victim.blocks for victim in left if victim.mode == "recompute"]
+        return ResizeReport(
+            self.before, after, self.moved, self.dropped, len(swapped), sum(swapped), len(recomputed), sum(recomputed)
+        )
 
 
 class Resizer:
@@ -128,14 +150,11 @@ class Resizer:
         if done is None:
             raise ValueError("no resize is under way")
         fence = Fence(mode, "memory resize", resize=True)
-        need = self._kv.swap_need(request)
+        blocks = len(request.blocks)
         if mode == "swap":
-            fence.host = self._kv.host.allocate(need)
-            done.swapped += 1
-            done.swap_blocks += need
-        else:
-            done.recomputed += 1
-            done.recompute_blocks += len(request.blocks)
+            blocks = self._kv.swap_need(request)
+            fence.host = self._kv.host.allocate(blocks)
+        done.victims.append(_Victim(request, mode, blocks, request.preemptions))
         self._fences.set(request, fence)
 
     def advance(self) -> None:
@@ -194,7 +213,4 @@ class Resizer:
         if size > device.size:
             device.resize(size)
         self._done = None
-        return ResizeReport(
-            done.before, size, done.moved, done.dropped, done.swapped, done.swap_blocks,
-            done.recomputed, done.recompute_blocks,
-        )  # fmt: skip
+        return done.report(size)

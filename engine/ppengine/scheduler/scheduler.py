@@ -15,20 +15,20 @@ from ppengine.scheduler import view
 from ppengine.scheduler.acts import Acts
 from ppengine.scheduler.batch import Batcher
 from ppengine.scheduler.fences import Fences
+from ppengine.scheduler.intake import Intake
 from ppengine.scheduler.kv import KvBlocks
-from ppengine.scheduler.pipeline import InFlight, Pipeline
+from ppengine.scheduler.pipeline import Pipeline
 from ppengine.scheduler.queues import Lines
 from ppengine.scheduler.resize import Resizer
 from ppengine.scheduler.results import (
-    DoesNotFit,
     Effect,
-    Fence,
     Note,
     PreemptMode,
     ResizePlan,
     ResizeReport,
     Retirement,
 )
+from ppengine.scheduler.returns import Returns
 from ppengine.scheduler.why import Situation, why
 
 
@@ -53,9 +53,6 @@ class Scheduler:
         """No rows while it is set; copies that effects need go on."""
         self.depth = stages + config.schedule_ahead
         """Micro-batches in flight at most."""
-        self._eos = eos_token_ids
-        self._clock = clock
-        self._arrivals = 0
         self._pipeline = Pipeline()
         self._lines = Lines(2 if config.schedule_ahead else 1)
         self._kv = KvBlocks(
@@ -71,6 +68,10 @@ class Scheduler:
             config, stages=stages, pipeline=self._pipeline, kv=self._kv, lines=self._lines, fences=self._fences,
             acts=self._acts,
         )  # fmt: skip
+        self._intake = Intake(
+            config, self._kv, self._lines, self._fences, max_model_len=max_model_len, eos_token_ids=eos_token_ids
+        )
+        self._returns = Returns(self._pipeline, self._kv, self._lines, self._fences, self._acts)
 
     # --- requests in ----------------------------------------------------------------------------------------
 
@@ -79,58 +80,7 @@ class Scheduler:
 
         Raises DoesNotFit when it could never run here, ValueError for an id that is in use.
         """
-        for request in requests:
-            if request.id in self.requests:
-                raise ValueError(f"request id {request.id!r} is in use; choose another")
-            self._check_fits(request)
-        now = self._clock()
-        for request in requests:
-            sampling = request.sampling
-            request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
-            request.arrival_time = request.arrival_time or now
-            request.max_tokens = self._max_tokens(request)
-            eos = frozenset() if sampling.ignore_eos else self._eos
-            request.stops = eos.union(sampling.stop_token_ids)
-            request.note(now, "submitted > waiting")
-            self.requests[request.id] = request
-            if request.leader is None:
-                self._lines.put_waiting(request)
-            else:
-                self._lines.park(request, request.leader)
-
-    def check_fits(self, requests: Sequence[Request]) -> None:
-        """Raise DoesNotFit if one of `requests` could never run here."""
-        for request in requests:
-            self._check_fits(request)
-
-    def _max_tokens(self, request: Request) -> int:
-        room = self.max_model_len - request.num_prompt
-        asked = request.sampling.max_tokens
-        return room if asked is None else min(asked, room)
-
-    def _check_fits(self, request: Request) -> None:
-        prompt, longest = request.num_prompt, self.max_model_len
-        if prompt < 1:
-            raise DoesNotFit("the prompt is empty; it needs at least 1 token", 1, 0)
-        if prompt >= longest:
-            text = f"the prompt has {prompt} tokens, max_model_len is {longest}; at most {longest - 1} would fit"
-            raise DoesNotFit(text, prompt, longest - 1)
-        budget = self.config.max_num_batched_tokens
-        if not self.config.chunked_prefill and prompt > budget:
-            text = (
-                f"the prompt has {prompt} tokens and chunked prefill is off; max_num_batched_tokens "
-                f"is {budget}, so at most {budget} would fit"
-            )
-            raise DoesNotFit(text, prompt, budget)
-        # The last token is returned and never computed, so it takes no room.
-        need = self._kv.blocks_for(prompt + self._max_tokens(request) - 1)
-        have = self._kv.device.size - 1
-        if need > have:
-            text = (
-                f"prompt and output of {prompt + self._max_tokens(request)} tokens need {need} blocks, {have} exist; "
-                f"{have * self._kv.block_size + 1} tokens would fit"
-            )
-            raise DoesNotFit(text, need, have)
+        self._intake.add(requests)
 
     # --- steps out ------------------------------------------------------------------------------------------
 
@@ -152,74 +102,7 @@ class Scheduler:
 
         Raises ValueError when the step is not the oldest or the samples are not its own.
         """
-        record = self._pipeline.retire(number)
-        self._fences.retired_step = number
-        result = Retirement(number, prompt_tokens=record.prefill_tokens)
-        self._kv.unpin(record)
-        self._take_rows(record, sampled, result)
-        for request in record.touched:
-            if number in request.in_flight:
-                request.in_flight.remove(number)
-        for request in record.outs:
-            self._fences.copied_out(request)
-        for request in record.loads:
-            self._fences.loaded(request, self._acts.loading.pop(request, None))
-        for request in record.touched:
-            self._go_on(request)
-        if self._fences.ended:
-            result.finished += self._fences.ended
-            self._fences.ended = []
-        return result
-
-    def _take_rows(self, record: InFlight, sampled: Sequence[Sampled], result: Retirement) -> None:
-        """Append the tokens that count, enter full blocks, and let every request of the step go on."""
-        number, used = record.number, 0
-        size, max_pending, lines = self._kv.block_size, self._lines.max_pending, self._lines
-        for request, end, wants in record.rows:
-            request.in_flight.remove(number)
-            if request.num_entered < end // size and request.blocks and not request.finished:
-                self._kv.enter(request, end)
-            if wants:
-                if used >= len(sampled) or sampled[used].slot != request.slot:
-                    raise ValueError(f"step {number} sampled {_slots(sampled)}; {request.id} has slot {request.slot}")
-                answer = sampled[used]
-                used += 1
-                request.pending -= 1
-                if request.fence is None or not request.fence.final:
-                    self._take_token(request, answer, result)
-            if request.fence is not None or request.finished:
-                self._go_on(request)
-            elif not request.queued and request.pending < max_pending:
-                lines.resume(request)
-        if used != len(sampled):
-            raise ValueError(f"step {number} sampled {len(sampled)} tokens; {used} were asked for")
-
-    def _take_token(self, request: Request, answer: Sampled, result: Retirement) -> None:
-        token, outputs = answer.token, request.output_ids
-        outputs.append(token)
-        result.tokens.append((request, token, answer.logprob, answer.top))
-        count = len(outputs)
-        if count == 1:
-            request.first_token_time = self._clock()
-        if token in request.stops and count >= request.sampling.min_tokens:
-            self._end(request, "stop")
-        elif count >= request.max_tokens:
-            self._end(request, "length")
-        else:
-            return
-        result.finished.append(request)
-
-    def _go_on(self, request: Request) -> None:
-        if request.in_flight:
-            return
-        if request.fence is not None:
-            self._fences.apply(request)
-        else:
-            self._lines.resume(request)
-
-    def _end(self, request: Request, reason: str) -> None:
-        self._fences.mark_finished(request, reason)
-        self._fences.set(request, Fence("finish", f"finished: {reason}", reason=reason))
+        return self._returns.retire(number, sampled)
 
     def finish(self, request_id: str, reason: str) -> None:
         """End a request whose text has met a stop text; tokens still in flight are dropped.
@@ -229,7 +112,7 @@ class Scheduler:
         request = self.requests[request_id]
         if request.finished:
             raise KeyError(request_id)
-        self._end(request, reason)
+        self._returns.end(request, reason)
 
     # --- acts -----------------------------------------------------------------------------------------------
 
@@ -375,7 +258,7 @@ class Scheduler:
         """Return why `request` does not run, or what it waits for while it does."""
         situation = Situation(
             self._lines, self._kv, self._pipeline, self.paused, self.config.max_num_seqs, self.depth,
-            self._batcher.head, self._batcher.starved,
+            self._batcher.admissions, self._batcher.head, self._batcher.starved,
         )  # fmt: skip
         return why(request, situation)
 
@@ -390,7 +273,3 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError on any broken invariant of blocks, slots and queues."""
         view.check(self._fences, self._lines, self._kv, self._pipeline)
-
-
-def _slots(sampled: Sequence[Sampled]) -> str:
-    return f"slots {[answer.slot for answer in sampled]}"

@@ -21,6 +21,7 @@ class Situation:
     paused: bool
     max_seqs: int
     depth: int
+    admissions: bool
     head: tuple[Request, Why] | None
     """The request that stopped the last admission, and why."""
     starved: dict[Request, None]
@@ -69,6 +70,8 @@ def _admission(request: Request, now: Situation) -> Why:
 
 def predicate(request: Request, now: Situation) -> Why | None:
     """Return what keeps the first in line from being admitted, None if the next step takes it."""
+    if not now.admissions:
+        return Why(code="paused", text="the engine finishes what runs and begins nothing")
     running = len(now.lines.running)
     if running >= now.max_seqs:
         return Why(code="max_num_seqs", need=1, have=0, text=f"{running} run, max_num_seqs is {now.max_seqs}")
