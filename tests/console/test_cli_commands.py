@@ -282,7 +282,8 @@ def test_refusals_of_real_conditions(cli: Cli, fake: FakeGateway) -> None:
         assert "it must be above 0 and at most 1" in run.err
     assert cli("set-memory", "much").code == 2
     assert cli("preempt", "r-8f2c", "--mode", "later").code == 2
-    assert cli("frobnicate").code == 2
+    run = cli("frobnicate")
+    assert (run.code, run.err) == (2, "error: No such command 'frobnicate'. See: ppconsole --help\n")
 
 
 @pytest.mark.parametrize(("state", "expected"), [("failed", 1), ("superseded", 6)])

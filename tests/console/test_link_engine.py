@@ -260,3 +260,15 @@ async def test_a_question_that_broke_with_its_connection_fails_at_once(fake: Fak
         with pytest.raises(LinkLost):
             await asyncio.wait_for(asking, 5)
         await seen.until(lambda seen: seen.states[-1] == "live")
+
+
+async def test_a_folder_that_cannot_be_trusted_is_lost_and_not_an_end(
+    fake: FakeGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with attached(fake) as (_, seen):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "ppconsole" / f"{fake.id}.json"))
+        fake.deaf = fake.silent = True
+        await seen.until(lambda seen: "set XDG_RUNTIME_DIR" in seen.texts[-1])
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        fake.deaf = fake.silent = False
+        await seen.until(lambda seen: seen.states[-1] == "live")

@@ -53,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = ppconsole.main(args=arguments, prog_name="ppconsole", standalone_mode=False)
         sys.stdout.flush()
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "ppconsole"
+        exits.Failure(f"{error.format_message()} See: {command} --help").show()
+        return exits.USAGE
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -27,7 +27,7 @@ from ppengine.protocol.control import (
     Verb,
     Welcome,
 )
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EngineRecord, RuntimeDirError
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
 from ppengine.protocol.snapshot import Event, Snapshot
 
@@ -207,7 +207,10 @@ class EngineLink:
 
     async def _once(self, context: zmq.asyncio.Context) -> str:
         """Attach once and stay until it breaks; return, or raise SessionOver with, the reason."""
-        record = self._find()
+        try:
+            record = self._find()
+        except RuntimeDirError as error:
+            return str(error)
         if record is None:
             return f"no engine {self.record.name} ({self.record.id}) runs here"
         session = await Session.open(

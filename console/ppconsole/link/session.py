@@ -112,7 +112,6 @@ class Session:
     ) -> Session:
         """Subscribe, then say Hello, so that no event falls between. Raises SessionOver."""
         timing = timing or Timing()
-        sockets = Sockets(context, record, topic)
         hello = Hello(
             proto_min=PROTOCOL_MIN,
             proto_max=PROTOCOL,
@@ -120,6 +119,10 @@ class Session:
             user=user,
             read_only=read_only,
         )
+        try:
+            sockets = Sockets(context, record, topic)
+        except zmq.ZMQError as error:
+            raise SessionOver(f"engine {record.id} ({record.name}): no socket to it: {error}") from None
         try:
             async with asyncio.timeout(timing.hello_s):
                 await send(sockets.control, record, record.epoch, hello)
