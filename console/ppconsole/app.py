@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Submit, Verb
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.control import Outcome, Verb
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.worker import Worker, WorkerState
 
-from ppconsole.link.source import LinkLost, QueryFailed, Source, Update
+from ppconsole.link.source import Source, Update
 from ppconsole.model.facts import freshness, why_no_verbs
-from ppconsole.model.reduce import add_output, reduce
+from ppconsole.model.reduce import reduce
 from ppconsole.model.safe import clean
 from ppconsole.model.state import SORT_KEYS, ConsoleState
 from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.following import Following
 from ppconsole.screens.main import MainScreen
 from ppconsole.screens.palette import ConsoleCommands
 from ppconsole.view.banner import Link, link_segs
@@ -32,8 +32,6 @@ from ppconsole.widgets.paint import choose_theme, themes
 
 TICK_S, QUICK_S = 1.0, 0.25
 HISTORY = 120
-PROMPT_SAMPLING = SamplingParams(max_tokens=256, temperature=0.8)
-"""What a prompt that is typed in the console asks for; `ppconsole submit` and `:submit` have the same verb."""
 PROBLEM_SHOWN_S = 10.0
 RESTART_S = 1.0
 
@@ -41,7 +39,7 @@ RESTART_S = 1.0
 class ConsoleApp(App[int]):
     """Holds the state; screens are drawn from it. Times are monotonic seconds of `clock`."""
 
-    CSS_PATH = "console.tcss"
+    CSS_PATH = Path(__file__).with_name("console.tcss")
     TITLE = "ppconsole"
     COMMANDS: ClassVar = {ConsoleCommands}
     ENABLE_COMMAND_PALETTE = True
@@ -67,13 +65,13 @@ class ConsoleApp(App[int]):
         self.clock = clock
         self.state = ConsoleState(read_only=read_only, live_source=source.live)
         self.history: deque[float] = deque(maxlen=HISTORY)
-        self.followed: str | None = None
+        self.following = Following(self)
         self.main = MainScreen()
         self._frozen: ConsoleState | None = None
         self._frozen_at = 0.0
         self._problem = ""
         self._dirty = False
-        self._restarts: dict[str, Callable[[], object]] = {"link": self._start_source, "follow": self._start_follow}
+        self._restarts: dict[str, Callable[[], object]] = {"link": self._start_source, "follow": self.following.start}
         for each in themes():
             self.register_theme(each)
         self.theme = wanted
@@ -116,7 +114,7 @@ class ConsoleApp(App[int]):
         old, self.state = self.state, reduce(self.state, update, self.clock())
         if old.epoch is not None and self.state.epoch != old.epoch:
             self.main.requests.forget()
-            self.followed, self._frozen = None, None
+            self.following.request, self._frozen = None, None
         if old.snapshot is None or old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
             self._dirty = True
 
@@ -127,6 +125,10 @@ class ConsoleApp(App[int]):
             self.history.append(snapshot.throughput.output_tok_s or 0.0)
         self.paint()
         self.main.refresh_blocks()
+
+    def paint_soon(self) -> None:
+        """Paint at the next quick tick."""
+        self._dirty = True
 
     def _quick(self) -> None:
         """Paint what should not wait for the tick: streamed text, a changed link."""
@@ -208,33 +210,6 @@ class ConsoleApp(App[int]):
         if self.state.snapshot is not None:
             self.push_screen(Confirm(verb, self.state.snapshot))
 
-    def submit(self, prompt: str) -> None:
-        """Send a prompt and follow its output."""
-        why = self.verbs_off()
-        if why:
-            self.report(f"prompt: {why}", bad=True)
-            return
-        verb = Submit(prompt=prompt, sampling=PROMPT_SAMPLING)
-        self.run_worker(self._submit(verb), name="submit", exit_on_error=False)
-
-    async def _submit(self, verb: Submit) -> None:
-        try:
-            answer = await self.source.command(verb, on_progress=self._submitted)
-        except LinkLost as error:
-            self.report(f"prompt: {'outcome unknown' if error.sent else 'not sent'}: {error}", bad=True)
-            return
-        if not isinstance(answer, Outcome):
-            self.report(f"prompt refused: {answer.code}: {answer.text}", bad=True)
-        elif answer.state == "failed":
-            self.report(f"prompt failed: {answer.text}", bad=True)
-        elif answer.request and self.followed != answer.request:
-            self.follow(answer.request)
-
-    def _submitted(self, message: Accepted | Deferred) -> None:
-        """Follow the new request as soon as it has an id."""
-        if isinstance(message, Accepted) and message.request:
-            self.follow(message.request)
-
     def report_outcome(self, verb: Verb, outcome: Outcome) -> None:
         """Say how a verb ended."""
         step = "" if outcome.step is None else f" at step {outcome.step}"
@@ -244,37 +219,6 @@ class ConsoleApp(App[int]):
     def report(self, text: str, *, bad: bool) -> None:
         """Show a notification. Its text is never parsed as markup."""
         self.notify(clean(text), severity="error" if bad else "information", timeout=6, markup=False)
-
-    # --- output -------------------------------------------------------------------------------------------------
-
-    def follow(self, request: str) -> None:
-        """Stream the output of `request` into the output lines."""
-        self.followed = request
-        self._start_follow()
-        self.paint()
-
-    def _start_follow(self) -> None:
-        self.run_worker(self._follow(), name="follow", group="follow", exclusive=True, exit_on_error=False)
-
-    async def _follow(self) -> None:
-        """Fetch until the output ends; a lost link is waited out."""
-        request = self.followed
-        while request is not None and request == self.followed:
-            output = self.state.outputs.get(request)
-            if output is not None and output.finished:
-                return
-            offset, characters = (output.tokens, output.characters) if output else (0, 0)
-            try:
-                fetched = await self.source.fetch(request, offset=offset, text_offset=characters, wait_ms=1000)
-            except LinkLost:
-                await asyncio.sleep(RESTART_S)
-                continue
-            except QueryFailed as error:
-                self.report(f"{request}: {error}", bad=True)
-                self.followed = None
-                return
-            self.state = add_output(self.state, fetched)
-            self._dirty = True
 
     # --- copying ------------------------------------------------------------------------------------------------
 

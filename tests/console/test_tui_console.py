@@ -271,7 +271,7 @@ async def test_hostile_text_is_inert_everywhere():
 async def test_a_prompt_streams_its_output():
     async with console() as rig:
         await rig.pilot.press("i", "h", "i", "enter")
-        await rig.until(lambda: rig.app.followed == "r-new")
+        await rig.until(lambda: rig.app.following.request == "r-new")
         await rig.until(lambda: rig.app.state.outputs["r-new"].finished if rig.app.state.outputs else False)
         rig.app.paint()
         assert rig.source.acted()[0].prompt == "hi" and isinstance(rig.source.acted()[0], Submit)

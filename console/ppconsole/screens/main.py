@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ppengine.protocol.control import (
-    Abort,
-    BlocksDetail,
-    Continue,
-    Drain,
-    Pause,
-    Preempt,
-    Release,
-    Resume,
-    SwapIn,
-    SwapOut,
-    Verb,
-)
+from ppengine.protocol.control import BlocksDetail, Verb
 from ppengine.protocol.snapshot import RequestInfo
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.worker import Worker
@@ -29,6 +17,7 @@ from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.screens import readers
+from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.memory import MemoryDialog
 from ppconsole.screens.reader import Reader
 from ppconsole.view import board, commands, keys
@@ -42,35 +31,12 @@ if TYPE_CHECKING:
     from ppconsole.app import ConsoleApp
 
 
-def _verb(key: str, name: str, text: str) -> Binding:
-    """Return the binding of a verb."""
-    return Binding(key, f"verb('{name}')", text, show=False, id=f"verb.{name}")
-
-
 class MainScreen(Screen[None]):
     """Paints on the app's tick and at once on a key. The selection belongs to ids."""
 
     AUTO_FOCUS = ""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        _verb("p", "preempt", "preempt"), _verb("o", "swap-out", "swap out"), _verb("n", "swap-in", "swap in"),
-        _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
-        _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
-        _verb("c", "continue", "continue"), _verb("i", "prompt", "write a prompt"),
-        Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
-        Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),
-        Binding("tab,shift+tab", "swap_focus", "stages or requests", show=False),
-        Binding("enter", "drill", "show in detail", show=False),
-        Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
-        Binding("e", "look('events')", "events", show=False), Binding("d", "look('explain')", "diagnosis", show=False),
-        Binding("question_mark", "look('help')", "help", show=False),
-        Binding("slash", "line('filter')", "filter", show=False),
-        Binding("colon", "line('command')", "command", show=False),
-        Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
-        Binding("f", "follow", "follow output", show=False), Binding("space", "freeze", "freeze", show=False),
-        Binding("y", "copy_cli", "copy the CLI line", show=False), Binding("q", "app.quit", "quit", show=False),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = MAIN
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +89,7 @@ class MainScreen(Screen[None]):
         state = console.shown
         count = len({stage.index for stage in state.snapshot.stages}) if state.snapshot else 0
         arranged = self.arranged()
-        self._frame = size = frame(width, height, count, console.followed is not None, len(arranged))
+        self._frame = size = frame(width, height, count, console.following.request is not None, len(arranged))
         right = self.query_one("#right", Lines)
         right.display = size.side > 0
         right.styles.width = size.side
@@ -143,7 +109,7 @@ class MainScreen(Screen[None]):
         request = self.requests.sync(ids)
         stage = self.stages.sync(self._stage_ids())
         top = self.requests.window(len(ids), self._frame.requests)
-        return board.Picked(request, stage, self.stages_focused, self.console.followed, top)
+        return board.Picked(request, stage, self.stages_focused, self.console.following.request, top)
 
     def _stage_ids(self) -> list[int]:
         return [stage.index for stage in board.shown_stages(self.console.shown, self._frame)]
@@ -233,7 +199,7 @@ class MainScreen(Screen[None]):
         """Follow the output of the selected request."""
         request = self.selected_request()
         if request is not None:
-            self.console.follow(request)
+            self.console.following.follow(request)
 
     def action_copy_cli(self) -> None:
         """Copy the CLI line that shows what is selected."""
@@ -271,27 +237,14 @@ class MainScreen(Screen[None]):
         snapshot = self.console.state.snapshot
         if snapshot is None:
             return None
-        if name == "pause":
-            return Resume() if snapshot.engine.state == "paused" else Pause()
-        if name == "drain":
-            return Drain(undo=snapshot.engine.state == "draining")
-        if name == "continue":
-            stage = self.stages.sync(self._stage_ids()) if self.stages_focused else None
-            halted = [each.index for each in snapshot.stages if each.state == "stopped"]
-            if stage is None and not halted:
-                self.console.report("no stage is stopped by a signal", bad=True)
-                return None
-            return Continue(stage=halted[0] if stage is None else stage)
-        request = self.selected_request()
-        if request is None:
-            return None
-        if name == "preempt":
-            return Preempt(request=request)
-        if name == "swap-out":
-            return SwapOut(request=request)
-        if name == "swap-in":
-            return SwapIn(request=request)
-        return Release(request=request) if name == "release" else Abort(request=request)
+        if name in commands.ON_REQUEST:
+            request = self.selected_request()
+            return None if request is None else commands.on_request(name, request)
+        stage = self.stages.sync(self._stage_ids()) if self.stages_focused else None
+        verb = commands.on_engine(name, snapshot, stage)
+        if verb is None:
+            self.console.report("no stage is stopped by a signal", bad=True)
+        return verb
 
     # --- the line at the bottom -------------------------------------------------------------------------------
 
@@ -315,7 +268,7 @@ class MainScreen(Screen[None]):
         if event.mode == "prompt":
             line.input.value = ""
             if event.text.strip():
-                self.console.submit(event.text)
+                self.console.following.submit(event.text)
         else:
             line.close()
             if event.mode == "command" and event.text.strip():
@@ -360,6 +313,6 @@ class MainScreen(Screen[None]):
         if why:
             self.console.report(f"{commands.name_of(verb)}: {why}", bad=True)
         elif commands.name_of(verb) == "submit":
-            self.console.submit(text.partition(" ")[2])
+            self.console.following.submit(text.partition(" ")[2])
         else:
             self.console.ask(verb)

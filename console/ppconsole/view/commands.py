@@ -146,6 +146,29 @@ def _only(name: str, words: list[str]) -> str:
     return words[0]
 
 
+ON_REQUEST = ("preempt", "swap-out", "swap-in", "release", "abort")
+"""Verbs whose key acts on the selected request."""
+
+
+def on_request(name: str, request: str) -> Verb:
+    """Return the verb of a key on `request`, with its defaults."""
+    return _of_request(name, [request], {}, None)
+
+
+def on_engine(name: str, snapshot: Snapshot, stage: int | None) -> Verb | None:
+    """Return the verb of a key on the engine as it is: pause or resume, drain or its undo, continue a stage.
+
+    None where no stage is given and none is stopped by a signal.
+    """
+    state = snapshot.engine.state
+    if name == "pause":
+        return Resume() if state == "paused" else Pause()
+    if name == "drain":
+        return Drain(undo=state == "draining")
+    halted = [each.index for each in snapshot.stages if each.state == "stopped"] if stage is None else [stage]
+    return Continue(stage=halted[0]) if halted else None
+
+
 def target_of(verb: Verb) -> str:
     """Return what the verb acts on, in words."""
     match verb:

@@ -178,7 +178,9 @@ class Palette:
             wanted = base + self.style(name) if name else base
             if fade is not None:
                 wanted = wanted + fade
-            if wanted == style:
+            # A plain gap looks the same in its neighbour's colour: one style switch less to write over SSH.
+            gap = not name and text.isspace() and style.bgcolor == base.bgcolor and not style.reverse
+            if wanted == style or (gap and not style.underline):
                 pending += text
                 continue
             if pending:

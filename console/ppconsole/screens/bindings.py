@@ -1,0 +1,31 @@
+"""Keys of the main screen. Ids are stable, so that a keymap can change them."""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+
+def _verb(key: str, name: str, text: str) -> Binding:
+    """Return the binding of a verb."""
+    return Binding(key, f"verb('{name}')", text, show=False, id=f"verb.{name}")
+
+
+MAIN: list[BindingType] = [
+    _verb("p", "preempt", "preempt"), _verb("o", "swap-out", "swap out"), _verb("n", "swap-in", "swap in"),
+    _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
+    _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
+    _verb("c", "continue", "continue"), _verb("i", "prompt", "write a prompt"),
+    Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
+    Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
+    Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),
+    Binding("tab,shift+tab", "swap_focus", "stages or requests", show=False),
+    Binding("enter", "drill", "show in detail", show=False),
+    Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
+    Binding("e", "look('events')", "events", show=False), Binding("d", "look('explain')", "diagnosis", show=False),
+    Binding("question_mark", "look('help')", "help", show=False),
+    Binding("slash", "line('filter')", "filter", show=False),
+    Binding("colon", "line('command')", "command", show=False),
+    Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
+    Binding("f", "follow", "follow output", show=False), Binding("space", "freeze", "freeze", show=False),
+    Binding("y", "copy_cli", "copy the CLI line", show=False), Binding("q", "app.quit", "quit", show=False),
+]  # fmt: skip
