@@ -20,7 +20,7 @@ from ppengine.protocol.offline import Added, AddMany, FromFront
 from ppengine.protocol.sampling import SamplingParams
 
 Start = Callable[..., Engine]
-ENDS_S = 4.0
+ENDS_S = 15.0
 RAY = pytest.param("ray", marks=pytest.mark.ray)
 
 
@@ -68,7 +68,7 @@ def keep_busy(engine: Engine) -> None:
 def test_signal(start: Start, executor: str, number: signal.Signals) -> None:
     engine = start(executor)
     engine.process.send_signal(number)
-    assert engine.wait(10) == 0
+    assert engine.wait(ENDS_S) == 0
     assert engine.read() == {"event": "stopped", "code": 0, "reason": f"{number.name} received"}
     assert engine.leftovers() == []
 
@@ -92,17 +92,17 @@ def test_end_under_load(start: Start, role: str, number: signal.Signals) -> None
     keep_busy(engine)
     os.kill({"supervisor": engine.process.pid, **engine.pids}[role], number)
     if role == "stage1":
-        wait_until(lambda: "stage 1 ended: killed" in engine.errors.read_text(), "the death is told", 2)
+        wait_until(lambda: "stage 1 ended: killed" in engine.errors.read_text(), "the death is told", 5)
         engine.process.terminate()
     engine.wait(ENDS_S)
-    wait_until(engine.nothing_left, "all is gone", 2 * ENDS_S)
+    wait_until(engine.nothing_left, "all is gone", ENDS_S)
 
 
 def test_signal_while_loading(start: Start) -> None:
     engine = start(None)
     engine.find_processes(5)
     engine.process.send_signal(signal.SIGINT)
-    assert engine.wait(10) == 0
+    assert engine.wait(ENDS_S) == 0
     assert engine.leftovers() == []
 
 
@@ -111,7 +111,7 @@ def test_supervisor_killed(start: Start, executor: str) -> None:
     engine = start(executor)
     engine.process.kill()
     engine.wait()
-    wait_until(engine.nothing_left, "all leaves with the supervisor", 2 * ENDS_S)
+    wait_until(engine.nothing_left, "all leaves with the supervisor", ENDS_S)
 
 
 def test_supervisor_killed_while_a_stage_is_stopped(start: Start) -> None:
@@ -119,7 +119,7 @@ def test_supervisor_killed_while_a_stage_is_stopped(start: Start) -> None:
     os.kill(engine.pids["stage0"], signal.SIGSTOP)
     engine.process.kill()
     engine.wait()
-    wait_until(engine.nothing_left, "all leaves with the supervisor", 2 * ENDS_S)
+    wait_until(engine.nothing_left, "all leaves with the supervisor", ENDS_S)
 
 
 @pytest.mark.parametrize("role", ["core", "gateway"])
@@ -136,7 +136,7 @@ def test_stage_killed_or_stopped_then_stop(start: Start, number: signal.Signals)
     engine = start()
     os.kill(engine.pids["stage1"], number)
     if number == signal.SIGKILL:
-        wait_until(lambda: "stage 1 ended: killed by SIGKILL" in engine.errors.read_text(), "the death is told", 2)
+        wait_until(lambda: "stage 1 ended: killed by SIGKILL" in engine.errors.read_text(), "the death is told", 5)
     assert engine.process.poll() is None
     engine.process.terminate()
     assert engine.wait(ENDS_S) == 0
@@ -155,7 +155,7 @@ def broken_model(tmp_path: Path) -> Path:
 
 def test_truncated_weights(start: Start, broken_model: Path) -> None:
     engine = start(None, f"model.path={broken_model}")
-    assert engine.wait(10) == 1
+    assert engine.wait(ENDS_S) == 1
     (line,) = engine.errors.read_text().splitlines()
     assert line.startswith("error: ")
     assert "truncated" in line
@@ -168,19 +168,19 @@ def test_weights_lost_between_check_and_load(start: Start, broken_model: Path) -
     config = broken_model / "config.json"
     config.write_text(config.read_text().replace('"intermediate_size": ', '"intermediate_size": 1'))
     engine = start(None, f"model.path={broken_model}")
-    assert engine.wait(30) == 1
+    assert engine.wait(2 * ENDS_S) == 1
     assert engine.errors.read_text().splitlines()[-1].startswith("error: stage ")
     assert engine.leftovers() == []
 
 
 def test_too_small_for_one_sequence(start: Start) -> None:
     engine = start(None, "memory.utilization=0.001")
-    assert engine.wait(30) == 8
-    assert engine.errors.read_text().splitlines()[-1].startswith("error: ")
+    assert engine.wait(2 * ENDS_S) == 8
+    assert engine.errors.read_text().splitlines()[-1].startswith("error: utilization 0.001 leaves 0 blocks")
     assert engine.leftovers() == []
 
 
 def test_unknown_key_is_a_usage_error(start: Start) -> None:
     engine = start(None, "memory.utilisation=0.5")
-    assert engine.wait(10) == 2
+    assert engine.wait(ENDS_S) == 2
     assert engine.errors.read_text() == ("error: unknown key memory.utilisation; did you mean memory.utilization?\n")

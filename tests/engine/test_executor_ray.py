@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from engines import Engine
+from ppengine.config import EngineConfig, ModelConfig, Profile
 from ppengine.executor.base import ExecutorError
 from ppengine.executor.ray import RayExecutor
+from ppengine.executor.ray_driver import Driver, cause_of_death, why_not
 
 
 def test_missing_ray_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +18,32 @@ def test_missing_ray_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     with pytest.raises(ExecutorError, match=r"Ray is not installed: pip install 'ppconsole\[ray\]'"):
         RayExecutor()
+
+
+def test_account_of_a_death_is_cut_to_what_is_known() -> None:
+    account = (
+        "The actor died unexpectedly before finishing this task. class_name: StageActor pid: 19495 The actor is dead "
+        "because its worker process has died. Worker exit type: SYSTEM_ERROR. Some common causes include: (1) the OOM"
+    )
+    assert cause_of_death(account) == "Ray: its worker process has died. Worker exit type: SYSTEM_ERROR."
+    assert cause_of_death("nobody knows") == "Ray: nobody knows"
+
+
+def test_refused_token_says_what_to_set() -> None:
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    assert why_not(error) == "Ray did not start: Failed to connect to Ray cluster at 10.0.0.1:6379"
+    error.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
+    assert "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH" in why_not(error)
+
+
+@pytest.mark.parametrize(("length", "inside"), [(37, "run"), (38, "rings")])
+def test_ray_keeps_its_files_where_its_sockets_have_room(length: int, inside: str) -> None:
+    run_dir = "/run".ljust(length, "-")
+    config = EngineConfig(
+        id="abcdef", name="x", epoch="e", profile=Profile(name="x", model=ModelConfig(path="/m")), model_path="/m",
+        model_type="llama", layers=[(0, 1)], max_model_len=8, run_dir=run_dir, ring_dir="/rings", started_wall=0.0,
+    )  # fmt: skip
+    assert Driver(config, 1).folder == Path({"run": run_dir, "rings": "/rings"}[inside]) / "ray"
 
 
 @pytest.mark.ray

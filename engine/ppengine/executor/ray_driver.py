@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -85,9 +86,7 @@ class Driver:
 
     def _join(self) -> None:
         if self._owned:
-            os.environ.update(RAY_USAGE_STATS_ENABLED="0")
-            # Its name aside, this is what keeps every port of a local Ray on 127.0.0.1.
-            os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+            self._isolate()
         ray = _ray()
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
@@ -103,7 +102,22 @@ class Driver:
         try:
             ray.init(**options)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise ExecutorError(f"Ray did not start: {_one_line(error)}") from None
+            raise ExecutorError(why_not(error)) from None
+
+    def _isolate(self) -> None:
+        """Set what a local Ray takes from the environment: no reports to its makers, loopback, a token of its own."""
+        token = Path(self._config.run_dir) / "ray.token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ.update(
+            RAY_USAGE_STATS_ENABLED="0",
+            # Its name aside, this is what keeps every port of a local Ray on 127.0.0.1.
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+            # Without these Ray makes a token in the user's home and leaves it there.
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN_PATH=str(token),
+        )
+        os.environ.pop("RAY_AUTH_TOKEN", None)
 
     def _place(self) -> None:
         ray = _ray()
@@ -153,7 +167,7 @@ class Driver:
         except ray.exceptions.GetTimeoutError:
             return 1, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
-            return 1, _cause_of_death(_one_line(error))
+            return 1, cause_of_death(_one_line(error))
         return code, describe_exit(code, Path(self._config.run_dir) / f"stage{stage}.log")
 
     def _say(self, stage: int, code: int | None = None, detail: str = "") -> None:
@@ -184,11 +198,18 @@ def _ray() -> Any:
     return ray
 
 
+def why_not(error: BaseException) -> str:
+    """Return one line about a Ray that did not start."""
+    if "InvalidAuthToken" in f"{error} {error.__cause__}":
+        return "the Ray cluster at RAY_ADDRESS refuses our token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+    return f"Ray did not start: {_one_line(error)}"
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _cause_of_death(text: str) -> str:
+def cause_of_death(text: str) -> str:
     """Return what Ray knows, out of an account that begins with ids and ends in guesses."""
     known = text.partition("The actor is dead because ")[2] or text
     for guesses in ("Some common causes include", "There are some potential root causes"):

@@ -117,7 +117,7 @@ class Supervisor:
             tell(f"{self._config.name} ({self._config.id}): serving")
         elif answer is not None and answer.state == "degraded" and self._hopeless is None:
             # A stage that failed is about to end and says it better; if none does, the core found no room.
-            self._hopeless = (now + HOPELESS_S, answer.message)
+            self._hopeless = (now + HOPELESS_S, answer.message.partition(" is lost: ")[2] or answer.message)
         if self._hopeless is None and not self._served:
             link.ask_state()
         elif self._hopeless is not None and not self._served and now > self._hopeless[0]:
