@@ -141,7 +141,9 @@ def test_more_blocks_than_exist_is_refused_and_nothing_is_added():
     with pytest.raises(DoesNotFit, match="need 6 blocks, 5 exist; 21 tokens would fit"):
         world.add(prompt(18), max_tokens=4, n=3)
     assert not world.scheduler.requests
-    world.add(prompt(18), max_tokens=3)
+    (fitting,) = world.add(prompt(18), max_tokens=3)
+    with pytest.raises(ValueError, match="in use"):
+        world.scheduler.check_fits([fitting])
     world.run()
     world.verify_end()
 

@@ -29,11 +29,7 @@ class Intake:
 
     def add(self, requests: Sequence[Request]) -> None:
         """Put `requests` into the line. Raises DoesNotFit or ValueError before anything has changed."""
-        for request in requests:
-            if request.id in self._fences.requests:
-                raise ValueError(f"request id {request.id!r} is in use; choose another")
-            self._check_prompt(request)
-            self._check_blocks(request)
+        self.check(requests)
         now = self._fences.now()
         for request in requests:
             request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
@@ -47,6 +43,14 @@ class Intake:
                 self._lines.put_waiting(request)
             else:
                 self._lines.park(request, request.leader)
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raise DoesNotFit or ValueError where `requests` can never be added; nothing changes."""
+        for request in requests:
+            if request.id in self._fences.requests:
+                raise ValueError(f"request id {request.id!r} is in use; choose another")
+            self._check_prompt(request)
+            self._check_blocks(request)
 
     def _max_tokens(self, request: Request) -> int:
         room = self._max_model_len - request.num_prompt

@@ -82,6 +82,10 @@ class Scheduler:
         """
         self._intake.add(requests)
 
+    def check_fits(self, requests: Sequence[Request]) -> None:
+        """Raise what `add` would raise for `requests`; nothing changes."""
+        self._intake.check(requests)
+
     # --- steps out ------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
