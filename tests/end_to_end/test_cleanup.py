@@ -14,6 +14,7 @@ import pytest
 import zmq
 from engines import Engine, wait_until
 from ppengine.config import profiles_dir
+from ppengine.executor.process import spawn
 from ppengine.protocol.control import Accepted, Command, Stop
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, FromFront
@@ -96,6 +97,17 @@ def test_end_under_load(start: Start, role: str, number: signal.Signals) -> None
         engine.process.terminate()
     engine.wait(ENDS_S)
     wait_until(engine.nothing_left, "all is gone", ENDS_S)
+
+
+def test_parent_gone(runtime: Path) -> None:
+    """As it is when a program that uses `LLM` is killed: lifeline and stdout close at once."""
+    log = runtime / "log"
+    child = spawn("ppengine.supervisor", ["tiny", "--set", "threads_per_stage=1"], log=log, pipe=True)
+    wait_until(lambda: "serving" in log.read_text(), "the engine serves", 60)
+    child.close()
+    assert child.wait(ENDS_S) == 0
+    assert log.read_text().splitlines()[-1] == "stopped: its parent is gone"
+    assert list((runtime / "ppconsole").iterdir()) == []
 
 
 def test_signal_while_loading(start: Start) -> None:

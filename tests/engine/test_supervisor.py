@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,13 @@ def test_name_in_use_is_refused_at_once(start: Start) -> None:
     assert second.event["event"] == "stopped"
     assert f"an engine named 'same' runs already (id {first.event['id']})" in second.errors.read_text()
     assert first.process.poll() is None
+
+
+def test_of_four_that_start_at_once_one_gets_the_name(start: Start) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(start, ["race"] * 4))
+    assert sorted(engine.event["event"] for engine in engines) == ["started", "stopped", "stopped", "stopped"]
+    assert [engine.wait(15) for engine in engines if engine.event["event"] == "stopped"] == [1, 1, 1]
 
 
 def test_two_engines_do_not_disturb_each_other(start: Start) -> None:
