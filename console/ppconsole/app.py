@@ -57,9 +57,9 @@ class ConsoleApp(App[int]):
         clock: Callable[[], float] = time.monotonic,
         theme: str | None = None,
     ) -> None:
-        # Chosen first: Textual takes NO_COLOR out of the environment.
+        # Chosen first: Textual takes NO_COLOR out of the environment. Without it colours become greys, not nothing.
         wanted = theme or choose_theme(os.environ)
-        super().__init__()
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.source = source
         self.title_text = clean(title)
         self.clock = clock

@@ -211,3 +211,16 @@ def test_the_frame_uses_every_row(width, height, count):
             assert size.stages + size.requests + size.events + size.output + 7 == height
             assert min(size.stages, size.requests, size.events, size.output) >= 1
             assert size.left + size.side + (1 if size.side else 0) == width
+
+
+def test_what_is_old_says_so():
+    picture = snapshots.snapshot(2, 0, core_age_ms=3200.0)
+    picture.stages[1].sample_age_ms = 5000.0
+    rows = stages.rows(picture, 80)
+    assert text_of(rows[2]).startswith("~  1 R") and {style for _, style in rows[2].segs} == {"warn", "dim"}
+    assert "core silent 3.2s" in text_of(banner.banner(picture, LIVE, 100))
+
+
+def test_an_operation_under_way_is_seen():
+    line = text_of(banner.verdict_line(snapshots.resizing(), LIVE, 80))
+    assert line.strip() == "set-memory by eve: moved 31 of 80"

@@ -122,7 +122,7 @@ class MainScreen(Screen[None]):
             by_mode = {"prompt": keys.PROMPT_KEYS, "filter": keys.FILTER_KEYS, "command": keys.COMMAND_KEYS}
             shown = by_mode[line.mode]
         live, read_only = not self.console.verbs_off(), self.console.state.read_only
-        note = self.console.title_text if width >= 100 else ""
+        note = self.console.title_text if len(self.console.title_text) <= width // 2 else ""
         foot = keys.footer(shown, width, live=live, read_only=read_only, note=note)
         self.query_one("#foot", Lines).show([foot])
 

@@ -30,6 +30,7 @@ class Reader(Screen[None]):
         Binding("pagedown,space", "page(1)", "page down", show=False),
         Binding("g,home", "ends(0)", "first", show=False),
         Binding("G,end", "ends(1)", "last", show=False),
+        Binding("question_mark", "help", "help", show=False),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
     ]
     every_s: ClassVar[float] = 0.0
@@ -135,6 +136,10 @@ class Reader(Screen[None]):
     def action_dismiss_reader(self) -> None:
         """Go back."""
         self.app.pop_screen()
+
+    def action_help(self) -> None:
+        """Open the help."""
+        self.console.main.open_reader("help")
 
     def action_copy_cli(self) -> None:
         """Copy the CLI line that shows the same."""

@@ -182,3 +182,6 @@ class HelpScreen(Reader):
     def body(self, width: int) -> list[Row]:
         """Return the help."""
         return help_rows(width)
+
+    def action_help(self) -> None:
+        """Nothing: this is it."""

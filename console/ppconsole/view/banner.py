@@ -13,6 +13,8 @@ from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row, spread, width_of
 from ppconsole.view.marks import ENGINE, LINK, root_verdict
 
+OLD_CORE_MS = 2000.0
+"""Older than this the core's figures are said to be old."""
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -49,6 +51,8 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         (" ", ""),
         badge,
     ]
+    if (snapshot.core_age_ms or 0.0) > OLD_CORE_MS:
+        head += [(f" core silent {figures.age(snapshot.core_age_ms)}", "warn")]
     throughput = snapshot.throughput
     rate = figures.rate(throughput.output_tok_s)
     parts = [
@@ -125,6 +129,11 @@ def calm(snapshot: Snapshot, width: int, history: Sequence[float]) -> Row:
     engine = snapshot.engine
     if engine.message and engine.state != "serving":
         return row((fit(f"  {engine.message}", width), "info"))
+    working = [op for op in snapshot.operations if op.state in ("accepted", "deferred")]
+    if working:
+        op = working[0]
+        more = f" (+{len(working) - 1})" if len(working) > 1 else ""
+        return row((fit(f"  {op.verb} by {op.by}: {op.progress or op.state}{more}", width), "info"))
     left: list[Seg] = [("  ", "")]
     peak = max(history, default=0.0)
     room = max(8, min(60, width - 56))

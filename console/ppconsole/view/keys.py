@@ -12,7 +12,7 @@ Key = tuple[str, str, bool]
 
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), ("p", "preempt", True), ("o", "out", True), ("n", "in", True), ("r", "release", True),
-    ("a", "abort", True), ("m", "memory", True), ("⏎", "show", False), ("/", "filter", False), ("?", "help", False),
+    ("a", "abort", True), ("m", "memory", True), ("?", "help", False), ("⏎", "show", False), ("/", "filter", False),
     ("P", "pause", True), ("D", "drain", True), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
     ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
     ("q", "quit", False),
@@ -95,7 +95,8 @@ def help_rows(width: int) -> list[Row]:
         [
             ("█", "bar.used", "memory in use"), ("▒", "bar.free", "mapped for the KV cache, free"),
             ("│", "bar.limit", "limit: total × utilization"), ("*", "strong", "this stage sets the minimum"),
-            ("!", "bad", "the root of a fault"), ("I>O", "strong", "steps not begun > sends not done"),
+            ("!", "bad", "the root of a fault"), ("~", "warn", "its sample is older than 2 s"),
+            ("I>O", "strong", "steps not begun > sends not done"),
         ], width, 38,
     )  # fmt: skip
     rows.append(row(("  engine states  ", "dim"), (" ".join(ENGINE), "")))

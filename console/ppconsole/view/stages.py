@@ -13,6 +13,8 @@ from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, plac
 from ppconsole.view.marks import STAGE, faulty_stages, stage_mark
 
 MAX_ROWS = 8
+OLD_SAMPLE_MS = 2000.0
+"""A stage whose sample is older than this is shown as old, whatever the link says."""
 
 COLUMNS = (
     Column("mark", "", 1, 0),
@@ -131,13 +133,20 @@ def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | 
     widths = {each.column.key: each.width for each in placed}
     bar_width, op_width = widths.get("memory", 0), widths.get("op", 0)
     for stage in shown:
+        old = (stage.sample_age_ms or 0.0) > OLD_SAMPLE_MS
         cells = _cells(stage, faulty, bar_width, op_width, stage.index == selected)
-        lines.append(table_row(placed, cells, fill="select" if stage.index == selected else ""))
+        line = table_row(placed, cells, fill="select" if stage.index == selected else "")
+        lines.append(_as_old(line) if old else line)
     if rest:
         states = Counter(stage_mark(stage, faulty).text for stage in rest)
         known = "  ".join(f"{number} {letter}" for letter, number in sorted(states.items()))
         lines.append(row((fit(f"   … {len(rest)} more: {known}", width), "dim")))
     return lines
+
+
+def _as_old(line: Row) -> Row:
+    """Return a row whose sample is old: `~` in front, everything grey."""
+    return Row((("~", "warn"), *((text, "dim") for text, _ in line.segs[1:])), line.fill)
 
 
 def _cells(stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, selected: bool) -> dict[str, Cell]:

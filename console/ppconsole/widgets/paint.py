@@ -168,6 +168,11 @@ class Palette:
         """Return the style called `name`; an unknown name is plain."""
         return self._styles.get(name, Style.null()) if name else Style.null()
 
+    def _on(self, base: Style, name: str) -> Style:
+        """Return the style called `name`; on a reversed row only its weight, as its colours would make patches."""
+        style = self.style(name)
+        return Style(bold=style.bold) if base.reverse else style
+
     def strip(self, line: Row, width: int, faded: bool = False) -> Strip:
         """Return `line` in exactly `width` cells. `faded`: what is shown is stale, so all of it steps back."""
         base = self._base + self.style(line.fill)
@@ -175,7 +180,7 @@ class Palette:
         segments: list[Segment] = []
         pending, style = "", base
         for text, name in line.segs:
-            wanted = base + self.style(name) if name else base
+            wanted = base + self._on(base, name) if name else base
             if fade is not None:
                 wanted = wanted + fade
             # A plain gap looks the same in its neighbour's colour: one style switch less to write over SSH.
