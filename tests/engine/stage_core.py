@@ -35,6 +35,7 @@ from ppengine.protocol.steps import (
 )
 
 BLOCK = 8
+THREADS = 1
 
 
 class FakeCore:
@@ -50,7 +51,7 @@ class FakeCore:
             "parallel": {"pipeline": stages},
             "memory": {"device_mib": 64, "swap_space_gib": 0.001, "block_size": BLOCK, **sections.get("memory", {})},
             "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 64, **sections.get("scheduler", {})},
-            "threads_per_stage": 1,
+            "threads_per_stage": THREADS,
         }
         profile = build_profile(data, base=self.folder)
         self.config = EngineConfig(

@@ -1,5 +1,12 @@
 """One pipeline stage: a process with some of the layers, their KV cache, and the edges to its neighbours.
 
-`worker` is the process and its step loop, `runner` executes one step, `batch_state` keeps the requests by slot,
-`kv_cache` the elastic memory, `transport` the edges, `control` the thread that answers while the loop is blocked.
+`worker` is the process and its step loop, `boot` builds the stage, `runner` executes one step, `batch_state` keeps the
+requests by slot, `kv_cache` is the elastic memory, `transport` and `token_return` the edges, `control` the thread that
+answers while the loop is blocked.
 """
+
+import os
+
+# torch's OpenMP threads spin at each barrier unless told before torch is loaded. With stages, core and agent sharing
+# the cores, a spinning thread waits for one that cannot run: steps of 5 ms took up to 180 on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -23,6 +23,7 @@ from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
 from ppengine.stage.profile_run import activation_bytes, largest_batches
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner
+from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, open_store
 
@@ -226,7 +227,7 @@ def resolve_dtype(name: str, spec: ModelSpec) -> torch.dtype:
 def _total_bytes(device_mib: int | None, stages: int) -> int:
     if device_mib is not None:
         return device_mib * _MIB
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // stages
+    return system_memory().total // stages
 
 
 def _cores() -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from ppengine.stage.system_memory import system_memory
 
 MAP_NORESERVE = 0x4000
 """Linux, all architectures that torch runs on; `mmap` names it from Python 3.13 on."""
@@ -105,7 +106,7 @@ class KvCache:
         if not 1 <= count <= self.reserved:
             return f"cannot map {count} blocks: addresses are reserved for 1 to {self.reserved}"
         if count > self.mapped:
-            need, available = (count - self.mapped) * self.shape.block_bytes, available_bytes()
+            need, available = (count - self.mapped) * self.shape.block_bytes, system_memory().available
             if need > available:
                 return (
                     f"cannot map {count} blocks: {count - self.mapped} more need {size_text(need)}, "
@@ -129,15 +130,6 @@ class HostPool(BlockMemory):
 
     def __init__(self, shape: KvShape, blocks: int) -> None:
         super().__init__(shape, blocks)
-
-
-def available_bytes() -> int:
-    """Return what the system can still hand out without swapping (MemAvailable)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable line; Linux 3.14 or newer is needed")
 
 
 def _round_up(size: int) -> int:
