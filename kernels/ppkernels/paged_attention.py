@@ -30,6 +30,8 @@ class DecodeGroup:
     """[2 * b * kv_heads * S] rows of the cache seen as [blocks * 2 * block_size * kv_heads, head_dim]."""
     bias: Tensor
     """[b * kv_heads, group, S]: 0 or -inf, added to the scores."""
+    gathered: Tensor
+    """[2 * b * kv_heads * S, head_dim]: room for what `rows` picks, one for all layers, so that it stays in cache."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def plan_attention(batch: Batch, heads: int, kv_heads: int, head_dim: int, dtype
         decode_rows = [row for row, count in enumerate(batch.query_lens) if count == 1]
     limit = max(1, GATHER_BYTES // (2 * kv_heads * head_dim * dtype.itemsize))
     for group in _groups(decode_rows, seq_lens, limit):
-        decodes.append(_plan_decodes(batch, group, seq_lens, heads // kv_heads, kv_heads, dtype))
+        decodes.append(_plan_decodes(batch, group, seq_lens, (heads // kv_heads, kv_heads, head_dim), dtype))
     if not batch.decode_only:
         starts = batch.query_start.tolist()
         for row, count in enumerate(batch.query_lens):
@@ -99,7 +101,8 @@ def paged_attention_reference(query: Tensor, kv: Tensor, plan: AttentionPlan) ->
 def _attend_decodes(query: Tensor, flat: Tensor, group: DecodeGroup, plan: AttentionPlan) -> Tensor:
     width = flat.shape[-1]
     count = query.shape[0]
-    key, value = flat.index_select(0, group.rows).view(2, count * plan.kv_heads, -1, width).unbind(0)
+    torch.index_select(flat, 0, group.rows, out=group.gathered)
+    key, value = group.gathered.view(2, count * plan.kv_heads, -1, width).unbind(0)
     # [b * kv_heads, group, head_dim]: the query heads of one key head are one small matrix.
     queries = query.reshape(count * plan.kv_heads, -1, width)
     scores = torch.baddbmm(group.bias, queries, key.transpose(1, 2), alpha=width**-0.5)
@@ -134,8 +137,9 @@ def _groups(rows: list[int], seq_lens: list[int], limit: int) -> list[list[int]]
 
 
 def _plan_decodes(
-    batch: Batch, rows: list[int], seq_lens: list[int], group: int, kv_heads: int, dtype: torch.dtype
+    batch: Batch, rows: list[int], seq_lens: list[int], sizes: tuple[int, int, int], dtype: torch.dtype
 ) -> DecodeGroup:
+    group, kv_heads, head_dim = sizes
     device = batch.block_tables.device
     longest = max(map(seq_lens.__getitem__, rows))
     tables, lengths = batch.block_tables, batch.seq_lens
@@ -154,7 +158,12 @@ def _plan_decodes(
     both = torch.stack((cache_rows, cache_rows + batch.block_size * kv_heads))
     bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     shape = (len(rows), kv_heads, group, longest)
-    return DecodeGroup(tokens, both.view(-1), bias[:, None, None].expand(shape).reshape(-1, group, longest))
+    return DecodeGroup(
+        tokens,
+        rows=both.view(-1),
+        bias=bias[:, None, None].expand(shape).reshape(-1, group, longest),
+        gathered=torch.empty((both.numel(), head_dim), dtype=dtype, device=device),
+    )
 
 
 def _plan_chunk(
