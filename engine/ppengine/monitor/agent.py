@@ -30,6 +30,7 @@ from ppengine.protocol.reports import AgentReport
 PERIOD_S = 0.1
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.([A-Za-z0-9_-]+)\.ring")
 _SPIES = 4
+_SETTLED_NS = 1_000_000_000
 
 
 class Sampler:
@@ -39,6 +40,8 @@ class Sampler:
         self._folder = Path(config.ring_dir)
         self._watches: dict[tuple[int, int], StageWatch] = {}
         self._node = socket.gethostname()
+        self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
+        self._scanned_ns = 0
         self.pids: dict[int, int] = {}
         """Process of each stage. Replaced as a whole, so that another thread may read it."""
 
@@ -56,17 +59,22 @@ class Sampler:
         return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
 
     def _scan(self) -> dict[tuple[int, int], dict[str, tuple[Path, int]]]:
-        found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
+        """Return path and inode of every ring by stage; the folder is read only after it has changed."""
         try:
+            changed_ns = self._folder.stat().st_mtime_ns
+            # A folder's time is coarse: what came in the same tick as the last look would be missed.
+            if changed_ns == self._scanned_ns and time.time_ns() - changed_ns > _SETTLED_NS:
+                return self._found
             entries = list(os.scandir(self._folder))
         except OSError:
-            return found
+            return {}
+        self._scanned_ns, self._found = changed_ns, {}
         for entry in entries:
             match = _RING_NAME.fullmatch(entry.name)
             if match is not None:
                 key = int(match[1]), int(match[2])
-                found.setdefault(key, {})[match[3]] = Path(entry.path), entry.inode()
-        return found
+                self._found.setdefault(key, {})[match[3]] = Path(entry.path), entry.inode()
+        return self._found
 
 
 class StackServer:

@@ -175,9 +175,7 @@ class Collector:
             if state in _TOLD:
                 detail = f": {process.detail}" if process and process.detail else ""
                 self._events.say(f"stage.{state}", f"{where} is {state}{detail}", stage=stage)
-            elif before == "loading":
-                self._events.say("stage.ready", f"{where} is ready", stage=stage)
-            else:
+            elif before != "loading":  # That a stage is ready, the core says.
                 word = "continued" if before == "stopped" else "back"
                 self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
 

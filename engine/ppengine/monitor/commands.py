@@ -121,7 +121,8 @@ class CommandDesk:
         kept = self._kept.get(reply.id)
         if kept is None or kept.over:
             return False
-        self._reply(kept, reply)
+        # The core makes the event of an end itself: it also ends operations that came by other ways.
+        self._reply(kept, reply, told=isinstance(reply, Outcome))
         return True
 
     def core_lost(self, why: str) -> None:
@@ -212,7 +213,7 @@ class CommandDesk:
 
     # --- what came of it ------------------------------------------------------------------------------------
 
-    def _reply(self, kept: Kept, reply: Reply) -> None:
+    def _reply(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
         kept.replies.append(reply)
         kept.over = isinstance(reply, Outcome | Refused)
         # What has happened has happened: a log that cannot be written must not hide it from the console.
@@ -221,7 +222,7 @@ class CommandDesk:
         if kept.over and isinstance(kept.command.verb, Stop) and getattr(reply, "state", "") != "applied":
             self.stopping = False
         self._note_request(kept, reply)
-        if not kept.command.dry_run:
+        if not told and not kept.command.dry_run:
             self._tell(kept.command, reply)
 
     def _note_request(self, kept: Kept, reply: Reply) -> None:

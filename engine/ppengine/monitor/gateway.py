@@ -196,8 +196,6 @@ class Gateway:
         self._answer_control(client, welcome)
 
     def _on_session(self, what: str, session: Session) -> None:
-        if not session.attached:
-            return
         mode = " read-only" if session.role == "viewer" else ""
         self._events.say(f"console.{what}", f"{session.user} {what}{mode} ({session.program})", by=session.user)
         if what == "detached" and session.requests:

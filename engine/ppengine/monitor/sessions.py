@@ -25,7 +25,6 @@ class Session(msgspec.Struct):
     role: Role
     heard: float
     attached: bool = False
-    counted: bool = True
     requests: list[str] = []
     """Requests to abort when it is gone."""
 
@@ -55,7 +54,7 @@ class Sessions:
         session = self._sessions.get(client)
         if session is None:
             return
-        session.heard, session.counted = now, True
+        session.heard = now
         if not session.attached:
             session.attached = True
             self._said("attached", session)
@@ -65,15 +64,15 @@ class Sessions:
         return self._sessions.get(client)
 
     def count(self, now: float) -> int:
-        """Return how many were heard in the last ten seconds; let go of the others."""
+        """Return how many are attached; let go of those that were not heard for ten seconds."""
         for client, session in list(self._sessions.items()):
-            if session.counted and now - session.heard > ATTACHED_S:
+            if session.attached and now - session.heard > ATTACHED_S:
                 self._leave(session)
             if now - session.heard > FORGET_S:
                 del self._sessions[client]
-        return sum(session.counted for session in self._sessions.values())
+        return sum(session.attached for session in self._sessions.values())
 
     def _leave(self, session: Session) -> None:
-        session.counted = False
-        self._said("detached", session)
+        if session.attached:
+            self._said("detached", session)
         session.attached, session.requests = False, []

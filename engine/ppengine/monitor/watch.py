@@ -13,8 +13,8 @@ from ppengine.ring import Gauge, Phase, RingReader, Word
 
 SLOW_S = 0.5
 """Percentiles, cgroup and smaps are read at most this often."""
-_SMAPS_SHARE, _SMAPS_MOST_S = 300, 5.0
-"""smaps costs milliseconds: it takes at most 1/300 of a core, but is read every 5 s at least."""
+_SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
+"""smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
 _STEPS_SHOWN = 8
 
 
