@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -63,6 +64,7 @@ class Engine:
         self.clock = time.monotonic
         self._begun = self.clock()
         self._count = 0
+        self._first_name = secrets.randbits(16)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -208,6 +210,9 @@ class Engine:
                 text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
                 verb = Submit(prompt=text, prompt_token_ids=ids, sampling=sampling, request=name)
                 groups.append(self.make_requests(verb, owner=message.session))
+            repeated = [name for name, times in Counter(message.requests).items() if times > 1]
+            if repeated:
+                error = f"request id {repeated[0]} is given twice; ids are used once"
             for group in groups:
                 self.scheduler.check_fits(group)
         except (DoesNotFit, ValueError) as problem:
@@ -311,7 +316,10 @@ class Engine:
         return self.tokenizer
 
     def _new_name(self) -> str:
+        """Return a short id that was not given out before: four digits, spread so that neighbours look different."""
         while True:
-            name = f"r-{secrets.token_hex(2)}"
+            turn, number = divmod(self._count, 0x10000)
+            self._count += 1
+            name = f"r-{turn * 0x10000 + (self._first_name + number * 0x9E37) % 0x10000:04x}"
             if name not in self.outputs:
                 return name
