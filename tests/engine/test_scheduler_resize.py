@@ -44,6 +44,28 @@ def test_halving_a_full_cache_loses_no_token_and_happens_as_planned(host, ahead)
     assert all(request.finish_reason == "length" for request in requests)
 
 
+def test_blocks_of_victims_do_not_move_first():
+    world, requests = busy(num_host_blocks=0)
+    world.act("abort", requests[0].id)
+    world.model.drain()
+    while world.retire() is not None:
+        world.model.drain()
+    while world.schedule() is not None:
+        pass
+    plan = world.begin_resize(34)
+    fenced = [request for request in requests if request.fence is not None]
+    assert fenced
+    assert plan.recompute_requests > 0
+    step = world.schedule()
+    assert step.moves
+    assert step.number not in {number for request in fenced for number in request.in_flight}
+    while not world.reports:
+        assert world.round()
+    assert world.reports[0].moved == plan.move
+    world.run()
+    world.verify_end()
+
+
 def test_victims_of_a_shrink_are_the_newest():
     world, requests = busy()
     plan = world.scheduler.plan_resize(34)

@@ -36,6 +36,8 @@ class _Done:
     moved: int = 0
     dropped: int = 0
     victims: list[_Victim] = field(default_factory=list)
+    cleared: bool = False
+    """Nobody who stays has a block in the tail any more; copies and fences there end by themselves."""
 
     def report(self, after: int) -> ResizeReport:
         """Return the end of it, at `after` blocks."""
@@ -80,7 +82,7 @@ class Resizer:
             )
         if plan.refused or target >= device.size:
             return plan
-        owners = self._owners()
+        owners = self._owners(victims_too=True)
         host_free = self._kv.host.free
         host_free += sum(len(r.fence.host) for r in self._fences.leaving if r.fence is not None and r.fence.resize)
         victims = self._candidates()
@@ -114,11 +116,14 @@ class Resizer:
         fence = request.fence
         return fence is not None and fence.resize and not fence.copying
 
-    def _owners(self) -> dict[int, list[Request]]:
-        """Return who stays on each used block; requests whose blocks come back by themselves do not count."""
+    def _owners(self, victims_too: bool = False) -> dict[int, list[Request]]:
+        """Return who stays on each used block; requests whose blocks come back by themselves do not count.
+
+        `victims_too`: those whom an unfinished resize has fenced count, for a plan that may call them back.
+        """
         owners: dict[int, list[Request]] = defaultdict(list)
         for request in self._lines.running:
-            if request.fence is None or self._can_call_off(request):
+            if request.fence is None or (victims_too and self._can_call_off(request)):
                 for block in request.blocks:
                     owners[block].append(request)
         return dict(owners)
@@ -159,9 +164,11 @@ class Resizer:
 
     def advance(self) -> None:
         """Move live tail blocks down, as far as blocks below the limit are there."""
-        device = self._kv.device
+        device, done = self._kv.device, self._done
+        if done is not None and device.reserve and not device.free + device.cached and self._fences.leaving:
+            return
         device.reserve = 0
-        if not device.tail_live or self._done is None:
+        if not device.tail_live or done is None or done.cleared:
             return
         owners, holders = self._owners(), self._holders()
         tail = sorted(block for block in owners if block >= device.limit)
@@ -173,8 +180,9 @@ class Resizer:
             if device.available < 1:
                 break
             self._kv.relocate(block, owners[block])
-            self._done.moved += 1
+            done.moved += 1
             left -= 1
+        done.cleared = not left
         stuck = left and not device.available and not self._fences.leaving and not self._kv.pinned
         device.reserve = left
         if stuck:
