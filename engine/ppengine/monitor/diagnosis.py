@@ -80,7 +80,7 @@ def _blames_peer(stage: StageEvidence) -> bool:
 def _dead(stage: StageEvidence, echo_of: StageEvidence | None) -> Verdict:
     how = exit_words(stage.exit_code)
     evidence = [f"pid {stage.pid}: {how}"]
-    if stage.exit_detail:
+    if stage.exit_detail and (stage.exit_code or 0) >= 0:
         evidence.append(f"last words: {stage.exit_detail}")
     if stage.exit_code == -signal.SIGKILL:
         kills = stage.oom_kills
@@ -92,7 +92,8 @@ def _dead(stage: StageEvidence, echo_of: StageEvidence | None) -> Verdict:
             else "no cgroup OOM"
         )
     if stage.op is not None:
-        evidence.append(f"was in {_doing(stage)}")
+        until_then = max(0.0, (stage.op_age_s or 0.0) - (stage.dead_for_s or 0.0))
+        evidence.append(f"was in {_doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
     summary = f"stage {stage.stage} {how}"
     if echo_of is not None:
         summary += f" after stage {echo_of.stage} was gone"

@@ -92,8 +92,11 @@ def list_engines() -> list[EngineRecord]:
     """Return the live engines of this user, oldest first, and remove what dead ones left behind."""
     found = []
     for path in sorted(runtime_dir().glob("*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
+        # What is no record of ours is left alone: a name inside it must not choose which folder is removed.
+        with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
             record = msgspec.json.decode(path.read_bytes(), type=EngineRecord)
+            if record.id != path.stem:
+                continue
             if process_start(record.pid) == record.pid_start:
                 found.append(record)
             else:
