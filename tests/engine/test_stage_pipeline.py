@@ -191,8 +191,9 @@ def test_steps_of_another_generation_are_dropped(core: FakeCore, reference: dict
 @pytest.mark.parametrize("family", ["opt-350m", "qwen3"])
 def test_other_families_match_transformers(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / family, family, dtype="float64", layers=3)
-    with FakeCore(folder, stages=3) as core:
+    with FakeCore(folder, stages=3, memory={"swap_space_gib": 0.0}) as core:
         core.serve()
+        assert {ready.swap_blocks for ready in core.ready.values()} == {0}
         sequence = Sequence(core, 0, PROMPT, BLOCKS)
         sequence.prefill(7)
         sequence.decode(5)

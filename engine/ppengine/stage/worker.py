@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -56,6 +57,9 @@ class StageWorker:
             runner = self._boot()
             if runner is None:
                 return 1
+            # What boot made stays for good: without it, a full collection no longer stalls a step.
+            gc.collect()
+            gc.freeze()
             self._ring.phase(Phase.SERVING)
             with torch.inference_mode():
                 self._serve(runner)
