@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
-from ppengine.monitor.diagnosis import PHASE_BUDGET_S, diagnose, exit_words, stuck_limit_s
+from ppengine.monitor.diagnosis import PHASE_BUDGET_S, diagnose, stuck_limit_s
 from ppengine.monitor.evidence import DriverEvidence, Evidence
+from ppengine.monitor.words import exit_words
 
 PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
 

@@ -12,6 +12,7 @@ import signal
 import msgspec
 
 from ppengine.monitor.evidence import DriverEvidence, Evidence, StageEvidence
+from ppengine.monitor.words import doing, exit_words, seconds
 from ppengine.protocol.snapshot import Cause, Verdict
 
 STOPPED_AFTER_S = 0.2
@@ -93,7 +94,7 @@ def _dead(stage: StageEvidence, echo_of: StageEvidence | None) -> Verdict:
         )
     if stage.op is not None:
         until_then = max(0.0, (stage.op_age_s or 0.0) - (stage.dead_for_s or 0.0))
-        evidence.append(f"was in {_doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
+        evidence.append(f"was in {doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
     summary = f"stage {stage.stage} {how}"
     if echo_of is not None:
         summary += f" after stage {echo_of.stage} was gone"
@@ -110,32 +111,20 @@ def _dead(stage: StageEvidence, echo_of: StageEvidence | None) -> Verdict:
     )
 
 
-def exit_words(code: int | None) -> str:
-    """Return an exit status in words; None: the process is gone and its parent has not said how."""
-    if code is None:
-        return "is gone (exit status not known yet)"
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def _is_stopped(stage: StageEvidence) -> bool:
     return stage.dead_for_s is None and stage.stopped_for_s is not None and stage.stopped_for_s >= STOPPED_AFTER_S
 
 
 def _stopped(stage: StageEvidence) -> Verdict:
     since = (stage.stopped_for_s or 0.0) + (stage.sample_age_s or 0.0)
-    doing = f" in {_doing(stage)}" if stage.op not in (None, "idle") else ""
-    evidence = [f"pid {stage.pid}: process state T for {_seconds(since)}"]
-    evidence += [f"open operation: {_doing(stage)}"] if stage.op else []
-    evidence += [f"holds a step unretired for {_seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
+    within = f" in {doing(stage)}" if stage.op not in (None, "idle") else ""
+    evidence = [f"pid {stage.pid}: process state T for {seconds(since)}"]
+    evidence += [f"open operation: {doing(stage)}"] if stage.op else []
+    evidence += [f"holds a step unretired for {seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
     return Verdict(
         stage=stage.stage,
         cause="stopped",
-        summary=f"stage {stage.stage} is stopped by a signal (pid {stage.pid}, state T){doing}",
+        summary=f"stage {stage.stage} is stopped by a signal (pid {stage.pid}, state T){within}",
         since_s=since,
         evidence=evidence,
         suggest=f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})",
@@ -151,14 +140,14 @@ def _driver(driver: DriverEvidence, stopping: bool) -> list[Verdict]:
     elif driver.stopped_for_s is not None and driver.stopped_for_s >= STOPPED_AFTER_S:
         how, since, suggest = "is stopped by a signal (state T)", driver.stopped_for_s, f"kill -CONT {driver.pid}"
     elif driver.report_age_s is not None and driver.report_age_s > driver.report_limit_s and not stopping:
-        how, since = f"has not reported for {_seconds(driver.report_age_s)}", driver.report_age_s
+        how, since = f"has not reported for {seconds(driver.report_age_s)}", driver.report_age_s
         suggest = f"py-spy dump --pid {driver.pid}" if driver.pid else "ppconsole logs"
     else:
         return []
-    age = "none yet" if driver.report_age_s is None else f"{_seconds(driver.report_age_s)} ago"
+    age = "none yet" if driver.report_age_s is None else f"{seconds(driver.report_age_s)} ago"
     evidence = [
         f"pid {driver.pid or 'unknown'}: process state {driver.process_state or 'unknown'}",
-        f"newest report: {age} (limit {_seconds(driver.report_limit_s)})",
+        f"newest report: {age} (limit {seconds(driver.report_limit_s)})",
     ]
     evidence += [f"last words: {driver.exit_detail}"] if driver.exit_detail else []
     summary = f"the engine core (pid {driver.pid or 'unknown'}) {how}"
@@ -204,12 +193,12 @@ def _undetermined(evidence: Evidence, holding: list[StageEvidence], since: float
     chain = _chain(first, evidence.stages)
     last = chain[-1]
     lines = [
-        f"stage {stage.stage}: {_doing(stage)}, process state {stage.process_state or 'unknown'}" for stage in chain
+        f"stage {stage.stage}: {doing(stage)}, process state {stage.process_state or 'unknown'}" for stage in chain
     ]
-    lines.append(f"nothing retired for {_seconds(since)}; steps in flight {list(evidence.steps_in_flight)}")
-    lines.append(f"limit {_seconds(limit)} for {max(stage.unretired_tokens for stage in holding)} tokens")
+    lines.append(f"nothing retired for {seconds(since)}; steps in flight {list(evidence.steps_in_flight)}")
+    lines.append(f"limit {seconds(limit)} for {max(stage.unretired_tokens for stage in holding)} tokens")
     if last.sample_age_s is None or last.sample_age_s > UNSEEN_AFTER_S:
-        age = "never" if last.sample_age_s is None else f"not for {_seconds(last.sample_age_s)}"
+        age = "never" if last.sample_age_s is None else f"not for {seconds(last.sample_age_s)}"
         text = f"work stands still; stage {last.stage} was {age} sampled"
         lines.append("missing: a fresh sample; does the agent run?")
     elif len(chain) > 1 and _next(last, evidence.stages) in chain:
@@ -220,10 +209,10 @@ def _undetermined(evidence: Evidence, holding: list[StageEvidence], since: float
         text = f"stage {last.stage} waits for a step that the core says it has sent"
         lines.append(f"finished {last.finished_step}, acknowledged {last.retired_step}; missing: where the message is")
     elif last.op in _WAITS:
-        text = f"stage {last.stage} is in {_doing(last)} and its peer does not wait for it"
+        text = f"stage {last.stage} is in {doing(last)} and its peer does not wait for it"
         lines.append("missing: what the transport holds")
     else:
-        text = f"stage {last.stage} makes no progress in {_doing(last)}"
+        text = f"stage {last.stage} makes no progress in {doing(last)}"
         lines.append("missing: why; its stacks may tell")
     suggest = f"ppconsole stacks --stage {last.stage}"
     return Verdict(stage=last.stage, cause="undetermined", summary=text, since_s=since, evidence=lines, suggest=suggest)
@@ -257,7 +246,7 @@ def _slow_phase(stage: StageEvidence) -> Verdict:
     return Verdict(
         stage=stage.stage,
         cause="undetermined",
-        summary=f"stage {stage.stage} is in phase {stage.phase} for {_seconds(age)}; its budget is {_seconds(budget)}",
+        summary=f"stage {stage.stage} is in phase {stage.phase} for {seconds(age)}; its budget is {seconds(budget)}",
         since_s=age - budget,
         evidence=[f"pid {stage.pid}: process state {stage.process_state or 'unknown'}", "missing: why; see its stacks"],
         suggest=f"ppconsole stacks --stage {stage.stage}",
@@ -283,27 +272,12 @@ def _suffering(stage: StageEvidence, evidence: Evidence, roots: list[Verdict]) -
     return Verdict(
         stage=stage.stage,
         cause=cause,
-        summary=f"stage {stage.stage} is {cause} {word} stage {root.stage}{via}: {_doing(stage)}",
+        summary=f"stage {stage.stage} is {cause} {word} stage {root.stage}{via}: {doing(stage)}",
         since_s=stage.op_age_s or 0.0,
-        evidence=[f"{_doing(stage)}, process state {stage.process_state or 'unknown'}"],
+        evidence=[f"{doing(stage)}, process state {stage.process_state or 'unknown'}"],
         suggest=f"see stage {root.stage}",
         root=False,
     )
-
-
-def _doing(stage: StageEvidence) -> str:
-    """Return `receive from 1 m7 for 3.2s`."""
-    if stage.op is None:
-        return "no open operation"
-    peer = ""
-    if stage.op_peer is not None:
-        peer = f" {'to' if stage.op == 'send' else 'from'} {stage.op_peer}"
-    step = f" m{stage.op_step}" if stage.op_step else ""
-    return f"{stage.op}{peer}{step}" + (f" for {_seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")
-
-
-def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
 
 
 def _one_line(verdict: Verdict) -> Verdict:

@@ -1,0 +1,29 @@
+"""Evidence in words: exit statuses, what a stage is doing, how long."""
+
+from __future__ import annotations
+
+from ppengine.executor.process import signal_name
+from ppengine.monitor.evidence import StageEvidence
+
+
+def exit_words(code: int | None) -> str:
+    """Return an exit status in words; None: the process is gone and its parent has not said how."""
+    if code is None:
+        return "is gone (exit status not known yet)"
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def doing(stage: StageEvidence) -> str:
+    """Return `receive from 1 m7 for 3.2s`."""
+    if stage.op is None:
+        return "no open operation"
+    peer = ""
+    if stage.op_peer is not None:
+        peer = f" {'to' if stage.op == 'send' else 'from'} {stage.op_peer}"
+    step = f" m{stage.op_step}" if stage.op_step else ""
+    return f"{stage.op}{peer}{step}" + (f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")
+
+
+def seconds(value: float | None) -> str:
+    """Return `3.2s`."""
+    return "unknown" if value is None else f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
