@@ -262,4 +262,5 @@ def run_console(source: Source, *, read_only: bool, title: str) -> int:
     to the terminal otherwise so that text can be selected and copied.
     """
     app = ConsoleApp(source, read_only=read_only, title=title)
-    return app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1") or 0
+    app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1")
+    return app.return_code or 0

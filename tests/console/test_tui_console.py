@@ -345,6 +345,18 @@ async def test_a_failing_worker_shows_in_the_banner_and_starts_again():
         await rig.until(lambda: rig.source.starts == 2 and rig.app.state.snapshot is not None)
 
 
+async def test_a_tick_before_a_screen_is_composed_is_harmless():
+    async with console() as rig:
+        for open_it in (lambda: rig.app.ask(Pause()), lambda: rig.app.main.action_verb("memory"),
+                        lambda: rig.app.main.open_reader("logs")):  # fmt: skip
+            open_it()
+            for _ in range(20):
+                rig.app.paint()
+                await asyncio.sleep(0)
+            await rig.pilot.press("escape")
+            await rig.until(lambda: rig.app.screen is rig.app.main)
+
+
 async def test_sizes_from_tiny_to_wide():
     async with console(snapshots.snapshot(8, 60), size=(50, 12)) as rig:
         assert "needs 60x16" in rig.screen()

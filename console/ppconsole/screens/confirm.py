@@ -43,6 +43,7 @@ class Confirm(ModalScreen[None]):
         self._trouble: list[Row] = []
         self._note = ""
         self.busy = False
+        self._composed = False
 
     @property
     def console(self) -> ConsoleApp:
@@ -61,6 +62,7 @@ class Confirm(ModalScreen[None]):
 
     def on_mount(self) -> None:
         """Ask for the plan; the focus is on Cancel."""
+        self._composed = True
         self.query_one("#cancel").focus()
         self._ask()
 
@@ -70,8 +72,8 @@ class Confirm(ModalScreen[None]):
 
     def paint(self) -> None:
         """Show what is known by now."""
-        if not self.query("#dialog-body"):
-            return
+        if not self._composed or not self.is_attached:
+            return  # a tick may come before the dialog is composed
         width = min(MAX_WIDTH, self.app.size.width - 6)
         title = f" {name_of(self.verb)}?"
         rows = [row((fit(title, width), ""), fill="head"), *plan.head_rows(self.verb, self._seen, self.if_rev, width)]

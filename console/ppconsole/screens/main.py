@@ -46,6 +46,7 @@ class MainScreen(Screen[None]):
         self.blocks: BlocksDetail | None = None
         self._frame: Frame = frame(80, 24, 1, False)
         self._loading: Worker[None] | None = None
+        self._composed = False
 
     @property
     def console(self) -> ConsoleApp:
@@ -61,6 +62,11 @@ class MainScreen(Screen[None]):
             yield Lines(id="right")
         yield PromptLine(lambda text: commands.complete(text, self.console.state.snapshot), id="prompt")
         yield Lines(id="foot", classes="one")
+
+    def on_mount(self) -> None:
+        """Paint from now on."""
+        self._composed = True
+        self.paint()
 
     def on_resize(self) -> None:
         """Fit the new size."""
@@ -78,7 +84,7 @@ class MainScreen(Screen[None]):
 
     def paint(self) -> None:
         """Bring every part up to date; only rows that changed are painted."""
-        if not self.is_mounted or not self.query("#foot"):
+        if not self._composed or not self.is_attached:
             return
         console, (width, height) = self.console, self.size
         if width < MIN_WIDTH or height < MIN_HEIGHT:

@@ -37,6 +37,7 @@ class MemoryDialog(ModalScreen[None]):
         self._answer: Outcome | Refused | None = None
         self._note = ""
         self._timer: Timer | None = None
+        self._composed = False
 
     @property
     def console(self) -> ConsoleApp:
@@ -57,6 +58,7 @@ class MemoryDialog(ModalScreen[None]):
 
     def on_mount(self) -> None:
         """Begin with the present value."""
+        self._composed = True
         self.query_one(Input).focus()
         self.paint()
 
@@ -74,7 +76,7 @@ class MemoryDialog(ModalScreen[None]):
 
     def paint(self) -> None:
         """Show memory as it is and the plan for what is typed."""
-        if not self.query("#memory-plan"):
+        if not self._composed or not self.is_attached:
             return
         width = min(MAX_WIDTH, self.app.size.width - 6)
         self.query_one("#dialog").styles.width = width + 4

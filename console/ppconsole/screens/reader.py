@@ -40,6 +40,7 @@ class Reader(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self.problem = ""
+        self._composed = False
         self._top = 0
         self._at_end = self.follows_end
         self._height = 1
@@ -75,6 +76,7 @@ class Reader(Screen[None]):
 
     def on_mount(self) -> None:
         """Load now and by the clock, while this screen is the one that is seen."""
+        self._composed = True
         self.start_load()
         if self.every_s:
             self.set_interval(self.every_s, self.start_load)
@@ -103,7 +105,7 @@ class Reader(Screen[None]):
 
     def paint(self) -> None:
         """Show the rows that are in view."""
-        if not self.is_mounted or not self.query("#reader-foot"):
+        if not self._composed or not self.is_attached:
             return
         width, height = self.size.width, self.size.height - 2
         rows = self.body(width)

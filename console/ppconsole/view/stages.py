@@ -37,6 +37,10 @@ COLUMNS = (
     Column("age", "AGE", 4, 1, ">"),
 )
 
+_WIDE_FROM = 100
+_WIDE_COLUMNS = tuple(column._replace(width=20) if column.key == "op" else column for column in COLUMNS)
+"""With room the whole operation comes before columns that rarely change."""
+
 _SHORT = {"receive": "recv", "forward": "fwd", "token_return": "token"}
 
 
@@ -127,7 +131,7 @@ def fold(snapshot: Snapshot, limit: int) -> tuple[list[StageInfo], list[StageInf
 def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | None = None) -> list[Row]:
     """Return the header, one row a stage and, when folded, one row for the rest. `selected`: a stage index."""
     shown, rest = fold(snapshot, limit)
-    placed = place(COLUMNS, width)
+    placed = place(COLUMNS if width < _WIDE_FROM else _WIDE_COLUMNS, width)
     faulty = faulty_stages(snapshot)
     lines = [header(placed)]
     widths = {each.column.key: each.width for each in placed}
