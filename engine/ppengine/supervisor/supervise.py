@@ -22,7 +22,7 @@ REPORT_S = 1.0
 GATEWAY_START_S = 30.0
 GRACE_S = 2.0
 """What core and stages get to leave in order; what is left then is killed."""
-HOPELESS_S = 0.5
+HOPELESS_S = 2.0
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "gateway", "ray")
 """Processes without which an engine cannot go on."""
