@@ -87,7 +87,9 @@ class Tokenizer:
         try:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self._template)
-            return self._compiled.render(messages=messages, add_generation_prompt=True, **self._special)
+            return self._compiled.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+            )
         except (TemplateError, *_TEMPLATE_FAULTS) as error:
             raise ConfigError(f"chat template: {' '.join(str(error).split())}") from None
 

@@ -110,6 +110,9 @@ def test_template_may_stand_in_the_config_and_cannot_leave_its_sandbox(byte_leve
     assert chat("{{ messages[0]['content'] }}{{ eos_token }}") == "Who waits? <>&'</s>"
     assert chat([{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]) == "yes"
     assert chat("{{ messages[1] | tojson }}") == '{"role": "assistant", "content": "Stage 1."}'
+    assert (
+        chat("{% if tools is not none %}tools{% endif %}{% for _ in messages %}{% break %}{% endfor %}none") == "none"
+    )
     with pytest.raises(ConfigError, match="roles must alternate"):
         chat("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ConfigError, match="chat template"):
