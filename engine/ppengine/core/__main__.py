@@ -137,6 +137,7 @@ class Loop:
             answer = StateAnswer(
                 nonce=query.nonce, state=engine.state, message=engine.message,
                 max_model_len=self._config.max_model_len, num_blocks=blocks,
+                code="DOES_NOT_FIT" if engine.unfit else "",
             )  # fmt: skip
             self._reply(client, answer)
         self._state_waiters = left
@@ -187,6 +188,9 @@ def main() -> int:
         signal.signal(number, lambda *_: loop.engine.leave("signal"))
     loop.run()
     context.term()
+    if loop.engine.failed:
+        print(f"error: {loop.engine.failed}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -57,6 +57,10 @@ class Engine:
         self.serving = False
         self.draining = False
         self.leaving = ""
+        self.failed = ""
+        """Why the engine had to leave by itself; empty when it was told to."""
+        self.unfit = ""
+        """Why it cannot begin to serve: the memory of the stages does not hold one sequence."""
         self.message = "stages are loading"
         self.prompt_tokens_total = 0
         self.output_tokens_total = 0
@@ -78,7 +82,7 @@ class Engine:
         """Engine state as in a snapshot."""
         if self.leaving:
             return "stopped"
-        if self.board.lost:
+        if self.board.lost or self.unfit:
             return "degraded"
         if not self.serving:
             return "loading"
@@ -138,7 +142,7 @@ class Engine:
         capacity = Capacity(self.board.ready.values(), profile.memory.block_size, config.max_model_len)
         plan = capacity.plan(utilization)
         if refusal := capacity.refusal(utilization):
-            self._lose(plan.binding, refusal)
+            self.unfit = self.message = refusal
             return
         self.scheduler = Scheduler(
             profile.scheduler,

@@ -93,7 +93,8 @@ class Resizer:
         self.mapped_blocks = min(flight.mapped)
         if self._operation is None:
             if self.mapped_blocks < self._target:
-                self._engine.leave(f"the KV cache could not be mapped: {'; '.join(flight.errors)}")
+                self._engine.failed = f"the KV cache could not be mapped: {'; '.join(flight.errors)}"
+                self._engine.leave(self._engine.failed)
             return
         if flight.errors:
             # One stage could not follow: all go back to what everyone has.

@@ -107,6 +107,8 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
     message: str
     max_model_len: int
     num_blocks: int
+    code: str = ""
+    """`DOES_NOT_FIT`: the stages are up, and their memory does not hold one sequence."""
 
 
 ToFront = Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport

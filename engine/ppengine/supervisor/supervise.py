@@ -22,7 +22,6 @@ REPORT_S = 1.0
 GATEWAY_START_S = 30.0
 GRACE_S = 2.0
 """What core and stages get to leave in order; what is left then is killed."""
-HOPELESS_S = 2.0
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "gateway", "ray")
 """Processes without which an engine cannot go on."""
@@ -62,7 +61,7 @@ class Supervisor:
         self._reported_at = 0.0
         self._published = False
         self._served = False
-        self._hopeless: tuple[float, str] | None = None
+        self._degraded = False
         self._end: End | None = None
         self._started_at = time.monotonic()
 
@@ -111,17 +110,17 @@ class Supervisor:
 
     def _hear(self, link: Link) -> None:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
-        answer, now = link.read_state(), time.monotonic()
+        answer = link.read_state()
         if answer is not None and answer.state in SERVED and not self._served:
             self._served = True
             tell(f"{self._config.name} ({self._config.id}): serving")
-        elif answer is not None and answer.state == "degraded" and self._hopeless is None:
-            # A stage that failed is about to end and says it better; if none does, the core found no room.
-            self._hopeless = (now + HOPELESS_S, answer.message.partition(" is lost: ")[2] or answer.message)
-        if self._hopeless is None and not self._served:
+        elif answer is not None and answer.code == "DOES_NOT_FIT":
+            self._end = End(FITS_NOT, answer.message)
+        elif answer is not None and answer.state == "degraded":
+            # A stage that failed while loading is about to end, and says better than the core what was wrong.
+            self._degraded = True
+        if not self._served and not self._degraded:
             link.ask_state()
-        elif self._hopeless is not None and not self._served and now > self._hopeless[0]:
-            self._end = End(FITS_NOT, self._hopeless[1])
 
     def _observe(self) -> list[ProcessInfo]:
         """Look at every process, report what changed (and all of it each second), return what has newly ended."""

@@ -36,5 +36,12 @@ while True:
     client, body = front.recv_multipart()
     message = codec.decode(body)
     if isinstance(message, StateQuery) and state != "loading":
-        answer = StateAnswer(nonce=message.nonce, state=state, message="room for 3", max_model_len=8, num_blocks=8)
+        answer = StateAnswer(
+            nonce=message.nonce,
+            state=state,
+            message="room for 3",
+            max_model_len=8,
+            num_blocks=8,
+            code="DOES_NOT_FIT" if state == "degraded" else "",
+        )
         front.send_multipart([client, encode(answer)])
