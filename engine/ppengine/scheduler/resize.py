@@ -116,8 +116,8 @@ class Resizer:
         fence = request.fence
         return fence is not None and fence.resize and not fence.copying
 
-    def _owners(self, victims_too: bool = False) -> dict[int, list[Request]]:
-        """Return who stays on each used block; requests whose blocks come back by themselves do not count.
+    def _owners(self, first: int = 0, *, victims_too: bool = False) -> dict[int, list[Request]]:
+        """Return who stays on each used block from `first` on; requests whose blocks come back by themselves do not count.
 
         `victims_too`: those whom an unfinished resize has fenced count, for a plan that may call them back.
         """
@@ -125,7 +125,8 @@ class Resizer:
         for request in self._lines.running:
             if request.fence is None or (victims_too and self._can_call_off(request)):
                 for block in request.blocks:
-                    owners[block].append(request)
+                    if block >= first:
+                        owners[block].append(request)
         return dict(owners)
 
     # --- doing ----------------------------------------------------------------------------------------------
@@ -170,8 +171,8 @@ class Resizer:
         device.reserve = 0
         if not device.tail_live or done is None or done.cleared:
             return
-        owners, holders = self._owners(), self._holders()
-        tail = sorted(block for block in owners if block >= device.limit)
+        owners, holders = self._owners(device.limit), self._holders(device.limit)
+        tail = sorted(owners)
         left = len(tail)
         for block in tail:
             # A copy that is in flight reads the block: it moves when that has retired.
@@ -188,10 +189,10 @@ class Resizer:
         if stuck:
             self._more_victims()
 
-    def _holders(self) -> Counter[int]:
-        """Return how many tables hold each block, those of leaving requests too."""
+    def _holders(self, first: int) -> Counter[int]:
+        """Return how many tables hold each block from `first` on, those of leaving requests too."""
         requests = dict.fromkeys([*self._lines.running, *self._fences.leaving])
-        return Counter(block for request in requests for block in request.blocks)
+        return Counter(block for request in requests for block in request.blocks if block >= first)
 
     def _more_victims(self) -> None:
         plan = self.plan(self._kv.device.limit)
