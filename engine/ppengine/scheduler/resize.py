@@ -117,7 +117,7 @@ class Resizer:
         return fence is not None and fence.resize and not fence.copying
 
     def _owners(self, first: int = 0, *, victims_too: bool = False) -> dict[int, list[Request]]:
-        """Return who stays on each used block from `first` on; requests whose blocks come back by themselves do not count.
+        """Return who stays on each used block from `first` on; whose blocks come back by themselves do not count.
 
         `victims_too`: those whom an unfinished resize has fenced count, for a plan that may call them back.
         """
