@@ -1,10 +1,17 @@
 """Reports into evidence and snapshots: ages, states, unknowns."""
 
+import socket
+import subprocess
+
 import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
+from ppengine.monitor.collector import Collector
+from ppengine.monitor.events import EventLog
 from ppengine.monitor.evidence import EvidenceTracker, Sighting, newest_process
 from ppengine.monitor.merge import Inputs, merge
+from ppengine.protocol.discovery import process_start
+from ppengine.protocol.reports import AgentReport
 from ppengine.protocol.snapshot import Verdict, Waiting
 
 S = 1_000_000_000
@@ -167,6 +174,15 @@ def test_retirement_anywhere_is_progress(config):
     assert teller.at(5.0, core=moved).since_retired_s == 0.0
 
 
+def test_who_is_continued_gets_its_time_anew(config):
+    teller, core = Teller(config), core_report(config)
+    teller.at(1.0, [sample(0)], core=core)
+    teller.at(2.0, [sample(0, process_state="T")], core=core)
+    assert teller.at(9.0, [sample(0, process_state="T")], core=core).since_retired_s == 8.0
+    assert teller.at(9.1, [sample(0)], core=core).since_retired_s == 0.0
+    assert teller.at(12.1, [sample(0)], core=core).since_retired_s == pytest.approx(3.0)
+
+
 def test_the_core_is_followed_by_its_process(config):
     teller = Teller(config)
     listed = processes(stage_process(0, role="core", stage=None, pid=42))
@@ -183,3 +199,30 @@ def test_the_newest_process_is_the_one_that_runs():
     assert newest_process(listed, "stage", (0, 0)).pid == 2
     assert newest_process(listed, "stage", (1, 0)).pid == 3
     assert newest_process(listed, "core") is None
+
+
+# --- whom a signal may reach --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("executor", "node", "reached"), [("local", "", True), ("ray", "here", True), ("ray", "n7", False)]
+)
+def test_a_pid_of_another_host_is_never_signalled(config, executor, node, reached):
+    """On another host the pid is this very test's: continuing or clearing it away would hit the wrong process."""
+    parallel = msgspec.structs.replace(config.profile.parallel, executor=executor)
+    profile = msgspec.structs.replace(config.profile, parallel=parallel)
+    collector = Collector(msgspec.structs.replace(config, profile=profile), EventLog(lambda event: None))
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        start = process_start(process.pid)
+        name = socket.gethostname() if node == "here" else node
+        seen = [sample(0, pid=process.pid, process_start=start)]
+        collector.take(AgentReport(mono_ns=1, node=name, stages=seen))
+        collector.take(processes(stage_process(0, pid=process.pid)))
+        assert (collector.stage_process(0) == (process.pid, start)) is reached
+        assert (collector.others() == {process.pid: start}) is reached
+        collector.take(processes(stage_process(0, pid=process.pid, exit_code=0)))
+        assert collector.stage_process(0) is None and collector.others() == {}
+    finally:
+        process.kill()
+        process.wait()

@@ -57,11 +57,12 @@ class Collector:
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host's monotonic clock is another clock: there the time of arrival counts.
-        seen_ns = report.mono_ns if report.node == self._node else time.monotonic_ns()
+        here = report.node == self._node
+        seen_ns = report.mono_ns if here else time.monotonic_ns()
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
         for sample in report.stages:
-            self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns)
+            self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
 
     def _take_processes(self, report: ProcessReport) -> None:
         self._processes = report
@@ -74,21 +75,29 @@ class Collector:
     # --- answers --------------------------------------------------------------------------------------------
 
     def others(self) -> dict[int, int]:
-        """Return pid and start time of every process of this engine but the gateway and its parent."""
+        """Return pid and start time of every process of this engine on this host but the gateway and its parent."""
         mine = (os.getpid(), os.getppid())
-        return {pid: start for pid, start in self._starts.items() if pid not in mine}
+        listed = self._processes.processes if self._processes else []
+        return {
+            process.pid: self._starts[process.pid]
+            for process in listed
+            if process.pid in self._starts and process.pid not in mine and self._is_here(process)
+        }
 
     def stage_process(self, stage: int) -> tuple[int, int] | None:
-        """Return (pid, start time) of a stage that runs; None if none is known."""
+        """Return (pid, start time) of a stage that runs on this host; None if none is known."""
         listed = self._processes.processes if self._processes else []
         process = newest_process(listed, "stage", (stage, 0))
-        if process is not None:
-            start = self._starts.get(process.pid)
-            return None if start is None or process.exit_code is not None else (process.pid, start)
-        seen = self._sightings.get((stage, 0))
-        if seen is None or seen.sample.process_start is None:
+        if process is None or process.pid not in self._starts or not self._is_here(process):
             return None
-        return seen.sample.pid, seen.sample.process_start
+        return process.pid, self._starts[process.pid]
+
+    def _is_here(self, process: ProcessInfo) -> bool:
+        """Return whether a process is one of this host: a pid of another host is somebody else's here."""
+        if process.role != "stage" or self._config.profile.parallel.executor == "local":
+            return True
+        seen = self._sightings.get((process.stage or 0, process.rank or 0))
+        return seen is not None and seen.here and seen.sample.pid == process.pid
 
     def core_missing(self) -> str:
         """Return why the core cannot take a command, empty if it can."""

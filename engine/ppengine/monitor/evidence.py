@@ -68,7 +68,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     driver: DriverEvidence = DriverEvidence()
     steps_in_flight: tuple[int, ...] = ()
     since_retired_s: float | None = None
-    """Since any stage last acknowledged a step."""
+    """Since any stage last acknowledged a step, or a stopped process was continued."""
     stopping: bool = False
     """The engine was told to stop: processes that end are no fault."""
 
@@ -93,25 +93,25 @@ class Tracked(msgspec.Struct):
     dead_ns: int | None = None
     oom_base: int | None = None
 
-    def saw(self, state: str | None, at_ns: int, *, looked: bool = True) -> None:
-        """Enter the state letter of one look; None: no such process."""
-        if not looked:
-            return
+    def saw(self, state: str | None, at_ns: int) -> bool:
+        """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
+        was_stopped = self.stopped is not None
         if state == "T":
-            if self.stopped is None:
-                self.stopped = Run(at_ns, at_ns)
+            self.stopped = self.stopped or Run(at_ns, at_ns)
             self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
         else:
             self.stopped = None
         if state in (None, "Z", "X"):
             self.dead_ns = self.dead_ns or at_ns
+        return was_stopped and self.stopped is None
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """A stage sample with the time of its report on this host's clock."""
+    """A stage sample with the time of its report on this host's clock. `here`: the stage runs on this host."""
 
     sample: StageSample
     mono_ns: int
+    here: bool = True
 
 
 class EvidenceTracker:
@@ -138,12 +138,14 @@ class EvidenceTracker:
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
         self._note_retired(now_ns, views)
+        stages = tuple(
+            self._stage(now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key))
+            for key in self._keys
+        )
+        driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state)
         return Evidence(
-            stages=tuple(
-                self._stage(now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key))
-                for key in self._keys
-            ),
-            driver=self._driver(now_ns, core, newest_process(listed, "core"), core_state),
+            stages=stages,
+            driver=driver,
             steps_in_flight=tuple(core.steps_in_flight) if core else (),
             since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
             stopping=stopping,
@@ -188,7 +190,8 @@ class EvidenceTracker:
 
     def _with_sample(self, base: StageEvidence, tracked: Tracked, seen: Sighting, now_ns: int) -> StageEvidence:
         sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
-        tracked.saw(sample.process_state, seen.mono_ns)
+        if tracked.saw(sample.process_state, seen.mono_ns):
+            self._retired_ns = now_ns  # It takes up its work again: the time for it begins anew.
         if tracked.oom_base is None:
             tracked.oom_base = sample.oom_kills
         kills = None if sample.oom_kills is None or tracked.oom_base is None else sample.oom_kills - tracked.oom_base
@@ -222,7 +225,8 @@ class EvidenceTracker:
         if pid is None:
             return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
         tracked = self._tracked("core", pid)
-        tracked.saw(state[1] if state else None, now_ns, looked=state is not None and state[0] == pid)
+        if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
+            self._retired_ns = now_ns
         if process is not None and process.exit_code is not None:
             tracked.dead_ns = tracked.dead_ns or now_ns
         return DriverEvidence(
