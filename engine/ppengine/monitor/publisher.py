@@ -11,6 +11,8 @@ from ppengine.protocol import frames
 from ppengine.protocol.control import Pong
 from ppengine.protocol.snapshot import Event, Snapshot
 
+_TOPICS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_EVENT, frames.TOPIC_HUGZ)
+
 
 class Publisher:
     """Sends `[topic][header][body]`. Never waits for a subscriber."""
@@ -26,11 +28,12 @@ class Publisher:
         for parts in drain(self._socket):
             first = parts[0][:1]
             # The library reports every subscription, and the end of the last one to a prefix; the rest is noise.
-            if first == b"\x01":
-                self._prefixes.add(parts[0][1:])
-                fresh.add(parts[0][1:])
+            prefix = parts[0][1:]
+            if first == b"\x01" and any(topic.startswith(prefix) for topic in _TOPICS):
+                self._prefixes.add(prefix)
+                fresh.add(prefix)
             elif first == b"\x00":
-                self._prefixes.discard(parts[0][1:])
+                self._prefixes.discard(prefix)
         return fresh
 
     def wanted(self, topic: bytes) -> bool:

@@ -1,0 +1,98 @@
+"""Parts of the gateway alone: subscriptions, sessions, events, logs."""
+
+import pytest
+import zmq
+from monitor_helpers import until
+from ppengine.monitor.events import EventLog
+from ppengine.monitor.logs import tail
+from ppengine.monitor.publisher import Publisher
+from ppengine.monitor.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
+from ppengine.protocol.control import Hello, Replay
+
+
+def test_only_what_somebody_subscribed_to_is_wanted():
+    with zmq.Context() as context, context.socket(zmq.XPUB) as state, context.socket(zmq.SUB) as reader:
+        state.linger = reader.linger = 0
+        state.setsockopt(zmq.XPUB_VERBOSE, 1)
+        state.bind("inproc://state")
+        reader.connect("inproc://state")
+        publisher = Publisher(state, "id", "epoch")
+        assert not publisher.wanted(b"snap")
+        for number in range(500):
+            reader.subscribe(b"nonsense %d" % number)
+        reader.subscribe(b"snap1")
+        assert until(publisher.read_subscriptions) <= {b"snap1"}
+        until(lambda: publisher.read_subscriptions() or publisher.wanted(b"snap1"))
+        assert publisher.wanted(b"snap1") and not publisher.wanted(b"snap") and not publisher.wanted(b"nonsense 1")
+        reader.unsubscribe(b"snap1")
+        until(lambda: publisher.read_subscriptions() is not None and not publisher.wanted(b"snap1"))
+        reader.subscribe(b"")
+        until(lambda: publisher.read_subscriptions() and publisher.wanted(b"event"))
+
+
+def hello(user="eve", read_only=False):
+    return Hello(proto_min=1, proto_max=1, client="c", user=user, read_only=read_only)
+
+
+def test_a_console_counts_from_its_first_ping_until_ten_seconds_of_silence():
+    said = []
+    sessions = Sessions(lambda what, session: said.append((what, session.user)))
+    sessions.hello(b"1", hello(), 0.0)
+    assert sessions.count(1.0) == 0
+    sessions.ping(b"1", 2.0)
+    sessions.ping(b"1", 3.0)
+    sessions.ping(b"unknown", 3.0)
+    assert sessions.count(3.0 + ATTACHED_S) == 1
+    assert sessions.count(3.1 + ATTACHED_S) == 0
+    assert said == [("attached", "eve"), ("detached", "eve")]
+    sessions.ping(b"1", 50.0)
+    assert sessions.count(50.0) == 1, "it was only slow"
+    assert sessions.get(b"1").role == "operator"
+    assert sessions.count(51.0 + FORGET_S) == 0 and sessions.get(b"1") is None
+
+
+def test_a_second_hello_cannot_keep_a_role_that_it_gave_up():
+    sessions = Sessions(lambda what, session: None)
+    sessions.hello(b"1", hello(), 0.0)
+    assert sessions.hello(b"1", hello(read_only=True), 1.0).role == "viewer"
+    assert sessions.get(b"1").role == "viewer"
+
+
+def test_sessions_are_bounded():
+    sessions = Sessions(lambda what, session: None)
+    for number in range(MOST + 5):
+        sessions.hello(b"%d" % number, hello(), 0.0)
+    assert sessions.get(b"4") is None and sessions.get(b"5") is not None
+
+
+@pytest.mark.parametrize(
+    ("after", "until_seq", "want", "gone"),
+    [
+        (0, None, [4, 5, 6], True), (3, None, [4, 5, 6], False), (4, 5, [5], False), (6, None, [], False),
+        (1, 2, [], True), (5, 4, [], False), (7, None, [], True), (-5, None, [4, 5, 6], True), (4, 99, [5, 6], False),
+    ],
+)  # fmt: skip
+def test_replay_of_a_small_ring(after, until_seq, want, gone):
+    published = []
+    events = EventLog(published.append, kept=3)
+    for number in range(1, 7):
+        events.say("test", f"n{number}")
+    answer = events.replay(Replay(nonce=1, after=after, until=until_seq))
+    assert ([event.seq for event in answer.events], answer.gone, answer.newest) == (want, gone, 6)
+    assert [event.seq for event in published] == [1, 2, 3, 4, 5, 6]
+    assert events.oldest == 4
+
+
+def test_replay_before_anything_happened():
+    answer = EventLog(lambda event: None).replay(Replay(nonce=1, after=0))
+    assert answer.events == [] and not answer.gone
+
+
+def test_logs_of_odd_files(tmp_path):
+    assert tail(tmp_path, 5) == []
+    (tmp_path / "empty.log").write_bytes(b"")
+    (tmp_path / "long.log").write_bytes(b"x" * 5_000_000)
+    (tmp_path / "folder.log").mkdir()
+    lines = tail(tmp_path, 2)
+    assert len(lines) == 1 and lines[0].startswith("long| xxx") and len(lines[0]) < 2_000_000
+    assert tail(tmp_path, 0) == [] and tail(tmp_path, -3) == []
