@@ -26,6 +26,7 @@ class FakeSource:
         self.plans: dict[str, Any] = {}
         self.output = "The stage then hands its hidden states on."
         self.closed = False
+        self.release: asyncio.Event | None = None
         self.starts = 0
         self.fail_starts = 0
         self._update: Callable[[Any], None] = lambda update: None
@@ -59,6 +60,8 @@ class FakeSource:
                 progress(Accepted(id="1", op="o1", request="r-new" if name == "submit" else None))
             answer = self.answers.get(name, Outcome(id="1", op="o1", state="applied", text="done", step=18413))
         await asyncio.sleep(0)
+        if self.release is not None and not options.get("dry_run"):
+            await self.release.wait()
         if isinstance(answer, Exception):
             raise answer
         return answer

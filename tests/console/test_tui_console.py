@@ -186,6 +186,18 @@ async def test_a_link_that_breaks_after_sending_leaves_the_outcome_unknown():
         await rig.until(lambda: "outcome unknown" in rig.board("dialog-body"))
 
 
+async def test_a_verb_that_takes_long_goes_on_when_its_dialog_is_closed():
+    async with console() as rig:
+        rig.source.release = asyncio.Event()
+        await rig.confirm("D")
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: "esc closes this and it goes on" in rig.board("dialog-body"))
+        await rig.pilot.press("escape")
+        assert rig.app.screen is rig.app.main and rig.source.acted() == [Drain()]
+        rig.source.release.set()
+        await rig.until(lambda: any("applied at step 18413" in note.message for note in rig.app._notifications))
+
+
 async def test_a_plan_that_is_refused_cannot_be_confirmed():
     async with console() as rig:
         rig.source.plans["swap-in"] = Refused(id="1", code="DOES_NOT_FIT", text="needs 90 blocks, 12 are free")

@@ -94,10 +94,10 @@ def test_confirm_rows_name_target_epoch_and_figures():
     assert "request r-0002 of opt@n0" in head and "epoch   b00t5eed0001   revision 2" in head and "126 blocks" in head
     planned = Outcome(
         id="1", op="o", state="planned", text="", plan=["moves 31 blocks"],
-        figures={"blocks_before": 1024, "blocks_after": 512, "move": 31},
+        figures={"blocks_before": 1024, "blocks_after": 512, "move": 31, "swap": 0},
     )  # fmt: skip
     rows = text(plan.plan_rows(planned, 76))
-    assert "moves 31 blocks" in rows and "blocks 1024 > 512" in rows and "move 31" in rows
+    assert "moves 31 blocks" in rows and "blocks 1024 > 512" in rows and "move 31" in rows and "swap" not in rows
     assert "DOES_NOT_FIT" in text(plan.plan_rows(Refused(id="1", code="DOES_NOT_FIT", text="needs 90"), 76))
 
 

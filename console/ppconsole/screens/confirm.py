@@ -63,6 +63,7 @@ class Confirm(ModalScreen[None]):
     def on_mount(self) -> None:
         """Ask for the plan; the focus is on Cancel."""
         self._composed = True
+        self.query_one("#cancel", Button).label = "Cancel"
         self.query_one("#cancel").focus()
         self._ask()
 
@@ -126,7 +127,11 @@ class Confirm(ModalScreen[None]):
 
     def _progress(self, message: Accepted | Deferred) -> None:
         """Show that the command is under way."""
-        self._note = f"deferred: {message.text}" if isinstance(message, Deferred) else "accepted, waiting for its end"
+        if not self.is_attached:
+            return
+        what = f"deferred: {message.text}" if isinstance(message, Deferred) else "accepted"
+        self._note = f"{what}; esc closes this and it goes on"
+        self.query_one("#cancel", Button).label = "Close"
         self.paint()
 
     def _check_conflict(self, answer: Outcome | Refused) -> None:
@@ -146,13 +151,15 @@ class Confirm(ModalScreen[None]):
         elif not self.busy:
             self.busy = True
             self.paint()
-            self.run_worker(self._act(), exit_on_error=False, name=name_of(self.verb), group="confirm")
+            # The app's worker and not this dialog's: the end of a verb is reported after the dialog is closed, too.
+            self.app.run_worker(self._act(), exit_on_error=False, name=name_of(self.verb))
 
     def _look_again(self) -> None:
         """Take the present state as the one to act on, and ask for a new plan."""
         now = self.console.state.snapshot
         if now is not None:
             self._seen, self.if_rev = now, revision_of(self.verb, now)
+        self.query_one("#cancel", Button).label = "Cancel"
         self.query_one("#cancel").focus()
         self._ask()
 
@@ -164,7 +171,12 @@ class Confirm(ModalScreen[None]):
             self.busy = False
         if isinstance(answer, Outcome):
             self.console.report_outcome(self.verb, answer)
-            self.dismiss()
+            if self.is_attached:
+                self.dismiss()
+            return
+        if not self.is_attached:
+            if answer is not None:
+                self.console.report(f"{name_of(self.verb)} refused: {answer.code}: {answer.text}", bad=True)
             return
         if answer is not None:
             self._answer = answer
@@ -176,7 +188,7 @@ class Confirm(ModalScreen[None]):
     def action_cancel(self) -> None:
         """Close. A verb that was sent already goes on in the engine, and says so."""
         if self.busy:
-            self.console.report(f"{name_of(self.verb)} was sent; its end shows in the events", bad=False)
+            self.console.report(f"{name_of(self.verb)} goes on; its end will be told", bad=False)
         self.dismiss()
 
     def action_copy_cli(self) -> None:

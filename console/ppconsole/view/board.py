@@ -72,11 +72,12 @@ def right(
     width = frame.side
     shown = shown_stages(state, frame)
     lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)]
-    tail: list[Row] = []
     stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
-    if frame.streams and stage is not None and height - len(lines) > 14:
-        tail = events.streams(stage, width)
-    room = height - len(lines) - len(tail)
-    lines += kvmap.rows(blocks, width, room, picked.request)
+    tail = events.streams(stage, width) if stage is not None else []
+    room = height - len(lines)
+    reserved = len(tail) if frame.streams and room > 14 else 0
+    lines += kvmap.rows(blocks, width, room - reserved, picked.request)
+    if len(lines) + len(tail) + 1 > height and not reserved:
+        tail = []
     lines += [EMPTY] * (height - len(lines) - len(tail))
     return [clip(line, width) for line in (*lines, *tail)]

@@ -45,7 +45,12 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
     size = max(1, -(-detail.mapped // max(1, room)))
     head = f" KV MAP  {detail.mapped} blocks, {size} a cell"
     lines = [row((fit(head, width), ""), fill="head")]
-    lines.extend(_lines(cells(detail, size, selected), width - 2))
+    found = cells(detail, size, selected)
+    if size == 1 and 2 * detail.mapped <= room:  # with so much room a gap beside each block reads better
+        found = [(f"{glyph} ", style) for glyph, style in found]
+        lines.extend(_lines(found, (width - 2) // 2))
+    else:
+        lines.extend(_lines(found, width - 2))
     legend: list[Seg] = [(" ", "")]
     for name in ("used", "shared", "cached", "free"):
         glyph, style = GLYPHS[name]

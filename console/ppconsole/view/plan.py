@@ -67,14 +67,14 @@ def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Row]:
 
 
 def figure_rows(values: Mapping[str, float], width: int) -> list[Row]:
-    """Return figures as `name value` pairs; a before and an after of one name become `before > after`."""
+    """Return figures as `name value` pairs, noughts left out; a before and an after become `before > after`."""
     pairs: list[tuple[str, str]] = []
     for name, value in values.items():
         stem = name.removesuffix("_before")
         after = values.get(f"{stem}_after")
         if name.endswith("_before") and after is not None:
             pairs.append((stem.replace("_", " "), f"{value:g} > {after:g}"))
-        elif not (name.endswith("_after") and name.removesuffix("_after") + "_before" in values):
+        elif value and not (name.endswith("_after") and name.removesuffix("_after") + "_before" in values):
             pairs.append((name.replace("_", " "), f"{value:g}"))
     rows: list[Row] = []
     segs: list[Seg] = []

@@ -23,7 +23,7 @@ _RANK = {_FORWARD: 5, _EMBED: 4, _HEAD: 4, _SAMPLE: 4, 7: 3, 8: 3, 9: 3, 10: 3, 
 def span_ms(stages: Sequence[StageInfo]) -> float:
     """Return the time that the timeline covers: what the stages report, at least 50 ms, in round steps."""
     oldest = max((entry[2] for stage in stages for entry in stage.timeline if len(entry) == 4), default=0.0)
-    for step in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000):
+    for step in (50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000):
         if oldest <= step:
             return float(step)
     return 60_000.0
