@@ -224,3 +224,12 @@ def test_what_is_old_says_so():
 def test_an_operation_under_way_is_seen():
     line = text_of(banner.verdict_line(snapshots.resizing(), LIVE, 80))
     assert line.strip() == "set-memory by eve: moved 31 of 80"
+
+
+def test_an_operation_is_short_where_it_is_narrow():
+    stage = snapshots.stage(1, 4, streams=[], op="receive<0 m18411", waiting_on=None)
+    assert stages.operation(stage) == "recv<0 m18411" and stages.operation(stage, brief=True) == "recv<0"
+    stage.op = "token_return m7"
+    assert stages.operation(stage) == "token m7"
+    stage.op = None
+    assert stages.operation(stage) == "-"

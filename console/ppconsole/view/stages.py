@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -41,7 +42,12 @@ _WIDE_FROM = 100
 _WIDE_COLUMNS = tuple(column._replace(width=20) if column.key == "op" else column for column in COLUMNS)
 """With room the whole operation comes before columns that rarely change."""
 
-_SHORT = {"receive": "recv", "forward": "fwd", "token_return": "token"}
+_SHORT = {
+    "receive": "recv", "forward": "fwd", "token_return": "token", "swap_out": "out", "swap_in": "in",
+    "collective": "coll",
+}  # fmt: skip
+_OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
+"""Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
 
 
 def bar(stage: StageInfo, width: int) -> tuple[Seg, ...]:
@@ -90,13 +96,13 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     busy = [stream for stream in stage.streams if stream.op]
     stream = max(busy, key=lambda each: each.age_ms or 0.0, default=None)
     text = (stream.op if stream else stage.op) or figures.NOTHING
-    word, _, rest = text.partition(" ")
-    text = f"{_SHORT.get(word, word)} {rest}".strip()
-    waiting = stage.waiting_on
-    if waiting is not None and waiting.stage is not None and not rest.startswith(("<", ">")):
-        text = f"{_SHORT.get(word, word)}{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
-    if brief:
-        text = text.partition(" m")[0]
+    found = _OPERATION.fullmatch(text)
+    if found is not None:
+        word, peer, rest = found[1], found[2] or "", found[3]
+        waiting = stage.waiting_on
+        if not peer and waiting is not None and waiting.stage is not None:
+            peer = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
+        text = f"{_SHORT.get(word, word)}{peer}{'' if brief else rest}"
     return f"{stream.name}:{text}" if stream else text
 
 
