@@ -24,7 +24,7 @@ from ppengine.protocol.control import (
     SwapOut,
 )
 from ppengine.request import Request
-from ppengine.scheduler import DoesNotFit, Effect
+from ppengine.scheduler import DoesNotFit, Effect, PreemptMode
 from ppengine.scheduler import Refused as NotPossible
 
 if TYPE_CHECKING:
@@ -98,6 +98,9 @@ class Commands:
             self._stop(client, command)
         elif not self._engine.serving:
             raise CommandError("BUSY", f"the engine is {self._engine.state}: {self._engine.message}")
+        elif self._engine.board.lost:
+            # No step will retire any more, so nothing that is asked for would ever have an end.
+            raise CommandError("FAILED", f"the engine is degraded: {self._engine.message}; stop ends it")
         elif isinstance(verb, Submit):
             self._submit(client, command, verb)
         elif isinstance(verb, Act):
@@ -159,12 +162,40 @@ class Commands:
             )  # fmt: skip
             engine.reply(client, outcome)
             return
-        effects = [(calls[type(verb)](member), member) for member in members]
+        effects: list[tuple[Effect, Request]] = []
+        problem = ""
+        for member in self._able(verb, members, mode, hold):
+            try:
+                effects.append((calls[type(verb)](member), member))
+            except NotPossible as error:
+                # What earlier samples took, this one lacks.
+                if not effects:
+                    raise
+                problem = f"{len(effects)} of {len(members)} samples: {error.text}"
+                break
         operation = engine.operations.open(command, client, verb.request, request=verb.request)
+        if problem:
+            engine.operations.end(operation, "failed", problem, request=verb.request)
+            return
         # A group of samples moves together; the operation ends with the last of them.
         effect, member = next(((e, m) for e, m in reversed(effects) if e.state == "pending"), effects[-1])
         self._effects.append((effect, operation, member))
         self.settle()
+
+    def _able(self, verb: Act, members: list[Request], mode: PreemptMode | None, hold: bool) -> list[Request]:
+        """Return the samples to which the verb applies. Raises Refused when it is none, or when one lacks room."""
+        able, first = [], None
+        for member in members:
+            try:
+                self._engine.scheduler.plan_act(VERB_NAMES[type(verb)], member.id, mode, hold)
+                able.append(member)
+            except NotPossible as error:
+                if error.code == "DOES_NOT_FIT":
+                    raise
+                first = first or error
+        if first is not None and not able:
+            raise first
+        return able
 
     def _pause(self, client: bytes, command: Command, verb: Pause) -> None:
         engine = self._engine
@@ -183,8 +214,7 @@ class Commands:
         if verb.mode != "wait":
             scheduler.paused = True
         if verb.mode == "abort":
-            for request in engine.live():
-                engine.abort(request, by=command.by)
+            engine.abort_all(by=command.by)
         if verb.mode == "wait" and running:
             engine.operations.defer(operation, f"waits for {running} running requests")
             self._idle = operation

@@ -135,6 +135,8 @@ class Engine:
         self.message = f"stage {first} is lost: {self.board.lost[first]}"
         self.outputs.failure = self.message
         self.event("stage.lost", f"stage {stage}: {why}", stage=stage)
+        for operation in self.operations.live:
+            self.operations.end(operation, "failed", f"{self.message}; how far it came is not known")
 
     def _begin_serving(self) -> None:
         config, profile = self.config, self.config.profile
@@ -206,33 +208,43 @@ class Engine:
 
     def add_many(self, client: bytes, message: AddMany) -> None:
         """Queue the requests of an offline session: all of them or none."""
+        if not self.serving or self.board.lost:
+            text = f"the engine is {self.state}: {self.message}"
+            self.reply(client, Added(nonce=message.nonce, requests=[], error=text, lost=bool(self.board.lost)))
+            return
         groups: list[list[Request]] = []
-        error = "" if self.serving and not self.board.lost else f"the engine is {self.state}: {self.message}"
+        error = ""
         names: list[str | None] = [*message.requests] or [None] * len(message.prompts)
         try:
-            for prompt, sampling, name in zip(message.prompts, message.sampling, names, strict=not error):
-                text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-                verb = Submit(prompt=text, prompt_token_ids=ids, sampling=sampling, request=name)
+            for prompt, sampling, name in zip(message.prompts, message.sampling, names, strict=True):
+                words, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+                verb = Submit(prompt=words, prompt_token_ids=ids, sampling=sampling, request=name)
                 groups.append(self.make_requests(verb, owner=message.session))
-            repeated = [name for name, times in Counter(message.requests).items() if times > 1]
-            if repeated:
-                error = f"request id {repeated[0]} is given twice; ids are used once"
             for group in groups:
                 self.scheduler.check_fits(group)
+            times = Counter(request.id for group in groups for request in group)
+            if repeated := [name for name, count in times.items() if count > 1]:
+                error = f"request id {repeated[0]} is given twice; ids are used once"
         except (DoesNotFit, ValueError) as problem:
             error = f"prompt {len(groups)}: {problem}"
         if not error:
             for group in groups:
                 self.admit(group, session=message.session)
-        self.reply(
-            client, Added(nonce=message.nonce, requests=[] if error else [g[0].group for g in groups], error=error)
-        )
+        names_given = [] if error else [group[0].group for group in groups]
+        self.reply(client, Added(nonce=message.nonce, requests=names_given, error=error))
 
     def abort_many(self, names: list[str]) -> None:
         """Abort requests of an offline session; unknown ones have ended already."""
         for name in names:
             for request in self.members(name):
-                self.abort(request)
+                if request.fence is None or not request.fence.final:
+                    self.abort(request)
+
+    def abort_all(self, by: str) -> None:
+        """Abort every request that is not ending already."""
+        for request in self.live():
+            if request.fence is None or not request.fence.final:
+                self.abort(request, by)
 
     def abort(self, request: Request, by: str = "") -> Effect:
         """End a request; its output ends here when the effect is immediate, else when it retires."""

@@ -57,7 +57,7 @@ class Operations:
 
     def defer(self, operation: Operation, text: str) -> None:
         """Say why an accepted command has not had its effect yet; repeats of the same text are not sent."""
-        if operation.progress == text:
+        if operation.progress == text or operation.ended is not None:
             return
         operation.state, operation.progress = "deferred", text
         self._reply(operation.client, Deferred(id=operation.command.id, op=operation.id, text=text))

@@ -69,7 +69,7 @@ class OutputHub:
         self._finished = 0
         self._touched = False
         self.failure = ""
-        """Why nothing more will come (a stage is lost); waiting collectors are told."""
+        """Why nothing more will come (a stage is lost); whoever waits is told."""
 
     def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams) -> None:
         """Begin the output of a request. A request id is used once."""
@@ -178,7 +178,11 @@ class OutputHub:
         tokens = sample.tokens[question.offset :]
         shown = len(sample.text) - sample.held_back
         done = sample.finish_reason is not None
-        if not tokens and not done and not last and question.text_offset >= shown:
+        nothing = not tokens and not done and question.text_offset >= shown
+        if nothing and self.failure:
+            self._reply(client, Failed(nonce=question.nonce, code="FAILED", text=self.failure))
+            return True
+        if nothing and not last:
             return False
         self._reply(
             client,

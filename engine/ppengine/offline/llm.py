@@ -142,7 +142,7 @@ class LLMEngine:
     def add_many(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = ()
     ) -> list[str]:
-        """Queue several requests, all or none, and return their ids. Raises ValueError."""
+        """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError."""
         texts: list[str | list[int]] = [
             prompt if isinstance(prompt, str) else list(prompt["prompt_token_ids"]) for prompt in prompts
         ]
@@ -150,6 +150,8 @@ class LLMEngine:
             nonce=self._engine.nonce(), session=self._session, prompts=texts, sampling=list(params), requests=list(ids)
         )
         answer = self._engine.ask(message, wire.Added)
+        if answer.lost:
+            raise EngineError(answer.error)
         if answer.error:
             raise ValueError(answer.error)
         for name, text in zip(answer.requests, texts, strict=True):

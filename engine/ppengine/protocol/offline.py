@@ -38,6 +38,8 @@ class Added(msgspec.Struct, tag="added", kw_only=True):
     nonce: int
     requests: list[str]
     error: str = ""
+    lost: bool = False
+    """The engine lacks a stage: no prompt will do."""
 
 
 class Collect(msgspec.Struct, tag="collect", kw_only=True):
