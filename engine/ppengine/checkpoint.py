@@ -214,6 +214,7 @@ def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
         raise CheckpointError(f"config.json: hidden_act is {activation!r}; only silu works for {model_type}")
     bias = bool(data.get("attention_bias", False)) and model_type in ("llama", "qwen3")
     max_position = count(data, "max_position_embeddings")
+    rope = _rope(data, max_position)
     head_dim = count(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
     return {
         "num_kv_heads": count(data, "num_key_value_heads", heads),
@@ -227,7 +228,9 @@ def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
         "mlp_bias": bool(data.get("mlp_bias", False)) and model_type == "llama",
         "qk_norm": model_type == "qwen3",
         "embed_dim": hidden,
-        "rope": _rope(data, max_position),
+        "rope": rope,
+        # Qwen's configs keep the trained length and let yarn stretch it; others write the stretched one.
+        "max_position": max(max_position, int(rope.factor * rope.original_max_position) * (rope.kind == "yarn")),
         "sliding_window": _sliding_window(data, model_type),
     }
 
@@ -257,13 +260,15 @@ def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
     both = {**data, **given}
     if number(both, "partial_rotary_factor", 1.0) != 1.0:
         raise CheckpointError("config.json: partial_rotary_factor is not supported; it must be 1")
-    theta = number(both, "rope_theta", 10_000.0)
+    theta = number(both, "rope_theta", 0.0) or 10_000.0
     if kind == "default":
         return RopeSpec(theta=theta)
     original = count({**given, **data}, "original_max_position_embeddings", max_position)
     if given.get("factor") is None and kind != "yarn":
         raise CheckpointError(f"config.json: rope type {kind!r} needs a factor")
     factor = number(given, "factor", max_position / original)
+    if factor == 0:
+        raise CheckpointError("config.json: rope factor is 0; it must be above 0")
     optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
     return RopeSpec(
         kind=kind,
@@ -271,7 +276,7 @@ def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
         factor=factor,
         original_max_position=original,
         attention_factor=_yarn_attention(given, factor) if kind == "yarn" else 1.0,
-        **{name: number(given, name, 0.0) for name in optional if given.get(name) is not None},
+        **{name: number(given, name, 0.0) for name in optional if given.get(name)},
         truncate=given.get("truncate") is not False,
     )
 

@@ -55,6 +55,15 @@ def test_before_and_since_transformers_5_say_the_same(tmp_path: Path) -> None:
     assert spec_of(tmp_path, rope_scaling=None).dtype == "float32"
 
 
+def test_yarn_stretches_the_length_that_the_model_was_trained_for(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert spec_of(tmp_path, rope_scaling=scaling).max_model_len == 8192
+    assert spec_of(tmp_path, rope_scaling=scaling, max_position_embeddings=8192).max_model_len == 8192
+    without = spec_of(tmp_path, rope_scaling={**scaling, "factor": None}, max_position_embeddings=8192)
+    assert without.rope is not None
+    assert (without.max_model_len, without.rope.factor) == (8192, 4.0)
+
+
 def test_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     assert spec_of(tmp_path).eos_token_ids == [2]
     assert spec_of(tmp_path, eos_token_id=[4, 5]).eos_token_ids == [4, 5]
@@ -105,6 +114,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"torch_dtype": "int8"}, "dtype is 'int8'; these work: float64, float32"),
     "dynamic rope": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
     "rope without factor": ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+    "rope factor zero": ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor is 0"),
     "rope of another kind": ({"rope_scaling": [1]}, "rope_scaling is"),
     "partial rope": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
     "ids": ({"eos_token_id": "</s>"}, "token id is '</s>'"),
