@@ -469,12 +469,12 @@ def test_doctor(cli: Cli, fake: FakeGateway) -> None:
 # --- a child engine -----------------------------------------------------------------------------------------
 
 STAND_IN = """
-import json, os, signal, sys, threading
+import json, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 line = int(sys.argv[sys.argv.index("--lifeline") + 1])
+print("a message for humans", file=sys.stderr, flush=True)
 print("a library prints this", flush=True)
 print(json.dumps({"event": "started", "id": "abc", "name": "stand-in", "run_dir": "/x"}), flush=True)
-print("a message for humans", file=sys.stderr, flush=True)
-signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 while os.read(line, 1):
     pass
 open(os.environ["LEFT"], "w").write("left")

@@ -272,3 +272,16 @@ async def test_a_folder_that_cannot_be_trusted_is_lost_and_not_an_end(
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         fake.deaf = fake.silent = False
         await seen.until(lambda seen: seen.states[-1] == "live")
+
+
+async def test_a_message_that_waits_to_be_sent_fails_when_the_link_ends(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, _):
+        session = link._session
+        assert session is not None
+        session._sockets.bulk.disconnect(fake.record.bulk_endpoint)  # nothing is connected: a send has to wait
+        asking = asyncio.create_task(link.fetch("r-8f2c", wait_ms=30_000))
+        await asyncio.sleep(0)
+        fake.stop()
+        with pytest.raises(LinkLost):
+            await asyncio.wait_for(asking, 5)
+        assert not asking.cancelled()

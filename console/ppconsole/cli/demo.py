@@ -150,9 +150,14 @@ async def _headless(record: EngineRecord, load: bool) -> int:
         background.start()
     try:
         async with attached(Common(engine=record.id), take) as link, asyncio.timeout(TEXT_S):
-            ends = [asyncio.create_task(_complete(link, prompt)) for prompt in PROMPTS]
-            for end in asyncio.as_completed(ends):
-                click.echo(await end)
+            texts = [asyncio.create_task(_complete(link, prompt)) for prompt in PROMPTS]
+            try:
+                for text in asyncio.as_completed(texts):
+                    click.echo(await text)
+            finally:
+                for task in texts:
+                    task.cancel()
+                await asyncio.gather(*texts, return_exceptions=True)
     finally:
         if background is not None:
             background.stop()

@@ -193,7 +193,8 @@ async def _carry_out(verb: Any, common: Common, effect: Effect) -> int:
         except LinkLost as lost:
             if isinstance(verb, Stop) and lost.sent and await _has_ended(link):
                 return _show_stopped(link, common)
-            raise exits.Failure(_unknown(str(lost), verb) if lost.sent else str(lost), exits.TIMEOUT) from None
+            text = _unknown(str(lost), verb, taken=accepted.done()) if lost.sent else str(lost)
+            raise exits.Failure(text, exits.TIMEOUT) from None
         finally:
             command.cancel()
             await asyncio.gather(command, return_exceptions=True)
@@ -254,7 +255,8 @@ async def _has_ended(link: EngineLink) -> bool:
     return False
 
 
-def _unknown(text: str, verb: Any) -> str:
+def _unknown(text: str, verb: Any, *, taken: bool) -> str:
     request = getattr(verb, "request", None)
     check = f"ppconsole show {request}" if request else "ppconsole status"
-    return f"{text}; it may or may not have happened: see {check}, or ppconsole events --last 20"
+    fate = "it may have happened, or happen yet" if taken else "it may or may not have happened"
+    return f"{text}; {fate}: see {check}, or ppconsole events --last 20"

@@ -149,8 +149,6 @@ class EngineLink:
             known = "accepted, but its end" if pending.accepted else "sent, but an answer"
             text = f"unknown outcome: {known} did not come within {timeout:g} s"
             raise LinkLost(text if sent else f"not sent within {timeout:g} s, nothing happened", sent=sent) from None
-        except zmq.ZMQError as error:
-            raise LinkLost(f"not sent, nothing happened: the link broke ({error})", sent=False) from None
         finally:
             self._commands.drop(identity)
 

@@ -165,8 +165,8 @@ class Session:
                 future.set_exception(LinkLost("the link broke before the engine answered", sent=True))
 
     async def send_command(self, command: Command) -> None:
-        """Put a command on the wire; waits while nothing is connected, so give it a deadline."""
-        await send(self._sockets.control, self.record, self.welcome.epoch, command)
+        """Put a command on the wire; waits while nothing is connected, so give it a deadline. Raises LinkLost."""
+        await self._put(self._sockets.control, command)
 
     async def ask(self, question: Replay | Fetch | Inspect, wait_s: float = 0.0) -> Answer:
         """Ask on `bulk` and return the answer. Raises LinkLost, QueryFailed."""
@@ -176,14 +176,24 @@ class Session:
         limit = self._timing.ask_s + wait_s
         try:
             async with asyncio.timeout(limit):
-                await send(self._sockets.bulk, self.record, self.welcome.epoch, question)
+                await self._put(self._sockets.bulk, question)
                 return await future
         except TimeoutError:
             raise LinkLost(f"no answer within {limit:g} s", sent=True) from None
-        except zmq.ZMQError as error:
-            raise LinkLost(f"the link broke before the question left ({error})", sent=False) from None
         finally:
             del self._questions[question.nonce]
+
+    async def _put(self, socket: zmq.asyncio.Socket, message: Command | Replay | Fetch | Inspect) -> None:
+        try:
+            await send(socket, self.record, self.welcome.epoch, message)
+        except zmq.ZMQError as error:
+            raise LinkLost(f"not sent, nothing happened: the link broke ({error})", sent=False) from None
+        except asyncio.CancelledError:
+            # Closing a socket cancels what waits to be sent on it. That is no cancellation of the caller.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise LinkLost("not sent, nothing happened: the link broke", sent=False) from None
 
     async def _read_state(self, handlers: Handlers) -> None:
         while True:
@@ -191,7 +201,7 @@ class Session:
                 self._reopen = False
                 self._sockets.reopen_state()
             socket = self._sockets.state
-            if not await socket.poll(200):
+            if not await socket.poll(500):
                 continue
             newest: bytes | None = None
             for _ in range(DRAIN):

@@ -1,0 +1,104 @@
+"""`demo` on the real engine: it ends by itself, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ppconsole.cli.demo import PROMPTS
+
+pytest.importorskip("torch")
+
+RINGS = Path("/dev/shm")
+
+
+class Demo:
+    """A demo of its own runtime folder, and what it leaves."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        folder.chmod(0o700)
+        self._folder = folder / "ppconsole"
+        self.ids: set[str] = set()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ppconsole", "demo", *arguments],
+            env={**os.environ, "XDG_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def started(self) -> bool:
+        """Whether the engine's record is there."""
+        self.ids |= {path.stem for path in self._folder.glob("*.json")}
+        return bool(self.ids)
+
+    def left(self) -> list[str]:
+        """Files of the engine, and processes that were started for it."""
+        rings = [str(path) for name in self.ids for path in RINGS.glob(f"ppconsole-*-{name}")]
+        return [str(path) for path in self._folder.iterdir()] + rings + list(map(str, self._processes()))
+
+    def _processes(self) -> list[int]:
+        mark = str(self._folder).encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes()
+            except OSError:
+                continue  # it ended meanwhile
+            if mark in command:
+                found.append(int(path.parent.name))
+        return found
+
+
+def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_headless_prints_texts_and_stages_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--headless")
+    until(demo.started)
+    out, err = demo.process.communicate(timeout=100)
+    assert demo.process.returncode == 0, err
+    lines = out.splitlines()
+    for prompt in PROMPTS:
+        text = next(line for line in lines if line.startswith(prompt))
+        assert len(text) > len(prompt) + 20
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split()[:3] == ["STG", "STATE", "MEMORY"]
+    assert [row.split()[0] for row in table[1:3]] == ["0", "1"]
+    assert err.rstrip().endswith("stopping the demo")
+    assert demo.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    demo = Demo(tmp_path, "--headless", "--load")
+    until(demo.started)
+    demo.process.send_signal(number)
+    _, err = demo.process.communicate(timeout=60)
+    assert demo.process.returncode == (-9 if number == signal.SIGKILL else 130), err
+    assert "Traceback" not in err
+    until(lambda: demo.left() == [])
+
+
+def test_a_loaded_demo_that_is_interrupted_at_work_leaves_nothing(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--headless", "--load")
+    until(demo.started)
+    assert demo.process.stdout is not None
+    first = demo.process.stdout.readline()
+    assert first.startswith(PROMPTS)
+    demo.process.send_signal(signal.SIGINT)
+    _, err = demo.process.communicate(timeout=60)
+    assert demo.process.returncode == 130, err
+    assert "Traceback" not in err
+    assert demo.left() == []
