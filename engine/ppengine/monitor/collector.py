@@ -164,7 +164,7 @@ class Collector:
                 self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
         for key, verdict in before.items():
             if key not in after:
-                text = f"{verdict.cause} cleared after {verdict.since_s:.1f}s: {verdict.summary}"
+                text = f"{verdict.cause} after {verdict.since_s:.1f}s: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         self._tell_stages()
 

@@ -97,8 +97,8 @@ class Gateway:
             self._sockets.state: self._on_state,
             self._sockets.control: self._on_control,
             self._sockets.bulk: self._on_bulk,
-            self._sockets.collect: self._on_collect,
             self._sockets.front: self._on_front,
+            self._sockets.collect: self._on_collect,
             self._sockets.agent: self._on_agent,
         }
         for socket in handlers:
@@ -219,6 +219,8 @@ class Gateway:
     # --- the engine -----------------------------------------------------------------------------------------
 
     def _on_collect(self) -> None:
+        # The core answers a command before it tells of its end: the log should say `accepted` first.
+        self._on_front()
         for parts in drain(self._sockets.collect):
             try:
                 self._collector.take(self._to_collector.decode(frames.split(parts, 1)[0]))
