@@ -19,5 +19,5 @@ def small(folder: Path, *, stages: int = 2, name: str = "test", **sections: dict
         "threads_per_stage": 1,
     }
     for section, values in sections.items():
-        data[section] = {**data[section], **values}
+        data[section] = {**data.get(section, {}), **values}
     return build_profile(data, base=folder)

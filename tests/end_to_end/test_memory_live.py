@@ -1,0 +1,218 @@
+"""Memory utilization changed under running requests: the plan is what happens, memory goes back, no token is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import reference
+from checkpoints import make_checkpoint
+from ppengine.protocol.control import Outcome, Pause, Resume, SetMemory
+from ppengine.protocol.snapshot import Snapshot
+from serving import Operator, Served
+
+from profiles import small
+
+FULL, HALF = 0.9, 0.45
+REQUESTS, PROMPT, STEPS = 16, 600, 40
+RELEASED_S = 2.0
+
+
+class Case(NamedTuple):
+    """An engine whose pool 16 requests fill to nine tenths and more, and what they write undisturbed."""
+
+    engine: Served
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def case(checkpoint_root: Path) -> Iterator[Case]:
+    folder = make_checkpoint(checkpoint_root / "long", "llama", dtype="float64", layers=4, max_position_embeddings=1024)
+    memory = {"device_mib": 8, "utilization": FULL, "swap_space_gib": 0.002}
+    # Fifty pictures a second: the sixteen are full for less than a second.
+    profile = small(folder, model={"max_model_len": 1024}, memory=memory, console={"publish_hz": 50.0})
+    prompts = reference.prompts(REQUESTS, 100, low=PROMPT, high=PROMPT)
+    with Served(profile) as engine:
+        yield Case(engine, prompts, asyncio.run(undisturbed(engine, prompts)))
+
+
+async def undisturbed(engine: Served, prompts: list[list[int]]) -> list[list[int]]:
+    async with engine.operator() as op:
+        tokens = await op.all_tokens(await op.submit_all(prompts, max_tokens=STEPS))
+        await op.idle()
+        return tokens
+
+
+def filled(picture: Snapshot) -> bool:
+    blocks = picture.stages[0].kv_blocks
+    assert blocks.used is not None
+    assert blocks.mapped is not None
+    everyone = picture.queues.running == REQUESTS and all(request.output_tokens for request in picture.requests)
+    return everyone and blocks.used >= 0.9 * blocks.mapped
+
+
+async def fill(op: Operator, case: Case) -> tuple[list[str], Snapshot]:
+    """Queue the sixteen and wait until they hold at least nine tenths of the blocks."""
+    names = await op.submit_all(case.prompts, max_tokens=STEPS)
+    return names, await op.until(filled, "nine tenths of the blocks are used", 60)
+
+
+def mapped(picture: Snapshot) -> int:
+    (count,) = {stage.kv_blocks.mapped for stage in picture.stages}
+    assert count is not None
+    return count
+
+
+async def settled(op: Operator, blocks: int) -> Snapshot:
+    return await op.until(lambda picture: mapped(picture) == blocks, f"{blocks} blocks are mapped")
+
+
+def test_undisturbed_run_is_transformers(case: Case, checkpoint_root: Path) -> None:
+    assert case.tokens[0] == reference.greedy(checkpoint_root / "long", case.prompts[0], STEPS)
+
+
+async def test_plan_equals_what_happens_and_memory_returns(case: Case) -> None:
+    engine = case.engine
+    async with engine.operator() as op:
+        names, full = await fill(op, case)
+        before = mapped(full)
+        await op.do(Pause(mode="keep"))
+        await op.until(lambda p: p.queues.running == REQUESTS and not any(r.in_flight for r in p.requests), "quiet")
+
+        planned = engine.cli("set-memory", str(HALF), "--dry-run", "--json").json
+        plan, after = planned["figures"], int(planned["figures"]["blocks_after"])
+        assert plan["blocks_before"] == before
+        assert plan["swap_requests"] > 0, "the host pool has room for some"
+        assert plan["recompute_requests"] > 0, "and not for all"
+        ranges = [engine.kv_range(stage) for stage in range(2)]
+        surrendered = [part.resident_from(after) for part in ranges]
+        rss = [part.rss() for part in ranges]
+        assert min(surrendered) >= 0.8 * (before - after) * ranges[0].block_bytes, "most of it was in use"
+
+        done = engine.cli("set-memory", str(HALF), "--if-rev", str(planned["revision"]), "--json").json
+        applied_at = time.monotonic()
+        assert done["state"] == "applied"
+        while any(part.rss() > old - 0.8 * gone for part, old, gone in zip(ranges, rss, surrendered, strict=True)):
+            assert time.monotonic() - applied_at < RELEASED_S, "Rss falls within 2 s of `applied`"
+        assert [part.resident_from(after) for part in ranges] == [0, 0]
+        assert done["figures"] == {name: plan[name] for name in done["figures"]}
+        assert {"blocks_before", "blocks_after", "move", "swap", "swap_requests", "recompute"} <= set(done["figures"])
+        picture = await settled(op, after)
+        assert picture.queues.swapped == plan["swap_requests"]
+        assert picture.queues.waiting == plan["recompute_requests"]
+        assert picture.queues.running == REQUESTS - plan["swap_requests"] - plan["recompute_requests"]
+
+        await op.do(Resume())
+        assert await op.all_tokens(names) == case.tokens
+        await op.idle()
+
+        restored = await op.do(SetMemory(utilization=FULL))
+        assert restored.figures["blocks_after"] == before
+        await settled(op, before)
+        names, picture = await fill(op, case)
+        used = picture.stages[0].kv_blocks.used
+        assert used is not None
+        assert used > after, "requests use what came back"
+        assert all(part.resident_from(after) > 0 for part in ranges)
+        assert await op.all_tokens(names) == case.tokens
+        await op.idle()
+
+
+async def test_shrink_while_requests_run(case: Case) -> None:
+    async with case.engine.operator() as op:
+        names, full = await fill(op, case)
+        preemptions = full.preemptions_total
+        plan = await op.do(SetMemory(utilization=HALF), dry_run=True)
+        done = await op.do(SetMemory(utilization=HALF), if_rev=plan.revision)
+        assert done.figures["blocks_before"] == mapped(full)
+        assert done.figures["blocks_after"] == plan.figures["blocks_after"]
+        picture = await settled(op, int(plan.figures["blocks_after"]))
+        assert picture.engine.memory_utilization == HALF
+        assert picture.engine.memory_revision == done.revision
+        assert await op.all_tokens(names) == case.tokens
+        picture = await op.idle()
+        victims = done.figures["swap_requests"] + done.figures["recompute_requests"]
+        assert 0 < victims <= picture.preemptions_total - preemptions
+        await op.do(SetMemory(utilization=FULL))
+        await settled(op, mapped(full))
+
+
+async def test_opposite_change_supersedes(case: Case) -> None:
+    async with case.engine.operator() as op:
+        names, full = await fill(op, case)
+        with case.engine.stopped("stage1"):
+            # Steps that are in flight keep their blocks: the shrink cannot end before the stage goes on.
+            first = await op.begin(SetMemory(utilization=HALF))
+            await op.until(lambda picture: picture.engine.state == "resizing", "the shrink is under way")
+            second = await op.begin(SetMemory(utilization=FULL))
+            end = await first.end
+            assert isinstance(end, Outcome)
+            assert end.state == "superseded"
+            assert f"utilization {FULL:g}" in end.text
+        end = await second.end
+        assert isinstance(end, Outcome)
+        assert end.state == "applied", end
+        assert end.figures["blocks_after"] == mapped(full)
+        picture = await op.until(lambda picture: picture.engine.state == "serving", "it serves")
+        assert mapped(picture) == mapped(full)
+        assert picture.engine.memory_utilization == FULL
+        assert await op.all_tokens(names) == case.tokens
+        await op.idle()
+
+
+async def test_open_confirm_conflicts_with_another_change(case: Case) -> None:
+    engine = case.engine
+    async with engine.operator("alice") as alice, engine.operator("eve") as eve:
+        seen = await alice.do(SetMemory(utilization=0.5), dry_run=True)
+        changed = await eve.do(SetMemory(utilization=0.6))
+        text = await alice.refused(SetMemory(utilization=0.5), "CONFLICT", if_rev=seen.revision)
+        assert f"revision {changed.revision} (utilization 0.6)" in text
+        assert f"you saw {seen.revision}" in text
+        refused = engine.cli("set-memory", "0.5", "--if-rev", str(seen.revision))
+        assert refused.code == 6
+        assert text in refused.error
+        restored = await eve.do(SetMemory(utilization=FULL))
+        await settled(eve, int(restored.figures["blocks_after"]))
+
+
+async def test_random_resizes_under_load(case: Case) -> None:
+    source = random.Random(7)
+    async with case.engine.operator() as op:
+        before = mapped(op.picture)
+        names, _ = await fill(op, case)
+        victims = 0.0
+        for _ in range(20):
+            if op.picture.requests_total < REQUESTS // 2:
+                names += await op.submit_all(case.prompts, max_tokens=STEPS)
+            end = await op.do(SetMemory(utilization=source.uniform(0.4, 1.0)))
+            picture = await settled(op, int(end.figures["blocks_after"]))
+            blocks = picture.stages[0].kv_blocks
+            assert None not in (blocks.used, blocks.cached, blocks.free)
+            assert blocks.used + blocks.cached + blocks.free == mapped(picture) - 1  # type: ignore[operator]
+            victims += end.figures["swap_requests"] + end.figures["recompute_requests"]
+        assert victims > REQUESTS, "it was changed under load"
+        assert await op.all_tokens(names) == case.tokens * (len(names) // REQUESTS)
+        await op.do(SetMemory(utilization=FULL))
+        await settled(op, before)
+        await op.idle()
+
+
+async def test_pause_keeps_a_full_pool(case: Case) -> None:
+    """Growing needs no step of a request: it is applied while the engine is paused."""
+    async with case.engine.operator() as op:
+        names, full = await fill(op, case)
+        await op.do(Pause(mode="keep"))
+        grown = await op.do(SetMemory(utilization=1.0))
+        assert grown.figures["blocks_after"] > mapped(full)
+        assert not grown.figures["swap_requests"]
+        await op.do(Resume())
+        assert await op.all_tokens(names) == case.tokens
+        await op.do(SetMemory(utilization=FULL))
+        await settled(op, mapped(full))
+        await op.idle()
