@@ -22,6 +22,7 @@ TOPIC_SNAPSHOT_SLOW = b"snap1"
 TOPIC_EVENT = b"event"
 TOPIC_HUGZ = b"hugz"
 
+_TEXT_MOST = 300
 T = TypeVar("T")
 
 
@@ -59,6 +60,12 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 
+def _said(error: Exception) -> str:
+    """Return a decoder's error as one printable line: it may quote a name that the peer chose."""
+    text = f"{type(error).__name__}: {error}"
+    return "".join(character if character.isprintable() else "?" for character in text)[:_TEXT_MOST]
+
+
 class Codec:
     """Decoder of one union of message types; the only door by which bytes become messages."""
 
@@ -70,7 +77,7 @@ class Codec:
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
-            raise ProtocolError(f"not a message of this protocol: {type(error).__name__}: {error}") from None
+            raise ProtocolError(f"not a message of this protocol: {_said(error)}") from None
 
 
 def decode_as(kind: type[T], body: bytes | memoryview) -> T:
@@ -78,7 +85,7 @@ def decode_as(kind: type[T], body: bytes | memoryview) -> T:
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise ProtocolError(f"not a {kind.__name__}: {type(error).__name__}: {error}") from None
+        raise ProtocolError(f"not a {kind.__name__}: {_said(error)}") from None
 
 
 def decode_header(frame: bytes | memoryview) -> Header:
@@ -86,7 +93,7 @@ def decode_header(frame: bytes | memoryview) -> Header:
     try:
         head = _header_decoder.decode(frame)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise ProtocolError(f"not a header: {type(error).__name__}: {error}") from None
+        raise ProtocolError(f"not a header: {_said(error)}") from None
     if not PROTOCOL_MIN <= head.proto <= PROTOCOL:
         raise ProtocolError(f"protocol {head.proto} is not spoken here: {PROTOCOL_MIN} to {PROTOCOL} are")
     return head
