@@ -136,6 +136,10 @@ def test_nothing_from_outside_moves_the_cursor(cli: Cli, fake: FakeGateway) -> N
     for command in ("status", "explain"):
         run = cli(command)
         assert not set("\x1b\x07\r\u202e") & set(run.out + run.err)
+    fake.snapshot.engine.message = "a\x9b2J\u202eb\x1b[2J é"
+    run = cli("status", "--json")
+    assert run.out.rstrip("\n").isprintable()
+    assert run.rows[0]["engine"]["message"] == fake.snapshot.engine.message
 
 
 def test_watch_prints_snapshots_as_lines(cli: Cli, fake: FakeGateway) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ppconsole.link.source import Update
 
 ATTACH_S = 10.0
+_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 T = TypeVar("T")
 
 
@@ -31,10 +33,14 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one value as one line of JSON, and flush it: a reader may wait for it."""
+    """Print one value as one line of JSON, and flush it: a reader may wait for it.
+
+    What could move a cursor or reorder text is written as an escape: the same JSON, and harmless in a terminal.
+    """
     import msgspec
 
-    click.echo(msgspec.json.encode(value).decode())
+    text = msgspec.json.encode(value).decode()
+    click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
 
 
 def find(wanted: str | None) -> EngineRecord:
@@ -67,7 +73,7 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
     except QueryFailed as error:
         raise exits.Failure(f"{error} ({error.code})", exits.OF_CODE[error.code]) from None
     except TimeoutError:
-        raise exits.Failure("timed out", exits.TIMEOUT) from None
+        raise exits.Failure("no answer before --timeout was over", exits.TIMEOUT) from None
 
 
 @asynccontextmanager

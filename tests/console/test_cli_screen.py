@@ -1,0 +1,96 @@
+"""`attach`, `replay` and `demo` up to the door of the screen, which is a stand-in here."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Cli
+from fake_gateway import FakeGateway, sample_snapshot
+from ppconsole.link.engine import EngineLink
+from ppconsole.link.recording import Recorder, ReplaySource
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool, str]]:
+    """What `run_console` was called with; a terminal is there."""
+    calls: list[tuple[Any, bool, str]] = []
+
+    def run_console(source: Any, *, read_only: bool, title: str) -> int:
+        calls.append((source, read_only, title))
+        return 0
+
+    monkeypatch.setattr("ppconsole.app.run_console", run_console)
+    monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: True)
+    return calls
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
+    with FakeGateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    return Cli(capsys, tmp_path)
+
+
+def test_attach_opens_the_only_engine(cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]]) -> None:
+    assert cli("attach").code == 0
+    assert cli("attach", fake.id[:4], "--read-only").code == 0
+    (first, read_only, _), (second, second_read_only, _) = opened
+    assert isinstance(first, EngineLink)
+    assert (first.record.id, first.read_only, read_only) == (fake.id, False, False)
+    assert (second.read_only, second_read_only) == (True, True)
+
+
+def test_attach_picks_among_several_by_number(
+    cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeGateway(name="second") as second:
+        monkeypatch.setattr("sys.stdin", io.StringIO("9\n2\n"))
+        run = cli("attach")
+        assert run.code == 0, run.err
+        assert [source.record.id for source, _, _ in opened] == [second.id]
+        assert f"  1 {fake.id}" in run.err
+        assert f"  2 {second.id}" in run.err
+        assert run.out == ""
+
+
+def test_attach_to_none_or_to_two_at_once(cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]]) -> None:
+    assert cli("attach", "nobody").code == 3
+    assert cli("attach", "a", "-e", "b").code == 2
+    assert opened == []
+
+
+def test_replay_opens_the_recording_without_verbs(
+    cli: Cli, tmp_path: Path, opened: list[tuple[Any, bool, str]]
+) -> None:
+    path = tmp_path / "a.ppr"
+    with Recorder(path, engine="f00d", name="fake") as recorder:
+        recorder.write(sample_snapshot())
+    assert cli("replay", str(path), "--speed", "4").code == 0
+    source, read_only, title = opened[0]
+    assert isinstance(source, ReplaySource)
+    assert (source.speed, read_only, title) == (4.0, True, "recording of fake (f00d)")
+    assert cli("replay", str(path), "--speed", "-1").code == 2
+    source.recording.close()
+
+
+def test_a_missing_sample_says_so(
+    cli: Cli, tmp_path: Path, opened: list[tuple[Any, bool, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppconsole.cli.recordings.SAMPLE", tmp_path / "none.ppr")
+    run = cli("replay", "--sample")
+    assert run.code == 1
+    assert "no sample is bundled with this build" in run.err
+    with Recorder(tmp_path / "none.ppr", engine="e", name="incident") as recorder:
+        recorder.write(sample_snapshot())
+    assert cli("replay", "--sample").code == 0
+    assert opened[0][2] == "recording of incident (e)"
