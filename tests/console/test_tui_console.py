@@ -292,6 +292,15 @@ async def test_a_prompt_streams_its_output():
         assert rig.app.main.query_one(PromptLine).input.value == "hi"
 
 
+async def test_keys_that_arrive_in_one_packet_are_the_prompt_and_not_verbs():
+    async with console() as rig:
+        for char in "ipaq D":
+            rig.app.post_message(events.Key({" ": "space", "D": "D"}.get(char, char), char))
+        field = rig.app.main.query_one(PromptLine).input
+        await rig.until(lambda: field.value == "paq D")
+        assert rig.app.screen is rig.app.main and not rig.source.commands
+
+
 async def test_paste_goes_into_the_prompt_and_nowhere_else():
     async with console() as rig:
         rig.app.post_message(events.Paste("a\nq"))

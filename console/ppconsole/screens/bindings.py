@@ -10,11 +10,20 @@ def _verb(key: str, name: str, text: str) -> Binding:
     return Binding(key, f"verb('{name}')", text, show=False, id=f"verb.{name}")
 
 
+def _line(key: str, mode: str) -> Binding:
+    """Return the binding that opens the line at the bottom.
+
+    With priority: it then has the focus before the next key is looked at. A slow link brings `i` and the first words
+    in one packet, and those words must not be taken as verbs.
+    """
+    return Binding(key, f"line('{mode}')", mode, show=False, priority=True, id=f"line.{mode}")
+
+
 MAIN: list[BindingType] = [
     _verb("p", "preempt", "preempt"), _verb("o", "swap-out", "swap out"), _verb("n", "swap-in", "swap in"),
     _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
     _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
-    _verb("c", "continue", "continue"), _verb("i", "prompt", "write a prompt"),
+    _verb("c", "continue", "continue"),
     Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
     Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),
@@ -23,8 +32,7 @@ MAIN: list[BindingType] = [
     Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
     Binding("e", "look('events')", "events", show=False), Binding("d", "look('explain')", "diagnosis", show=False),
     Binding("question_mark", "look('help')", "help", show=False),
-    Binding("slash", "line('filter')", "filter", show=False),
-    Binding("colon", "line('command')", "command", show=False),
+    _line("i", "prompt"), _line("slash", "filter"), _line("colon", "command"),
     Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
     Binding("f", "follow", "follow output", show=False), Binding("space", "freeze", "freeze", show=False),
     Binding("y", "copy_cli", "copy the CLI line", show=False), Binding("q", "app.quit", "quit", show=False),

@@ -220,6 +220,10 @@ class MainScreen(Screen[None]):
             self.console.report(f"{gone}choose a request first", bad=True)
         return found
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While a line is written no key means anything else."""
+        return not (self._composed and self.query_one(PromptLine).input.has_focus)
+
     # --- verbs ------------------------------------------------------------------------------------------------
 
     def action_verb(self, name: str) -> None:
@@ -227,8 +231,6 @@ class MainScreen(Screen[None]):
         why = self.console.verbs_off()
         if why:
             self.console.report(f"{name}: {why}", bad=True)
-        elif name == "prompt":
-            self.action_line("prompt")
         elif name == "memory":
             snapshot = self.console.state.snapshot
             if snapshot is not None:
@@ -256,6 +258,10 @@ class MainScreen(Screen[None]):
 
     def action_line(self, mode: Mode) -> None:
         """Open the line for a prompt, a filter or a command."""
+        why = self.console.verbs_off() if mode == "prompt" else ""
+        if why:
+            self.console.report(f"prompt: {why}", bad=True)
+            return
         text = self.console.state.filter if mode == "filter" else ""
         self.query_one(PromptLine).open(mode, text)
         self.paint()

@@ -95,7 +95,7 @@ class PromptLine(Horizontal):
         field.value = text
         field.cursor_position = len(text)
         self._at = len(self._history[mode])
-        field.focus()
+        self.screen.set_focus(field)  # at once; `focus()` would let the next key pass
 
     def close(self) -> None:
         """Give the focus back."""
