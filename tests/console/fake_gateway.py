@@ -210,6 +210,8 @@ class FakeGateway:
         self.replays: list[Replay] = []
         self.answers: dict[type, Answerer] = {}
         self.ring = 10_000
+        self.slow_published = 0
+        """Snapshots on the slow topic."""
         self.asked = 0
         """Fetches that came."""
         self.pid = os.getpid()
@@ -318,6 +320,7 @@ class FakeGateway:
                 self._publish(TOPIC_SNAPSHOT, self.snapshot, sequence)
                 if now >= slow_due:
                     slow_due = now + 1
+                    self.slow_published += 1
                     self._publish(TOPIC_SNAPSHOT_SLOW, self.snapshot, sequence)
                     self._publish(TOPIC_HUGZ, None, 0)
             self._answer_fetches(now)
