@@ -218,7 +218,7 @@ class ConsoleApp(App[int]):
 
     def report(self, text: str, *, bad: bool) -> None:
         """Show a notification. Its text is never parsed as markup."""
-        self.notify(clean(text), severity="error" if bad else "information", timeout=6, markup=False)
+        self.notify(clean(text), severity="error" if bad else "information", timeout=8 if bad else 4, markup=False)
 
     # --- copying ------------------------------------------------------------------------------------------------
 

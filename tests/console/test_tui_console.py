@@ -378,6 +378,38 @@ async def test_a_tick_before_a_screen_is_composed_is_harmless():
             await rig.until(lambda: rig.app.screen is rig.app.main)
 
 
+async def test_a_dialog_that_is_too_long_says_what_is_missing():
+    async with console(size=(60, 16)) as rig:
+        await rig.confirm("p")
+        body = rig.board("dialog-body").splitlines()
+        assert any("more lines" in line for line in body) and "esc cancels" in body[-1]
+        assert len(body) == 11 and rig.app.screen.query_one("#cancel").region.bottom <= 16
+
+
+async def test_the_palette_has_the_verbs_and_the_themes():
+    async with console() as rig:
+        await rig.pilot.press("ctrl+p", *"set-mem")
+        await rig.until(lambda: "change the memory" in rig.screen())
+        await rig.pilot.press("enter")
+        field = rig.app.main.query_one(PromptLine).input
+        await rig.until(lambda: field.value == "set-memory ")
+        rig.app.use_theme("pp-light")
+        rig.app.tick()
+        assert rig.app.theme == "pp-light"
+
+
+async def test_the_shell_line_is_copied_and_the_picture_saved(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    async with console() as rig:
+        await rig.pilot.press("j", "y", "ctrl+s")
+        assert rig.app.clipboard == "ppconsole -e opt@n0 show r-0001"
+        saved = list(tmp_path.glob("*.svg"))
+        assert len(saved) == 1 and "r-0001" in saved[0].read_text()
+        await rig.confirm("a")
+        await rig.pilot.press("y")
+        assert rig.app.clipboard == "ppconsole -e opt@n0 abort r-0001"
+
+
 async def test_sizes_from_tiny_to_wide():
     async with console(snapshots.snapshot(8, 60), size=(50, 12)) as rig:
         assert "needs 60x16" in rig.screen()

@@ -85,8 +85,15 @@ class Confirm(ModalScreen[None]):
         room = self.app.size.height - 5
         board = self.query_one("#dialog-body", Lines)
         self.query_one("#dialog").styles.width = width + 4
-        board.styles.height = min(len(rows), room)
-        board.show(rows if len(rows) <= room else [*rows[: room - 4], *rows[-4:]])
+        if len(rows) > room:  # the end stays: shell line and note; what is left out is counted
+            hidden = len(rows) - room + 1
+            rows = [
+                *rows[: room - 4],
+                row((f"… {hidden} more lines: the terminal is too low", "warn")),
+                *rows[-3:],
+            ]
+        board.styles.height = len(rows)
+        board.show(rows)
         self._buttons()
 
     def _buttons(self) -> None:

@@ -118,7 +118,7 @@ def _link_words(link: Link) -> str:
     words = {
         "connecting": f"  connecting{detail}; verbs are off until the link is live",
         "stale": f"  no sample for {age}{detail}; what is shown is old and verbs are off",
-        "lost": f"  link lost{detail}: figures are {age} old, verbs are off; trying again by itself",
+        "lost": f"  link lost: figures are {age} old, verbs are off; trying again by itself{detail}",
         "new-epoch": f"  the engine was restarted{detail}: this is a new epoch, old requests are gone",
     }
     return words.get(link.state, f"  {link.state}{detail}")
