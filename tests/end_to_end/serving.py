@@ -287,8 +287,9 @@ class Operator:
         begun = Begun()
         command = self.link.command(verb, timeout=60, on_progress=begun.take, **options)
         begun.end = asyncio.create_task(command)
-        async with asyncio.timeout(10):
-            await begun.accepted.wait()
+        accepted = asyncio.create_task(begun.accepted.wait())
+        await asyncio.wait([accepted, begun.end], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert accepted.done(), begun.end
         return begun
 
     async def submit(self, prompt: str | list[int], **sampling: Any) -> str:

@@ -66,13 +66,14 @@ class Sessions:
     def count(self, now: float) -> int:
         """Return how many are attached; let go of those that were not heard for ten seconds."""
         for client, session in list(self._sessions.items()):
-            if session.attached and now - session.heard > ATTACHED_S:
+            if (session.attached or session.requests) and now - session.heard > ATTACHED_S:
                 self._leave(session)
             if now - session.heard > FORGET_S:
                 del self._sessions[client]
         return sum(session.attached for session in self._sessions.values())
 
     def _leave(self, session: Session) -> None:
-        if session.attached:
+        # A console that was gone before its first ping may have left a request that goes with it.
+        if session.attached or session.requests:
             self._said("detached", session)
         session.attached, session.requests = False, []

@@ -1,0 +1,28 @@
+"""Sessions of consoles: what is told when one falls silent."""
+
+from __future__ import annotations
+
+import pytest
+from ppengine.monitor.sessions import ATTACHED_S, Session, Sessions
+from ppengine.protocol.control import Hello
+
+HELLO = Hello(proto_min=1, proto_max=1, client="test", user="alice")
+
+
+@pytest.mark.parametrize("pings", [0, 1])
+def test_silent_console_gives_up_its_requests(pings: int) -> None:
+    """Also one that was gone before its first ping."""
+    told: list[tuple[str, list[str]]] = []
+
+    def said(kind: str, session: Session) -> None:
+        told.append((kind, list(session.requests)))
+
+    sessions = Sessions(said)
+    session = sessions.hello(b"console", HELLO, 0.0)
+    for _ in range(pings):
+        sessions.ping(b"console", 0.0)
+    session.requests = ["r-1"]
+    assert sessions.count(ATTACHED_S) == pings
+    assert sessions.count(ATTACHED_S + 1) == 0
+    assert sessions.count(ATTACHED_S + 2) == 0
+    assert told == [("attached", [])] * pings + [("detached", ["r-1"])]
