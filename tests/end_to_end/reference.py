@@ -36,3 +36,11 @@ def greedy(folder: Path, prompt: list[int], steps: int, dtype: str = "float64") 
             ids.append(int(answer.logits[0, -1].argmax()))
             fresh = torch.tensor([[ids[-1]]])
     return ids[len(prompt) :]
+
+
+def log_probabilities(folder: Path, prompt: list[int], output: list[int], dtype: str = "float64") -> torch.Tensor:
+    """Return [len(output), vocab]: log-probabilities before each output token, teacher-forced in `dtype`."""
+    judge = model(folder, dtype)
+    with torch.inference_mode():
+        logits = judge(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits.double(), -1)
