@@ -94,6 +94,7 @@ class Boot:
             last=self._last,
             dtype=self._dtype,
             device=torch.device("cpu"),
+            max_model_len=self._config.max_model_len,
         )
         if self._config.profile.model.load_format == "dummy":
             init_dummy(model, _SEED)
