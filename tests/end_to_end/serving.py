@@ -26,7 +26,7 @@ from engines import Engine, wait_until
 from ppconsole.link.engine import EngineLink
 from ppconsole.link.source import Update
 from ppengine.config import EngineConfig, Profile
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Submit, Verb
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Pause, Refused, Submit, Verb
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
@@ -291,6 +291,15 @@ class Operator:
         await asyncio.wait([accepted, begun.end], timeout=10, return_when=asyncio.FIRST_COMPLETED)
         assert accepted.done(), begun.end
         return begun
+
+    async def pause(self) -> Snapshot:
+        """Stop scheduling, keep all, and wait until nothing is in flight."""
+        await self.do(Pause(mode="keep"))
+
+        def quiet(picture: Snapshot) -> bool:
+            return picture.engine.state == "paused" and not any(request.in_flight for request in picture.requests)
+
+        return await self.until(quiet, "paused and quiet")
 
     async def submit(self, prompt: str | list[int], **sampling: Any) -> str:
         """Queue a request (greedy, end of sequence ignored, unless told otherwise) and return its id."""

@@ -108,7 +108,7 @@ async def test_swapped(engine: Served) -> None:
     async with engine.operator() as op:
         name = await op.submit(PROMPT, max_tokens=LONG)
         await op.request(name, lambda request: request.output_tokens > 1, "writes")
-        await op.do(Pause(mode="keep"))
+        await op.pause()
         await op.do(Preempt(request=name, mode="swap"))
         swapped = await op.request(name, state("swapped"), "is swapped")
         assert swapped.blocks == 0
@@ -138,8 +138,7 @@ async def test_copies_to_the_host_in_flight(engine: Served) -> None:
     async with engine.operator() as op:
         name = await op.submit(PROMPT, max_tokens=LONG)
         await op.request(name, lambda request: request.output_tokens > 1, "writes")
-        await op.do(Pause(mode="keep"))
-        await op.request(name, lambda request: not request.in_flight, "is quiet")
+        await op.pause()
         with engine.stopped("stage1"):
             swap = await op.begin(SwapOut(request=name))
             await op.request(name, lambda request: request.in_flight, "is being copied")
@@ -175,7 +174,7 @@ async def test_paused_engine(engine: Served) -> None:
     async with engine.operator() as op:
         names = [await op.submit(SHORT, max_tokens=LONG) for _ in range(SLOTS + 2)]
         await op.until(lambda picture: picture.queues.running == SLOTS, "all slots are taken")
-        await op.do(Pause(mode="keep"))
+        await op.pause()
         for name in names:
             await op.do(Abort(request=name))
         picture = await op.idle()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import reference
 from checkpoints import make_checkpoint
-from ppengine.protocol.control import Outcome, Pause, Resume, SetMemory
+from ppengine.protocol.control import Outcome, Resume, SetMemory
 from ppengine.protocol.snapshot import Snapshot
 from serving import Operator, Served
 
@@ -82,8 +82,8 @@ async def test_plan_equals_what_happens_and_memory_returns(case: Case) -> None:
     async with engine.operator() as op:
         names, full = await fill(op, case)
         before = mapped(full)
-        await op.do(Pause(mode="keep"))
-        await op.until(lambda p: p.queues.running == REQUESTS and not any(r.in_flight for r in p.requests), "quiet")
+        paused = await op.pause()
+        assert filled(paused)
 
         planned = engine.cli("set-memory", str(HALF), "--dry-run", "--json").json
         plan, after = planned["figures"], int(planned["figures"]["blocks_after"])
@@ -207,7 +207,7 @@ async def test_pause_keeps_a_full_pool(case: Case) -> None:
     """Growing needs no step of a request: it is applied while the engine is paused."""
     async with case.engine.operator() as op:
         names, full = await fill(op, case)
-        await op.do(Pause(mode="keep"))
+        await op.pause()
         grown = await op.do(SetMemory(utilization=1.0))
         assert grown.figures["blocks_after"] > mapped(full)
         assert not grown.figures["swap_requests"]

@@ -1,0 +1,223 @@
+"""Preempt, swap out, swap in and release on running requests: states as documented, tokens as if undisturbed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import reference
+from checkpoints import make_checkpoint
+from ppengine.protocol.control import Abort, Outcome, Preempt, Refused, Release, Resume, SwapIn, SwapOut
+from serving import Operator, Served
+
+from profiles import small
+
+SLOTS, STEPS = 4, 300
+HOST_BLOCKS = 64
+PROMPTS = reference.prompts(4, 100, low=40, high=60, seed=11)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint_root: Path) -> Iterator[Served]:
+    folder = make_checkpoint(checkpoint_root / "verbs", "qwen3", dtype="float64", layers=4)
+    block_bytes = 2 * 2 * 16 * 2 * 16 * 8
+    memory = {"swap_space_gib": HOST_BLOCKS * block_bytes / 2**30}
+    profile = small(
+        folder,
+        model={"max_model_len": 512},
+        memory=memory,
+        scheduler={"max_num_seqs": SLOTS},
+        console={"publish_hz": 50.0},
+    )
+    with Served(profile) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint_root: Path, engine: Served) -> list[list[int]]:
+    return [reference.greedy(checkpoint_root / "verbs", prompt, STEPS) for prompt in PROMPTS]
+
+
+async def writing(op: Operator, prompt: list[int] = PROMPTS[0]) -> str:
+    """Return a request that has written a few of its tokens."""
+    name = await op.submit(prompt, max_tokens=STEPS)
+    await op.request(name, lambda request: request.output_tokens > 5, "writes")
+    return name
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+async def test_preempt(engine: Served, expected: list[list[int]], mode: str) -> None:
+    async with engine.operator() as op:
+        name = await writing(op)
+        end = await op.do(Preempt(request=name, mode=mode))  # type: ignore[arg-type]
+        assert end.step is not None
+        assert ("swapped out" if mode == "swap" else "to be recomputed") in end.text
+        back = await op.request(name, lambda request: request.preemptions, "was preempted")
+        assert back.preemptions == 1
+        assert await op.tokens(name) == expected[0]
+        await op.idle()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+async def test_preempt_and_hold(engine: Served, expected: list[list[int]], mode: str) -> None:
+    async with engine.operator() as op:
+        name = await writing(op)
+        ran = engine.cli("preempt", name, "--mode", mode, "--hold", "--json")
+        assert ran.code == 0, ran
+        assert ran.json["state"] == "applied"
+        held = await op.request(name, lambda request: request.state == "held", "is held")
+        assert (held.blocks, bool(held.swap_blocks)) == (0, mode == "swap")
+        assert held.why is not None
+        assert held.why.text.startswith("preempt by ")
+        assert op.picture.queues.held == 1
+        written = held.output_tokens
+        assert 5 < written < STEPS
+        assert engine.cli("release", name).code == 0
+        assert await op.tokens(name) == expected[0]
+        await op.idle()
+
+
+async def test_swap_out_and_in(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        name = await writing(op)
+        await op.pause()
+        quiet = await op.request(name, lambda request: True, "is there")
+        planned = engine.cli("swap-out", name, "--dry-run", "--json").json
+        assert planned["figures"]["host_needed"] == quiet.blocks
+        assert planned["figures"]["host_free"] == HOST_BLOCKS
+        ran = engine.cli("swap-out", name, "--if-rev", str(planned["revision"]), "--json")
+        assert ran.json["text"].endswith(f"{quiet.blocks} blocks swapped out, held")
+        held = await op.request(name, lambda request: request.state == "held", "is held")
+        assert (held.blocks, held.swap_blocks) == (0, quiet.blocks)
+        assert op.picture.stages[0].swap_blocks.used == quiet.blocks
+        ran = engine.cli("swap-in", name, "--json")
+        assert ran.json["text"] == f"{quiet.blocks} blocks swapped in"
+        back = await op.request(name, lambda request: request.state == "running", "is back")
+        assert (back.blocks, back.swap_blocks) == (quiet.blocks, 0)
+        assert back.computed_tokens == quiet.computed_tokens
+        await op.do(Resume())
+        assert await op.tokens(name) == expected[0]
+        await op.idle()
+
+
+async def test_swap_out_without_hold_comes_back(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        name = await writing(op)
+        await op.do(SwapOut(request=name, hold=False))
+        assert await op.tokens(name) == expected[0]
+        await op.idle()
+
+
+async def test_release_of_a_swapped_one(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        name = await writing(op)
+        await op.do(SwapOut(request=name))
+        await op.pause()
+        assert (await op.do(Release(request=name))).text == "release by op: no longer held"
+        swapped = await op.request(name, lambda request: request.state == "swapped", "waits on the host")
+        assert swapped.why is not None
+        assert swapped.why.code == "paused"
+        await op.do(Resume())
+        assert await op.tokens(name) == expected[0]
+        await op.idle()
+
+
+async def test_samples_move_together(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        name = await op.submit(PROMPTS[0], max_tokens=STEPS, n=3)
+        await op.until(
+            lambda picture: sum(request.output_tokens > 5 for request in picture.requests) == 3, "all three write"
+        )
+        await op.do(SwapOut(request=name))
+        await op.until(lambda picture: picture.queues.held == 3, "all three are held")
+        await op.do(Release(request=f"{name}.1"))
+        assert await op.tokens(name, 1) == expected[0]
+        await op.do(Release(request=name))  # of those that are held still
+        assert [await op.tokens(name, sample) for sample in (0, 2)] == [expected[0]] * 2
+        await op.idle()
+
+
+async def test_many_verbs_at_random(engine: Served, expected: list[list[int]]) -> None:
+    source = random.Random(3)
+    async with engine.operator() as op:
+        names = [await writing(op, prompt) for prompt in PROMPTS]
+        applied = 0
+        for _ in range(40):
+            name = source.choice(names)
+            verb = source.choice(
+                [
+                    Preempt(request=name, mode="recompute"),
+                    Preempt(request=name, mode="swap", hold=True),
+                    SwapOut(request=name, hold=source.random() < 0.5),
+                    SwapIn(request=name),
+                    Release(request=name),
+                ]
+            )
+            end = await op.ask(verb)
+            applied += isinstance(end, Outcome) and end.state == "applied"
+            assert not isinstance(end, Refused) or end.code in ("INVALID", "CONFLICT", "NOT_FOUND", "DOES_NOT_FIT")
+        assert applied > 8
+        for name in names:
+            await op.ask(Release(request=name))
+        assert await op.all_tokens(names) == expected
+        await op.idle()
+
+
+async def test_refusals_are_one_line_with_numbers(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        name = await writing(op)
+        await op.pause()
+        for words, code, text in (
+            (["release", name], 2, f"{name} is running, not held; nothing to release (INVALID)"),
+            (["swap-in", name], 2, f"{name} is running and holds no blocks on the host alone (INVALID)"),
+            (["preempt", "r-none"], 7, "no request r-none (NOT_FOUND)"),
+            (["swap-out", name, "--if-rev", "5"], 6, f"{name} has moved on: revision 0, you saw 5"),
+        ):
+            ran = engine.cli(*words)
+            assert ran.code == code, ran
+            assert ran.error.startswith(f"error: {words[0]} refused: {text}")
+        await op.do(SwapOut(request=name))
+        ran = engine.cli("swap-out", name)
+        assert ran.code == 6
+        assert f"{name} is held already (swap-out by op)" in ran.error
+        await op.do(Resume())
+        await op.do(Release(request=name))
+        assert await op.tokens(name) == expected[0]
+        await op.idle()
+
+
+async def test_no_room_on_the_host(engine: Served) -> None:
+    async with engine.operator() as op:
+        names = [await writing(op, prompt) for prompt in reference.prompts(3, 100, low=400, high=400, seed=12)]
+        await op.pause()
+        for name in names[:2]:
+            await op.do(SwapOut(request=name))
+        held = await op.request(names[1], lambda request: request.state == "held", "is held")
+        last = await op.request(names[2], lambda request: True, "is there")
+        used = op.picture.stages[0].swap_blocks.used
+        assert used is not None
+        assert held.swap_blocks < used <= HOST_BLOCKS
+        ran = engine.cli("swap-out", last.id)
+        assert ran.code == 8
+        text = f"{last.id} needs {last.blocks} host blocks, {HOST_BLOCKS - used} of {HOST_BLOCKS} are free"
+        assert ran.error == f"error: swap-out refused: {text}; recompute fits (DOES_NOT_FIT)"
+        await op.do(Preempt(request=last.id, mode="recompute"))
+        for name in names:
+            await op.do(Abort(request=name))
+        await op.idle()
+        await op.do(Resume())
+
+
+async def test_no_place_to_swap_in(engine: Served) -> None:
+    async with engine.operator() as op:
+        names = [await writing(op)]
+        await op.do(SwapOut(request=names[0]))
+        names += [await op.submit(PROMPTS[1], max_tokens=STEPS) for _ in range(SLOTS)]
+        await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
+        text = await op.refused(SwapIn(request=names[0]), "DOES_NOT_FIT")
+        assert text == f"max_num_seqs is {SLOTS} and as many run; release lets it wait"
+        for name in names:
+            await op.do(Abort(request=name))
+        await op.idle()
