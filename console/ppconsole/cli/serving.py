@@ -62,8 +62,9 @@ def profile_arguments(profile: str, settings: Sequence[str], name: str | None) -
     """Return the arguments of the supervisor."""
     arguments = [profile]
     for setting in settings:
-        arguments += ["--set", setting]
-    return arguments + (["--name", name] if name else [])
+        arguments.append(f"--set={setting}")
+    # Joined by a sign: a value that begins with a dash is still a value.
+    return arguments + ([] if name is None else [f"--name={name}"])
 
 
 async def _relay(engine: EngineProcess, as_json: bool) -> None:
