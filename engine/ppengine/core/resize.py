@@ -7,6 +7,7 @@ target waits for its answer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ppengine.config import check_utilization
@@ -18,6 +19,14 @@ from ppengine.scheduler import ResizeReport
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the newest `map_blocks` step was sent for."""
+
+    utilization: float
+    revision: int
 
 
 class Resizer:
@@ -33,9 +42,15 @@ class Resizer:
         self._operation: Operation | None = None
         self._mapping = True
         """A `map_blocks` step is in flight; the first one is sent at boot."""
+        self._asked = _Asked(utilization, 0)
+        self._uneven = False
+        """Some stages have more than `mapped_blocks`: one could not follow a grow."""
         self._before = self.mapped_blocks
-        self._utilization_before = utilization
+        self._agreed = utilization
+        """What `mapped_blocks` came from; `utilization` is what was asked for last."""
         self._failure = ""
+        self._step: int | None = None
+        """Step that mapped what the change under way asked for."""
 
     @property
     def busy(self) -> bool:
@@ -75,37 +90,36 @@ class Resizer:
 
     def advance(self) -> None:
         """Give memory back once nothing can touch it any more, or take it before anything does."""
-        if self._operation is None or self._mapping:
+        engine, scheduler = self._engine, self._engine.scheduler
+        if self._operation is None or self._mapping or engine.board.lost or engine.leaving:
             return
-        scheduler = self._engine.scheduler
-        if self._target == self.mapped_blocks:
-            self._end(scheduler.finish_resize(self._target), None)
-        elif self._target > self.mapped_blocks or scheduler.resize_ready():
-            self._mapping = True
-            self._engine.send(scheduler.map_step(self._target))
+        if self._target == self.mapped_blocks and not self._uneven:
+            self._end(scheduler.finish_resize(self._target))
+        elif self._target >= self.mapped_blocks or scheduler.resize_ready():
+            self._mapping, self._asked = True, _Asked(self.utilization, self.revision)
+            engine.send(scheduler.map_step(self._target))
         else:
             live = scheduler.device.tail_live
-            self._engine.operations.defer(self._operation, f"{live} live blocks to leave the tail")
+            engine.operations.defer(self._operation, f"{live} live blocks to leave the tail")
 
     def mapped(self, flight: Flight) -> None:
         """All stages have answered a `map_blocks` step."""
-        self._mapping = False
+        asked, errors = self._asked, "; ".join(flight.errors)
+        self._mapping, self._step = False, flight.number
         self.mapped_blocks = min(flight.mapped)
-        if self._operation is None:
-            if self.mapped_blocks < self._target:
-                self._engine.failed = f"the KV cache could not be mapped: {'; '.join(flight.errors)}"
-                self._engine.leave(self._engine.failed)
-            return
-        if flight.errors:
+        self._uneven = max(flight.mapped) != self.mapped_blocks
+        if not errors:
+            self._agreed = asked.utilization
+        elif asked.revision == 0:
+            self._engine.failed = f"the KV cache could not be mapped: {errors}"
+            self._engine.leave(self._engine.failed)
+        elif asked.revision == self.revision:
             # One stage could not follow: all go back to what everyone has.
-            self._failure = "; ".join(flight.errors)
-            self._target = self.mapped_blocks
-        uneven = max(flight.mapped) != self.mapped_blocks
-        if uneven:
-            self._mapping = True
-            self._engine.send(self._engine.scheduler.map_step(self.mapped_blocks))
-        elif self._target == self.mapped_blocks:
-            self._end(self._engine.scheduler.finish_resize(self.mapped_blocks), flight.number)
+            self._failure = errors
+            self._target, self.utilization = self.mapped_blocks, self._agreed
+        else:
+            # The change that it was for was superseded meanwhile; the one under way goes on from what there is.
+            self._engine.event("memory.error", f"utilization {asked.utilization:g}, superseded: {errors}")
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -116,20 +130,22 @@ class Resizer:
             text = f"superseded by utilization {utilization:g} (revision {self.revision})"
             engine.operations.end(older, "superseded", text, revision=self.revision)
         self._operation = engine.operations.open(command, client, f"{self.utilization:g}>{utilization:g}")
-        self._utilization_before, self._before = self.utilization, self.mapped_blocks
+        self._before = self.mapped_blocks
         self.utilization, self._target, self._failure = utilization, blocks, ""
+        self._step = None
         engine.scheduler.revision = self.revision
         engine.scheduler.begin_resize(min(blocks, engine.scheduler.device.size))
         self.advance()
 
-    def _end(self, report: ResizeReport, step: int | None) -> None:
+    def _end(self, report: ResizeReport) -> None:
         operation, self._operation = self._operation, None
         if operation is None:
             return
         figures = {"blocks_before": float(self._before), "blocks_after": float(self.mapped_blocks), **report.figures()}
         text = f"{self._before} > {self.mapped_blocks} blocks{report.text()}"
         if self._failure:
-            self.utilization = self._utilization_before
             text = f"{self._failure}; stays at {self.mapped_blocks} blocks"
         state: Literal["applied", "failed"] = "failed" if self._failure else "applied"
-        self._engine.operations.end(operation, state, text, step=step, revision=self.revision, figures=figures)
+        self._engine.operations.end(
+            operation, state, text, step=self._step, revision=self.revision, figures=figures
+        )  # fmt: skip

@@ -1,0 +1,116 @@
+"""An engine core without sockets: its messages go into lists, and stages that the test answers for."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+from ppengine.checkpoint import ModelSpec
+from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
+from ppengine.core.engine import GENERATION, Engine
+from ppengine.protocol.control import Command, SetMemory, Submit
+from ppengine.protocol.frames import Codec
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.steps import Retired, Sampled, StageReady, Step, ToStage
+
+VOCAB = 100
+PEAK, BLOCK = 1000, 10
+"""Bytes of a stage: utilization u holds 1000 * u - 100 blocks."""
+
+
+class CoreWorld:
+    """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
+
+    def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True, **scheduler):
+        profile = Profile(
+            name="t", model=ModelConfig(path="m"), parallel=ParallelConfig(pipeline=stages),
+            memory=MemoryConfig(utilization=utilization, block_size=8),
+            scheduler=SchedulerConfig(**scheduler),
+        )  # fmt: skip
+        config = EngineConfig(
+            id="e", name="t", epoch="epoch", profile=profile, model_path="m", model_type="opt",
+            layers=[(index, index + 1) for index in range(stages)], max_model_len=max_model_len, run_dir="/r",
+            ring_dir="/d", started_wall=0.0,
+        )  # fmt: skip
+        spec = ModelSpec(
+            model_type="opt", architecture="OPTForCausalLM", num_layers=stages, hidden_size=8, num_heads=1,
+            num_kv_heads=1, head_dim=8, intermediate_size=8, vocab_size=VOCAB, max_position=max_model_len,
+            dtype="float32", tie_word_embeddings=True, norm_eps=1e-5, activation="relu", eos_token_ids=[2],
+        )  # fmt: skip
+        self.answers: list[tuple[bytes, msgspec.Struct]] = []
+        self.events = []
+        self.steps: deque[Step] = deque()
+        self.next_token = 5
+        self._codec = Codec(ToStage)
+        self._count = 0
+        self.engine = Engine(
+            config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
+            reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
+        )  # fmt: skip
+        if serve:
+            self.ready()
+            self.run()
+
+    def ready(self, swap_blocks=50):
+        """Let all stages be ready."""
+        for stage, _ in self.engine.board.keys:
+            self.engine.on_stage(
+                StageReady(
+                    stage=stage, rank=0, generation=GENERATION, pid=1, host="h", layers=[stage, stage + 1],
+                    device_kind="cpu", device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=PEAK,
+                    peak_bytes=PEAK, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=900,
+                    swap_blocks=swap_blocks,
+                )
+            )  # fmt: skip
+
+    def retire(self, mapped=None):
+        """Retire the oldest step on all stages. `mapped`: what each stage answers to a map step instead of success."""
+        step = self.steps.popleft()
+        sampled = [Sampled(row.slot, self.next_token) for row in step.rows if row.sample]
+        for index, (stage, rank) in enumerate(self.engine.board.keys):
+            message = Retired(GENERATION, step.number, stage, rank, sampled=sampled)
+            if step.map_blocks is not None:
+                message.mapped = step.map_blocks if mapped is None else mapped[index]
+                message.error = "" if message.mapped == step.map_blocks else "no memory"
+            self.engine.on_stage(message)
+        self.engine.advance()
+        return step
+
+    def run(self, steps=10_000):
+        """Take turns until no step is in flight."""
+        self.engine.advance()
+        while self.steps and steps:
+            self.retire()
+            steps -= 1
+
+    def submit(self, prompt=(1, 2, 3), name=None, **sampling):
+        """Submit token ids and return the answers."""
+        params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
+        return self.say(Submit(prompt_token_ids=list(prompt), sampling=params, request=name))
+
+    def say(self, verb, *, client=b"c", **fields):
+        """Send a command and return what was answered to it so far."""
+        self._count += 1
+        name = f"c{self._count}"
+        self.engine.commands.handle(client, Command(id=name, epoch="epoch", verb=verb, by="eve", **fields))
+        return self.told(name)
+
+    def told(self, name):
+        """Return the answers to the command `name`."""
+        return [message for _, message in self.answers if getattr(message, "id", "") == name]
+
+    def set_memory(self, utilization):
+        """Ask for `utilization`; return the command's id, for `told`."""
+        self.say(SetMemory(utilization=utilization))
+        return f"c{self._count}"
+
+    def last(self, name):
+        """Return the newest answer to the command `name`."""
+        return self.told(name)[-1]
+
+    def check(self):
+        """Raise AssertionError on a broken invariant, or where what is mapped and what is given out differ."""
+        scheduler = self.engine.scheduler
+        scheduler.check()
+        if not self.engine.resizer.busy:
+            assert scheduler.device.size == scheduler.device.limit == self.engine.resizer.mapped_blocks
