@@ -55,6 +55,11 @@ class Tokenizer:
         special = {**_special_tokens(_read_json(folder / "special_tokens_map.json")), **_special_tokens(config)}
         return cls(backend, special, _chat_template(folder, config))
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it: no token of a text stands for more."""
+        return max(map(len, self._backend.get_vocab()), default=0)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with the special tokens around it that tokenizer.json says.
 

@@ -71,6 +71,8 @@ class Commands:
     def settle(self) -> None:
         """End the operations whose effect has happened; say of the others where they wait."""
         engine = self._engine
+        # Each effect is looked at below; the scheduler's own list of those that ended would only grow.
+        engine.scheduler.settled()
         left = []
         for effect, operation, request in self._effects:
             if effect.state == "pending":
@@ -120,13 +122,14 @@ class Commands:
         engine = self._engine
         if engine.draining:
             raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
-        requests = engine.make_requests(verb, owner=command.by)
+        requests = engine.submissions.requests(verb, owner=command.by)
+        engine.scheduler.check_fits(requests)
         name = requests[0].group
         if command.dry_run:
             plan = [f"queue {len(requests)} sample(s) of {len(requests[0].prompt_ids)} prompt tokens"]
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan[0], plan=plan))
             return
-        engine.admit(requests, session="", detach_client=client if verb.abort_on_detach else b"")
+        engine.admit(requests, session="")
         operation = engine.operations.open(command, client, name, request=name)
         text = f"{len(requests[0].prompt_ids)} prompt tokens queued"
         engine.operations.end(operation, "applied", text, request=name)
@@ -210,9 +213,8 @@ class Commands:
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan, plan=[plan]))
             return
         operation = engine.operations.open(command, client, verb.mode)
-        scheduler.admissions = False
-        if verb.mode != "wait":
-            scheduler.paused = True
+        self._supersede_pause(f"pause {verb.mode} by {command.by}")
+        scheduler.admissions, scheduler.paused = False, verb.mode != "wait"
         if verb.mode == "abort":
             engine.abort_all(by=command.by)
         if verb.mode == "wait" and running:
@@ -228,11 +230,14 @@ class Commands:
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
             return
         operation = engine.operations.open(command, client, None)
-        if self._idle is not None:
-            engine.operations.end(self._idle, "superseded", f"resumed by {command.by}")
-            self._idle = None
+        self._supersede_pause(f"resumed by {command.by}")
         engine.scheduler.paused, engine.scheduler.admissions = False, True
         engine.operations.end(operation, "applied", "scheduling again")
+
+    def _supersede_pause(self, why: str) -> None:
+        if self._idle is not None:
+            self._engine.operations.end(self._idle, "superseded", why)
+            self._idle = None
 
     def _drain_verb(self, client: bytes, command: Command, verb: Drain) -> None:
         engine = self._engine

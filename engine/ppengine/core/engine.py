@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +15,7 @@ from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.resize import Resizer
 from ppengine.core.stages import Flight, StageBoard
+from ppengine.core.submissions import Submissions
 from ppengine.protocol.control import Inspect, Logprob, Submit
 from ppengine.protocol.frames import encode
 from ppengine.protocol.offline import Added, AddMany
@@ -45,11 +44,11 @@ class Engine:
     ) -> None:
         self.config = config
         self.spec = spec
-        self.tokenizer = tokenizer
         self.board = StageBoard(config.stages, config.layers)
         self.outputs = OutputHub(tokenizer, reply)
         self.operations = Operations(reply, happened)
         self.commands = Commands(self)
+        self.submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.reply = reply
         self.happened = happened
         self.scheduler: Scheduler
@@ -67,8 +66,6 @@ class Engine:
         self._send_step = send_step
         self.clock = time.monotonic
         self._begun = self.clock()
-        self._count = 0
-        self._first_name = secrets.randbits(16)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -169,69 +166,50 @@ class Engine:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def make_requests(self, verb: Submit, owner: str) -> list[Request]:
-        """Return the requests (one a sample) of a submission. Raises ValueError for one that makes no sense."""
-        if (verb.prompt is None) == (verb.prompt_token_ids is None):
-            raise ValueError("give either a prompt text or prompt_token_ids")
-        prompt: str | list[int] = verb.prompt if verb.prompt is not None else list(verb.prompt_token_ids or [])
-        if verb.chat and isinstance(prompt, str):
-            prompt = self._need_tokenizer().encode_chat([{"role": "user", "content": prompt}])
-        sampling = verb.sampling
-        ids = self._need_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise ValueError("the prompt is empty; give at least one token")
-        for token in ids:
-            if not 0 <= token < self.spec.vocab_size:
-                raise ValueError(f"token id {token} is not in the vocabulary (0 to {self.spec.vocab_size - 1})")
-        if self.tokenizer is None and sampling.stop:
-            raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
-        name = verb.request or self._new_name()
-        if name in self.outputs:
-            raise ValueError(f"request id {name} is already in use")
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
-        leader = Request(id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner)
-        followers = [
-            Request(
-                id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, sample=index,
-                leader=leader,
-            )
-            for index in range(1, sampling.n)
-        ]  # fmt: skip
-        return [leader, *followers]
-
-    def admit(self, requests: list[Request], session: str, detach_client: bytes = b"") -> None:
+    def admit(self, requests: list[Request], session: str) -> None:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
         leader = requests[0]
         self.scheduler.add(requests)
         self.outputs.open(leader.group, session, leader.prompt_ids, leader.sampling)
-        self.prompt_tokens_total += len(leader.prompt_ids)
 
     def add_many(self, client: bytes, message: AddMany) -> None:
         """Queue the requests of an offline session: all of them or none."""
-        if not self.serving or self.board.lost:
-            text = f"the engine is {self.state}: {self.message}"
-            self.reply(client, Added(nonce=message.nonce, requests=[], error=text, lost=bool(self.board.lost)))
+        lost = bool(self.board.lost)
+        try:
+            if not self.serving or lost:
+                raise ValueError(f"the engine is {self.state}: {self.message}")
+            if self.draining:
+                raise ValueError("the engine is draining and takes no new requests; drain --undo ends that")
+            groups = self._groups(message)
+        for group in groups:
+            self.admit(group, session=message.session)
+        self.reply(client, Added(nonce=message.nonce, requests=[group[0].group for group in groups]))
+
+    def _groups(self, message: AddMany) -> list[list[Request]]:
+        """Return the requests of each prompt. Raises ValueError naming the first prompt that cannot be taken."""
+        count, names = len(message.prompts), message.requests
+        if len(message.sampling) != count or len(names) not in (0, count):
+            raise ValueError(f"{count} prompts, {len(message.sampling)} sampling params and {len(names)} request ids")
+        except ValueError as problem:
+            self.reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), lost=lost))
             return
         groups: list[list[Request]] = []
-        error = ""
-        names: list[str | None] = [*message.requests] or [None] * len(message.prompts)
-        try:
-            for prompt, sampling, name in zip(message.prompts, message.sampling, names, strict=True):
-                words, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-                verb = Submit(prompt=words, prompt_token_ids=ids, sampling=sampling, request=name)
-                groups.append(self.make_requests(verb, owner=message.session))
-            for group in groups:
+        seen: set[str] = set()
+        for index, (prompt, sampling) in enumerate(zip(message.prompts, message.sampling, strict=True)):
+            words, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+            name = names[index] if names else None
+            verb = Submit(prompt=words, prompt_token_ids=ids, sampling=sampling, request=name)
+            try:
+                group = self.submissions.requests(verb, owner=message.session)
                 self.scheduler.check_fits(group)
-            times = Counter(request.id for group in groups for request in group)
-            if repeated := [name for name, count in times.items() if count > 1]:
-                error = f"request id {repeated[0]} is given twice; ids are used once"
-        except (DoesNotFit, ValueError) as problem:
-            error = f"prompt {len(groups)}: {problem}"
-        if not error:
-            for group in groups:
-                self.admit(group, session=message.session)
-        names_given = [] if error else [group[0].group for group in groups]
-        self.reply(client, Added(nonce=message.nonce, requests=names_given, error=error))
+            except (DoesNotFit, ValueError) as problem:
+                raise ValueError(f"prompt {index}: {problem}") from None
+            for request in group:
+                if request.id in seen:
+                    raise ValueError(f"request id {request.id} is given twice; ids are used once")
+                seen.add(request.id)
+            groups.append(group)
+        return groups
 
     def abort_many(self, names: list[str]) -> None:
         """Abort requests of an offline session; unknown ones have ended already."""
@@ -267,7 +245,9 @@ class Engine:
         output = self.outputs.get(name)
         names = [name, *(f"{name}.{index}" for index in range(1, output.sampling.n))] if output else [name]
         found = (self.scheduler.requests.get(one) for one in names)
-        return [request for request in found if request is not None and not request.finished]
+        # Somebody may have taken the name of an ended sample for a prompt of their own.
+        live = (request for request in found if request is not None and not request.finished)
+        return [request for request in live if output is None or request.group == name]
 
     @property
     def running(self) -> int:
@@ -313,6 +293,7 @@ class Engine:
     def _retire(self, flight: Flight) -> None:
         if flight.is_map:
             self.resizer.mapped(flight)
+        self.prompt_tokens_total += retirement.prompt_tokens
         elif flight.errors:
             self.event("step.error", f"m{flight.number}: {'; '.join(flight.errors)}")
         retirement: Retirement = self.scheduler.retire(flight.number, flight.sampled)
@@ -325,17 +306,3 @@ class Engine:
                 self.ended(request)
         for request in retirement.finished:
             self.ended(request)
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
-        return self.tokenizer
-
-    def _new_name(self) -> str:
-        """Return a short id that was not given out before: four digits, spread so that neighbours look different."""
-        while True:
-            turn, number = divmod(self._count, 0x10000)
-            self._count += 1
-            name = f"r-{turn * 0x10000 + (self._first_name + number * 0x9E37) % 0x10000:04x}"
-            if name not in self.outputs:
-                return name

@@ -130,6 +130,9 @@ class OutputHub:
         """Answer now if there is more than `offset`, else when there is."""
         if question.request not in self._outputs:
             self._reply(client, Failed(nonce=question.nonce, code="NOT_FOUND", text=f"no request {question.request}"))
+        elif min(question.offset, question.text_offset) < 0:
+            text = f"offset {question.offset}, text_offset {question.text_offset}; both must be 0 or more"
+            self._reply(client, Failed(nonce=question.nonce, code="INVALID", text=text))
         elif not self._answer_fetch(client, question, last=question.wait_ms <= 0):
             self._wait(client, question)
 

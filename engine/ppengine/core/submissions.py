@@ -1,0 +1,110 @@
+"""From a submission to requests: text to ids, names, seeds, and what makes no sense refused in one line."""
+
+from __future__ import annotations
+
+import secrets
+
+from ppengine.checkpoint import ModelSpec
+from ppengine.config import ConfigError
+from ppengine.core.outputs import OutputHub
+from ppengine.protocol.control import Submit
+from ppengine.request import Request
+from ppengine.scheduler import DoesNotFit
+from ppengine.tokenizer import Tokenizer
+
+NAME_MOST = 128
+STOP_TOKENS_MOST = 1024
+
+
+class Submissions:
+    """Makes the requests of a prompt, one a sample. `taken` knows the request ids that are in use."""
+
+    def __init__(self, spec: ModelSpec, tokenizer: Tokenizer | None, max_model_len: int, taken: OutputHub) -> None:
+        self._vocab_size = spec.vocab_size
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._taken = taken
+        self._longest_token = 0 if tokenizer is None else tokenizer.longest_token
+        self._count = 0
+        self._first_name = secrets.randbits(16)
+
+    def requests(self, verb: Submit, owner: str) -> list[Request]:
+        """Return the requests of a submission.
+
+        Raises ValueError for one that makes no sense, DoesNotFit for a prompt that is too long to look at.
+        """
+        ids = self._ids(verb)
+        sampling = verb.sampling
+        if self._tokenizer is None and sampling.stop:
+            raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
+        if len(sampling.stop_token_ids) > STOP_TOKENS_MOST:
+            raise ValueError(f"{len(sampling.stop_token_ids)} stop_token_ids; at most {STOP_TOKENS_MOST} are taken")
+        self._check_vocabulary("stop token id", sampling.stop_token_ids)
+        name = self._name(verb.request)
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
+        leader = Request(id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner)
+        followers = [
+            Request(
+                id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, sample=index,
+                leader=leader,
+            )
+            for index in range(1, sampling.n)
+        ]  # fmt: skip
+        return [leader, *followers]
+
+    def _ids(self, verb: Submit) -> list[int]:
+        if (verb.prompt is None) == (verb.prompt_token_ids is None):
+            raise ValueError("give either a prompt text or prompt_token_ids")
+        if verb.prompt is None:
+            ids = verb.prompt_token_ids or []
+        else:
+            ids = self._encode(verb.prompt, verb.chat)
+        if not ids:
+            raise ValueError("the prompt is empty; give at least one token")
+        if len(ids) < self._max_model_len:
+            # What is longer is refused by the scheduler, and not worth the look.
+            self._check_vocabulary("token id", ids)
+        return ids
+
+    def _encode(self, text: str, chat: bool) -> list[int]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
+        most = self._max_model_len * self._longest_token
+        if len(text) > most:
+            # Tokenizing takes about half a second a megabyte, in which the core would serve nobody.
+            fits = f"{self._max_model_len} tokens of at most {self._longest_token} characters"
+            raise DoesNotFit(
+                f"the prompt has {len(text)} characters, max_model_len is {fits}; at most {most} would fit",
+                len(text), most,
+            )  # fmt: skip
+        if not chat:
+            return tokenizer.encode(text)
+        try:
+            return tokenizer.encode_chat([{"role": "user", "content": text}])
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    def _check_vocabulary(self, what: str, ids: list[int]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < self._vocab_size)
+            raise ValueError(f"{what} {wrong} is not in the vocabulary (0 to {self._vocab_size - 1})")
+
+    def _name(self, wanted: str | None) -> str:
+        if not wanted:
+            return self._new_name()
+        if len(wanted) > NAME_MOST or not wanted.isprintable() or " " in wanted:
+            shown = wanted if len(wanted) <= NAME_MOST else f"{wanted[:20]}... of {len(wanted)} characters"
+            raise ValueError(f"request id {shown!r}: use 1 to {NAME_MOST} printable characters without spaces")
+        if wanted in self._taken:
+            raise ValueError(f"request id {wanted} is already in use")
+        return wanted
+
+    def _new_name(self) -> str:
+        """Return a short id that was not given out before: four digits, spread so that neighbours look different."""
+        while True:
+            turn, number = divmod(self._count, 0x10000)
+            self._count += 1
+            name = f"r-{turn * 0x10000 + (self._first_name + number * 0x9E37) % 0x10000:04x}"
+            if name not in self._taken:
+                return name

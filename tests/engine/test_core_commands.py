@@ -1,0 +1,233 @@
+"""Commands and messages to the core: one end each, and no message that ends the core."""
+
+from __future__ import annotations
+
+import pytest
+from core_world import VOCAB, CoreWorld
+from ppengine.config import ConfigError
+from ppengine.protocol.control import (
+    Abort,
+    Continue,
+    Drain,
+    Failed,
+    Fetch,
+    Fetched,
+    Inspect,
+    Outcome,
+    Pause,
+    Preempt,
+    Refused,
+    Release,
+    Resume,
+    SetMemory,
+    Submit,
+    SwapIn,
+    SwapOut,
+)
+from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.sampling import SamplingParams
+
+
+class NoTemplate:
+    """A tokenizer of a model without a chat template; every letter is a token."""
+
+    longest_token = 1
+
+    def encode(self, text):
+        return [ord(letter) % VOCAB for letter in text]
+
+    def encode_chat(self, messages):
+        raise ConfigError("this model has no chat template; send the prompt as plain text")
+
+    def stream(self, prompt_ids):
+        return self
+
+    def push(self, token):
+        return "x"
+
+    def flush(self):
+        return ""
+
+
+def refusal(answers):
+    assert len(answers) == 1
+    assert isinstance(answers[0], Refused), answers
+    return answers[0].code, answers[0].text
+
+
+def test_chat_without_a_template_is_refused():
+    world = CoreWorld(tokenizer=NoTemplate())
+    code, text = refusal(world.say(Submit(prompt="hi", chat=True)))
+    assert (code, text) == ("INVALID", "this model has no chat template; send the prompt as plain text")
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized():
+    world = CoreWorld(tokenizer=NoTemplate())
+    code, text = refusal(world.say(Submit(prompt="x" * 65)))
+    assert code == "DOES_NOT_FIT"
+    assert text.startswith("the prompt has 65 characters, max_model_len is 64 tokens of at most 1 characters")
+
+
+def test_a_later_pause_supersedes_one_that_waits():
+    world = CoreWorld()
+    world.submit(max_tokens=20)
+    world.engine.advance()
+    first = world.say(Pause(mode="wait"))
+    second = world.say(Pause(mode="wait"))
+    assert [type(answer).__name__ for answer in first] == ["Accepted", "Deferred"]
+    assert world.last(first[0].id).state == "superseded"
+    third = world.say(Pause(mode="keep"))
+    assert world.last(second[0].id).state == "superseded"
+    assert world.last(third[0].id).state == "applied"
+
+
+def test_pause_wait_after_pause_keep_lets_finish_what_runs():
+    world = CoreWorld()
+    world.submit(max_tokens=20)
+    world.engine.advance()
+    world.say(Pause(mode="keep"))
+    name = world.say(Pause(mode="wait"))[0].id
+    world.run()
+    assert world.last(name).state == "applied"
+    assert world.engine.live() == []
+
+
+def test_drain_refuses_offline_sessions_too():
+    world = CoreWorld()
+    world.say(Drain())
+    assert refusal(world.submit())[0] == "BUSY"
+    world.engine.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], sampling=[SamplingParams()]))
+    answer = world.answers[-1][1]
+    assert isinstance(answer, Added)
+    assert "draining" in answer.error
+    assert not answer.requests
+
+
+def test_the_dry_run_of_a_submission_that_does_not_fit_says_so():
+    world = CoreWorld()
+    code, text = refusal(world.say(Submit(prompt_token_ids=[1] * 64), dry_run=True))
+    assert code == "DOES_NOT_FIT"
+    assert "at most 63 would fit" in text
+    assert world.say(Submit(prompt_token_ids=[1]), dry_run=True)[0].state == "planned"
+    assert world.engine.live() == []
+
+
+def test_a_request_named_like_anothers_sample_is_its_own():
+    world = CoreWorld()
+    world.submit(name="a", n=2, max_tokens=1)
+    world.run()
+    world.submit(name="a.1", max_tokens=20)
+    world.engine.advance()
+    assert refusal(world.say(Abort(request="a")))[0] == "NOT_FOUND"
+    assert [request.id for request in world.engine.members("a.1")] == ["a.1"]
+
+
+@pytest.mark.parametrize("name", ["x" * 129, "a b", "a\nb", "\x1b[31m", "a/b\u202e"])
+def test_a_request_id_that_no_screen_can_show_is_refused(name):
+    world = CoreWorld()
+    code, text = refusal(world.submit(name=name))
+    assert code == "INVALID"
+    assert "request id" in text
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"stop_token_ids": [VOCAB]}, {"stop_token_ids": list(range(VOCAB)) * 50}], ids=["outside", "many"]
+)
+def test_stop_tokens_outside_of_the_vocabulary_or_by_the_thousand_are_refused(sampling):
+    assert refusal(CoreWorld().submit(**sampling))[0] == "INVALID"
+
+
+def test_add_many_with_lists_of_unequal_length_says_so():
+    world = CoreWorld()
+    for fields in ({"sampling": []}, {"sampling": [SamplingParams()], "requests": ["a", "b"]}):
+        world.engine.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], **fields))
+        answer = world.answers[-1][1]
+        assert isinstance(answer, Added)
+        assert answer.error.startswith("1 prompts, ")
+
+
+def test_aborting_a_leader_alone_lets_its_samples_go_on():
+    world = CoreWorld()
+    world.submit(name="a", n=3, max_tokens=5)
+    world.engine.abort(world.engine.members("a")[0])
+    world.run()
+    output = world.engine.outputs.get("a")
+    assert [sample.finish_reason for sample in output.samples] == ["abort", "length", "length"]
+    world.check()
+    assert world.engine.scheduler.device.used == 0
+
+
+def test_every_verb_on_every_state_is_answered_and_leaves_the_books_in_order():
+    for ahead in (False, True):
+        for state in ("waiting", "running", "swapped", "held", "finished", "gone"):
+            world = CoreWorld(schedule_ahead=ahead)
+            if state != "gone":
+                world.submit(name="a", n=2, max_tokens=1 if state == "finished" else 30)
+            if state == "finished":
+                world.run()
+            elif state != "waiting":
+                world.run(steps=4)
+                world.say(SwapOut(request="a", hold=state == "held")) if state != "running" else None
+                if state == "held":
+                    world.run()
+            for verb in (
+                Preempt(request="a", hold=True), Release(request="a"), SwapOut(request="a"), SwapIn(request="a"),
+                Preempt(request="a", mode="swap"), SwapOut(request="a", hold=False), Preempt(request="a.1"),
+                Continue(stage=2**63), SetMemory(utilization=float("nan")), Abort(request="a"), Abort(request="a"),
+            ):  # fmt: skip
+                for dry in (True, False):
+                    assert world.say(verb, dry_run=dry)
+                    world.check()
+                    for what in ("request", "blocks", "stacks"):
+                        world.engine.inspect(b"c", Inspect(nonce=2**63, what=what, request="a"))
+                world.engine.advance()
+            world.run()
+            world.check()
+            assert world.engine.live() == []
+            assert world.engine.operations.live == []
+
+
+def test_offsets_below_zero_are_refused_and_far_ones_wait():
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=2)
+    for fields in ({"offset": -1}, {"text_offset": -(2**63)}, {"sample": -1}):
+        world.engine.outputs.fetch(b"c", Fetch(nonce=1, request="a", **fields))
+        assert isinstance(world.answers[-1][1], Failed), fields
+    world.engine.outputs.fetch(b"c", Fetch(nonce=2, request="a", offset=2**63, wait_ms=2**63))
+    world.run()
+    world.engine.outputs.serve_waiters()
+    answer = world.answers[-1][1]
+    assert isinstance(answer, Fetched)
+    assert (answer.nonce, answer.token_ids, answer.finished) == (2, [], True)
+
+
+def test_prompt_throughput_counts_what_was_computed():
+    world = CoreWorld(max_num_batched_tokens=8)
+    world.submit([1] * 20, max_tokens=3)
+    assert world.engine.prompt_tokens_total == 0
+    world.run()
+    assert (world.engine.prompt_tokens_total, world.engine.output_tokens_total) == (20, 3)
+
+
+def test_effects_that_have_ended_are_not_kept():
+    world = CoreWorld()
+    for _ in range(5):
+        world.submit(name=None, max_tokens=30)
+        world.run(steps=3)
+        name = world.engine.live()[0].id
+        outcome = world.say(Abort(request=name))
+        world.run()
+        assert isinstance(world.last(outcome[0].id), Outcome)
+    assert world.engine.scheduler.settled() == []
+
+
+def test_resume_undoes_every_pause():
+    world = CoreWorld()
+    world.submit(max_tokens=3)
+    for mode in ("keep", "wait"):
+        world.say(Pause(mode=mode))
+    world.say(Resume())
+    world.run()
+    assert world.engine.state == "serving"
+    assert world.engine.live() == []
