@@ -104,7 +104,7 @@ class Engine:
         """Take one message of a stage."""
         if isinstance(message, Retired):
             if message.fatal:
-                self._lose(message.stage, message.error)
+                self._lose(message.stage, message.error, message.peer)
             elif message.generation == GENERATION:
                 self.board.acknowledge(message)
         elif isinstance(message, StageReady):
@@ -124,13 +124,10 @@ class Engine:
             if process.role == "stage" and process.exit_code is not None and process.stage is not None:
                 self._lose(process.stage, process.detail or f"exit code {process.exit_code}")
 
-    def _lose(self, stage: int, why: str) -> None:
-        if stage in self.board.lost:
+    def _lose(self, stage: int, why: str, peer: int | None = None) -> None:
+        if not self.board.lose(stage, why, peer):
             return
-        self.board.lost[stage] = why
-        first = next(iter(self.board.lost))
-        self.message = f"stage {first} is lost: {self.board.lost[first]}"
-        self.outputs.failure = self.message
+        self.message = self.outputs.failure = self.board.loss
         self.event("stage.lost", f"stage {stage}: {why}", stage=stage)
         for operation in self.operations.live:
             self.operations.end(operation, "failed", f"{self.message}; how far it came is not known")

@@ -37,7 +37,8 @@ class StageBoard:
         self.ready: dict[StageKey, StageReady] = {}
         self.progress: dict[StageKey, str] = {}
         self.lost: dict[int, str] = {}
-        """Stages that cannot go on, with the reason; the first one is the first that was noticed."""
+        """Stages that cannot go on, with the reason; the first one is the cause of the others."""
+        self._hearsay: set[int] = set()
         self._layers = layers
         self._flights: deque[Flight] = deque()
         self._retired: dict[StageKey, int] = dict.fromkeys(self.keys, 0)
@@ -56,6 +57,25 @@ class StageBoard:
     def numbers(self) -> list[int]:
         """Steps in flight, oldest first."""
         return [flight.number for flight in self._flights]
+
+    def lose(self, stage: int, why: str, peer: int | None = None) -> bool:
+        """Note that a stage cannot go on; False when that is known. `peer`: whose end it has noticed, the cause.
+
+        The cause comes first, whoever is heard first; what is known of it by hearsay gives way to its exit status.
+        """
+        if peer is not None and peer not in self.lost:
+            self.lost[peer] = f"its connection to stage {stage} closed"
+            self._hearsay.add(peer)
+        if stage in self.lost and stage not in self._hearsay:
+            return False
+        self._hearsay.discard(stage)
+        self.lost[stage] = why
+        return True
+
+    @property
+    def loss(self) -> str:
+        """What was lost first and why, in one line; empty when nothing was."""
+        return next((f"stage {stage} is lost: {why}" for stage, why in self.lost.items()), "")
 
     def sent(self, step: Step) -> None:
         """Note that `step` went to every stage."""

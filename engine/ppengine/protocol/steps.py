@@ -112,6 +112,8 @@ class Retired(msgspec.Struct, tag="retired", array_like=True):
     error: str = ""
     """What went wrong in one line. With `fatal` the stage cannot go on."""
     fatal: bool = False
+    peer: int | None = None
+    """With `fatal`: the stage whose end this one has noticed, and which is the cause."""
 
 
 class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):

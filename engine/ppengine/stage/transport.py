@@ -29,7 +29,11 @@ RECEIVE_BUFFERS = 3
 
 
 class PeerLostError(Exception):
-    """The process at the other end of an edge is gone; one line."""
+    """The process at the other end of an edge is gone; one line. `peer`: the stage there, where that is known."""
+
+    def __init__(self, text: str, peer: int | None = None) -> None:
+        super().__init__(text)
+        self.peer = peer
 
 
 def open_store(path: str, stages: int) -> Any:
@@ -81,7 +85,7 @@ class Edge:
         text = str(error)
         # Closed or reset: which one depends on what was in the socket when the process died.
         known = "it closed the connection" if "by peer" in text else " ".join(text.split())[:200]
-        return PeerLostError(f"lost stage {self.peer}: {known}")
+        return PeerLostError(f"lost stage {self.peer}: {known}", self.peer)
 
 
 class Inlet:

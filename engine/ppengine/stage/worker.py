@@ -91,7 +91,7 @@ class StageWorker:
             while (step := self._next(runner)) is not None:
                 self._execute(runner, step)
         except PeerLostError as error:
-            self._lose(str(error))
+            self._lose(str(error), error.peer)
         except Exception as error:
             log.exception("step %d failed", self._newest)
             self._lose(f"{type(error).__name__}: {_one_line(error)}")
@@ -134,10 +134,11 @@ class StageWorker:
                 runner.announce(message)
         self._ring.gauge(Gauge.INBOX, len(self._inbox))
 
-    def _lose(self, text: str) -> None:
+    def _lose(self, text: str, peer: int | None = None) -> None:
         """Report the one fatal error, then stay to be looked at: the first stage that dies must remain the first."""
         sys.stderr.write(f"error: stage {self._stage}: {text}\n")
-        self._send(Retired(self._generation, self._newest, self._stage, self._rank, error=text, fatal=True))
+        lost = Retired(self._generation, self._newest, self._stage, self._rank, error=text, fatal=True, peer=peer)
+        self._send(lost)
         with self._ring.operation(Kind.IDLE):
             while not self._told_to_leave():
                 self._ring.tick()
