@@ -178,6 +178,9 @@ class Engine:
             if self.draining:
                 raise ValueError("the engine is draining and takes no new requests; drain --undo ends that")
             groups = self._groups(message)
+        except ValueError as problem:
+            self.reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), lost=lost))
+            return
         for group in groups:
             self.admit(group, session=message.session)
         self.reply(client, Added(nonce=message.nonce, requests=[group[0].group for group in groups]))
@@ -187,9 +190,6 @@ class Engine:
         count, names = len(message.prompts), message.requests
         if len(message.sampling) != count or len(names) not in (0, count):
             raise ValueError(f"{count} prompts, {len(message.sampling)} sampling params and {len(names)} request ids")
-        except ValueError as problem:
-            self.reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), lost=lost))
-            return
         groups: list[list[Request]] = []
         seen: set[str] = set()
         for index, (prompt, sampling) in enumerate(zip(message.prompts, message.sampling, strict=True)):
@@ -290,10 +290,10 @@ class Engine:
     def _retire(self, flight: Flight) -> None:
         if flight.is_map:
             self.resizer.mapped(flight)
-        self.prompt_tokens_total += retirement.prompt_tokens
         elif flight.errors:
             self.event("step.error", f"m{flight.number}: {'; '.join(flight.errors)}")
         retirement: Retirement = self.scheduler.retire(flight.number, flight.sampled)
+        self.prompt_tokens_total += retirement.prompt_tokens
         for request, token, logprob, top in retirement.tokens:
             self.output_tokens_total += 1
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
