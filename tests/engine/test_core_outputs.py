@@ -138,3 +138,67 @@ def test_collectors_are_told_when_nothing_more_will_come(desk: Desk) -> None:
     answer = desk.answers.pop()
     assert isinstance(answer, Collected)
     assert (answer.outputs, answer.error) == ([], "stage 1 is lost")
+
+
+def test_a_stop_text_that_begins_before_min_tokens_is_not_shown_and_then_cut(desk: Desk) -> None:
+    desk.open(stop=["abc"], min_tokens=3)
+    desk.say("ab")
+    assert desk.fetch().text == ""
+    assert desk.say("c") == [True]
+    desk.hub.finish("r-1", 0, "stop")
+    assert desk.fetch().text == ""
+
+
+def test_a_short_stop_text_before_min_tokens_stays_ignored_beside_a_long_one(desk: Desk) -> None:
+    desk.open(stop=["b", "a long one"], min_tokens=3)
+    assert desk.say("abcd") == [False] * 4
+    assert desk.say("b") == [True]
+    desk.hub.finish("r-1", 0, "stop")
+    assert desk.fetch().text == "abcd"
+
+
+def test_a_stop_text_in_the_last_token_is_the_reason(desk: Desk) -> None:
+    desk.open(stop=["c"])
+    assert desk.say("abc")[-1] is True
+    desk.hub.finish("r-1", 0, "length")
+    assert (desk.fetch().text, desk.fetch().finish_reason) == ("ab", "stop")
+
+
+def test_an_offline_session_does_not_see_text_that_may_be_cut(desk: Desk) -> None:
+    desk.open(stop=["END"])
+    desk.say("the EN")
+    desk.hub.collect(b"c", Collect(nonce=1, session="s", since=0, finished_only=False, wait_ms=0))
+    answer = desk.answers.pop()
+    assert isinstance(answer, Collected)
+    assert answer.outputs[0].samples[0].text == "the "
+
+
+def test_stop_texts_without_number_or_end_are_refused() -> None:
+    for stop in (["x" * 257], ["x"] * 65):
+        with pytest.raises(ValueError, match="at most 64 of 256"):
+            SamplingParams(stop=stop)
+
+
+def test_a_token_wakes_those_alone_who_wait_for_it(desk: Desk) -> None:
+    desk.open()
+    desk.hub.open("r-2", "", [1], SamplingParams())
+    for nonce, request in ((1, "r-1"), (2, "r-2")):
+        desk.hub.fetch(b"c", Fetch(nonce=nonce, request=request, wait_ms=60_000))
+    desk.say("x")
+    desk.hub.serve_waiters()
+    assert [answer.nonce for answer in desk.answers] == [1]  # type: ignore[attr-defined]
+    assert desk.hub.next_deadline() is not None
+    desk.hub.finish("r-2", 0, "abort")
+    desk.hub.serve_waiters()
+    assert [answer.nonce for answer in desk.answers] == [1, 2]  # type: ignore[attr-defined]
+    assert desk.hub.next_deadline() is None
+
+
+def test_questions_beyond_the_most_that_may_wait_are_answered_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppengine.core.outputs.MAX_WAITING", 2)
+    desk.open()
+    for nonce in range(3):
+        desk.hub.fetch(b"c", Fetch(nonce=nonce, request="r-1", wait_ms=60_000))
+    assert [answer.nonce for answer in desk.answers] == [2]  # type: ignore[attr-defined]

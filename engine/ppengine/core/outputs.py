@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleO
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.tokenizer import DetokStream, Tokenizer
 
+MAX_WAITING = 10_000
+"""Questions that may wait; those beyond are answered at once with what there is."""
 KEEP_FINISHED = 10_000
 """Finished outputs that are kept; beyond that the oldest one that somebody has read to the end goes first."""
 
@@ -27,6 +30,13 @@ class Sample:
     stream: DetokStream | None = None
     held_back: int = 0
     """Trailing characters that may be the beginning of a stop text and are not shown yet."""
+    stopped: bool = False
+    """The text was cut at a stop text."""
+
+    @property
+    def shown(self) -> int:
+        """Characters that a reader may have: they stay as they are."""
+        return len(self.text) - self.held_back
 
 
 @dataclass(slots=True)
@@ -47,6 +57,10 @@ class Output:
         return all(sample.finish_reason is not None for sample in self.samples)
 
 
+_Topic = tuple[type[Fetch] | type[Collect], str]
+"""What a question waits for: the request of a fetch, the session of a collect."""
+
+
 @dataclass(slots=True)
 class _Waiter:
     client: bytes
@@ -64,10 +78,13 @@ class OutputHub:
         self._reply = reply
         self._outputs: OrderedDict[str, Output] = OrderedDict()
         self._sessions: dict[str, dict[str, Output]] = {}
-        self._waiters: list[_Waiter] = []
+        self._waiters: dict[_Topic, list[_Waiter]] = {}
+        self._waiting = 0
+        self._earliest = math.inf
+        """No deadline of a waiting question is before this."""
+        self._touched: set[_Topic] = set()
         self._clock = 0
         self._finished = 0
-        self._touched = False
         self.failure = ""
         """Why nothing more will come (a stage is lost); whoever waits is told."""
 
@@ -101,9 +118,12 @@ class OutputHub:
         piece = sample.stream.push(token)
         sample.text += piece
         stops = output.sampling.stop
-        if not stops or not piece or len(sample.tokens) < output.sampling.min_tokens:
+        if not stops or not piece:
             return False
-        return self._cut_at_stop(sample, stops, len(piece))
+        if len(sample.tokens) >= output.sampling.min_tokens and _cut_at_stop(sample, stops, len(piece)):
+            return True
+        sample.held_back = max(_overlap(sample.text, stop) for stop in stops)
+        return False
 
     def finish(self, request: str, index: int, reason: str) -> None:
         """Close one continuation."""
@@ -111,7 +131,10 @@ class OutputHub:
         if output is None or output.samples[index].finish_reason is not None:
             return
         sample = output.samples[index]
-        if sample.stream is not None and reason != "stop":
+        if sample.stopped:
+            # Also where the stop text came with the last token that was allowed.
+            reason = "stop"
+        elif sample.stream is not None and reason != "stop":
             sample.text += sample.stream.flush()
         sample.finish_reason, sample.held_back, sample.stream = reason, 0, None
         self._touch(output)
@@ -133,37 +156,51 @@ class OutputHub:
         elif min(question.offset, question.text_offset) < 0:
             text = f"offset {question.offset}, text_offset {question.text_offset}; both must be 0 or more"
             self._reply(client, Failed(nonce=question.nonce, code="INVALID", text=text))
-        elif not self._answer_fetch(client, question, last=question.wait_ms <= 0):
+        elif not self._answer_fetch(client, question, last=self._at_once(question)):
             self._wait(client, question)
 
     def collect(self, client: bytes, question: Collect) -> None:
         """Answer now if outputs of the session changed after `since`, else when they do."""
-        if not self._answer_collect(client, question, last=question.wait_ms <= 0):
+        if not self._answer_collect(client, question, last=self._at_once(question)):
             self._wait(client, question)
 
     def serve_waiters(self) -> None:
         """Answer the questions that have news or whose time is up. Called once a turn of the loop."""
-        if not self._waiters:
-            return
         now = time.monotonic()
-        if not self._touched and now < min(waiter.deadline for waiter in self._waiters) and not self.failure:
-            return
-        self._touched = False
-        self._waiters = [waiter for waiter in self._waiters if not self._serve(waiter, last=now >= waiter.deadline)]
+        every = bool(self.failure) or now >= self._earliest
+        topics = list(self._waiters) if every else [topic for topic in self._touched if topic in self._waiters]
+        self._touched.clear()
+        for topic in topics:
+            waiters = self._waiters.pop(topic)
+            left = [waiter for waiter in waiters if not self._serve(waiter, last=now >= waiter.deadline)]
+            self._waiting -= len(waiters) - len(left)
+            if left:
+                self._waiters[topic] = left
+        if every:
+            deadlines = (waiter.deadline for waiters in self._waiters.values() for waiter in waiters)
+            self._earliest = min(deadlines, default=math.inf)
 
     def next_deadline(self) -> float | None:
-        """Return the monotonic time at which a waiting question must be answered."""
-        return min((waiter.deadline for waiter in self._waiters), default=None)
+        """Return a monotonic time before which no waiting question must be answered; None when none waits."""
+        return self._earliest if self._waiters else None
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _touch(self, output: Output) -> None:
         self._clock += 1
         output.changed = self._clock
-        self._touched = True
+        self._touched.add((Fetch, output.request))
+        self._touched.add((Collect, output.session))
 
     def _wait(self, client: bytes, question: Fetch | Collect) -> None:
-        self._waiters.append(_Waiter(client, question, time.monotonic() + min(question.wait_ms, 60_000) / 1e3))
+        deadline = time.monotonic() + min(question.wait_ms, 60_000) / 1e3
+        name = question.request if isinstance(question, Fetch) else question.session
+        self._waiters.setdefault((type(question), name), []).append(_Waiter(client, question, deadline))
+        self._waiting += 1
+        self._earliest = min(self._earliest, deadline)
+
+    def _at_once(self, question: Fetch | Collect) -> bool:
+        return question.wait_ms <= 0 or self._waiting >= MAX_WAITING
 
     def _serve(self, waiter: _Waiter, last: bool) -> bool:
         if isinstance(waiter.question, Fetch):
@@ -179,7 +216,7 @@ class OutputHub:
             return True
         sample = output.samples[question.sample]
         tokens = sample.tokens[question.offset :]
-        shown = len(sample.text) - sample.held_back
+        shown = sample.shown
         done = sample.finish_reason is not None
         nothing = not tokens and not done and question.text_offset >= shown
         if nothing and self.failure:
@@ -218,19 +255,6 @@ class OutputHub:
         self._reply(client, answer)
         return True
 
-    @staticmethod
-    def _cut_at_stop(sample: Sample, stops: list[str], grown: int) -> bool:
-        longest = max(map(len, stops))
-        begin = max(0, len(sample.text) - grown - longest + 1)
-        found = [at for stop in stops if (at := sample.text.find(stop, begin)) >= 0]
-        if found:
-            sample.text, sample.held_back = sample.text[: min(found)], 0
-            return True
-        sample.held_back = max(
-            (size for stop in stops for size in range(1, len(stop)) if sample.text.endswith(stop[:size])), default=0
-        )
-        return False
-
     def _trim(self) -> None:
         if self._finished <= KEEP_FINISHED:
             return
@@ -250,13 +274,33 @@ class OutputHub:
                 del self._sessions[output.session]
 
 
+def _cut_at_stop(sample: Sample, stops: list[str], grown: int) -> bool:
+    """Cut the text at the first stop text that ends in its last `grown` characters; return whether there is one."""
+    text = sample.text
+    found = [at for stop in stops if (at := text.find(stop, max(0, len(text) - grown - len(stop) + 1))) >= 0]
+    if not found:
+        return False
+    sample.text, sample.held_back, sample.stopped = text[: min(found)], 0, True
+    return True
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` may be the beginning of `stop`."""
+    begin = max(0, len(text) - len(stop) + 1)
+    while (begin := text.find(stop[0], begin)) >= 0:
+        if stop.startswith(text[begin:]):
+            return len(text) - begin
+        begin += 1
+    return 0
+
+
 def as_wire(output: Output) -> RequestOutput:
     """Return a request's output as the offline API gets it."""
     return RequestOutput(
         output.request,
         output.prompt_ids,
         [
-            SampleOutput(list(sample.tokens), sample.text, sample.finish_reason, list(sample.logprobs))
+            SampleOutput(list(sample.tokens), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs))
             for sample in output.samples
         ],
         output.finished,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 MAX_LOGPROBS = 20
+MAX_STOPS, MAX_STOP_CHARS = 64, 256
+"""Every new piece of text is compared with all stop texts."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,6 +54,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"min_tokens is {self.min_tokens}; it must be 0 to max_tokens ({self.max_tokens})")
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty text; every stop text needs at least one character")
+        if len(self.stop) > MAX_STOPS or any(len(text) > MAX_STOP_CHARS for text in self.stop):
+            longest = max(map(len, self.stop))
+            raise ValueError(
+                f"stop holds {len(self.stop)} texts of up to {longest} characters; "
+                f"at most {MAX_STOPS} of {MAX_STOP_CHARS} are taken"
+            )
         if any(token < 0 for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids is {self.stop_token_ids}; ids are 0 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
