@@ -24,15 +24,22 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ppconsole bench", description=__doc__)
     parser.add_argument("profile")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="a.b=c")
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", type=at_least_one, default=32)
     parser.add_argument("--prompt-len", default="16:128", metavar="LO:HI")
-    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--output-len", type=at_least_one, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl")
-    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds a side")
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="alternating rounds a side")
     parser.add_argument("--no-baseline", action="store_true", help="the engine alone")
     parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without a console")
     return parser.parse_args()
+
+
+def at_least_one(text: str) -> int:
+    """Return a count given on the command line. Raises argparse.ArgumentTypeError below 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
 
 
 def make_jobs(arguments: argparse.Namespace, folder: Path, vocab: int) -> list[Job]:
@@ -47,6 +54,16 @@ def make_jobs(arguments: argparse.Namespace, folder: Path, vocab: int) -> list[J
     if not 1 <= bounds[0] <= bounds[1]:
         raise ConfigError(f"--prompt-len {arguments.prompt_len}: LO must be at least 1 and at most HI")
     return random_jobs(vocab, arguments.requests, *bounds, arguments.output_len, arguments.seed)
+
+
+def check_lengths(jobs: list[Job], longest: int) -> None:
+    """Raise ConfigError for a job that is longer than what the model serves: its output would be cut short."""
+    for number, job in enumerate(jobs):
+        if len(job.prompt) + job.output_len > longest:
+            raise ConfigError(
+                f"request {number}: {len(job.prompt)} prompt and {job.output_len} output tokens are more than the "
+                f"{longest} that the model serves; lower --prompt-len or --output-len"
+            )
 
 
 def say(**figures: object) -> None:
@@ -103,6 +120,7 @@ def main() -> int:
         folder = Path(profile.model.path)
         spec = read_spec(folder)
         jobs = make_jobs(arguments, folder, spec.vocab_size)
+        check_lengths(jobs, profile.model.max_model_len or spec.max_model_len)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

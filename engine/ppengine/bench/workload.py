@@ -40,8 +40,12 @@ def file_jobs(path: Path, output_len: int, encode: object) -> list[Job]:
     """
     if not callable(encode):
         raise ConfigError("prompts as text need a tokenizer")
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
     jobs = []
-    for number, text in enumerate(path.read_text().splitlines(), 1):
+    for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import signal
 import sys
@@ -12,12 +13,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline
+from ppengine import lifeline, logs
 from ppengine.checkpoint import read_spec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.core.engine import GENERATION, Engine
 from ppengine.core.report import Reporter
-from ppengine.protocol.control import Command, Fetch, Inspect
+from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
 from ppengine.protocol.reports import Happened, ProcessReport
@@ -25,6 +26,10 @@ from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, Shutdown
 from ppengine.tokenizer import Tokenizer
 
+log = logging.getLogger("ppengine.core")
+
+LONGEST_WAIT_S = 0.2
+"""Between two turns: a signal and questions for the state are looked at then, however rare reports are."""
 FRONT_BURST = 64
 """Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
 
@@ -61,7 +66,8 @@ class Loop:
         interval = 1.0 / self._config.profile.console.publish_hz
         report_at = time.monotonic()
         while not self.engine.leaving:
-            deadline = min(report_at, self.engine.outputs.next_deadline() or report_at)
+            deadline = min(report_at, time.monotonic() + LONGEST_WAIT_S)
+            deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
             poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
             self._drain_stages()
             self._drain_front()
@@ -71,7 +77,7 @@ class Loop:
             now = time.monotonic()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
-                self._push(self._reporter.build())
+                self._push(self._reporter.build(self._dropped))
         self._close()
 
     # --- sockets --------------------------------------------------------------------------------------------
@@ -147,9 +153,13 @@ class Loop:
             self._steps.send_multipart([identity, payload], zmq.NOBLOCK)
 
     def _reply(self, client: bytes, message: msgspec.Struct) -> None:
+        if isinstance(message, Refused):
+            log.info("refused: %s (%s)", message.text, message.code)
         self._front.send_multipart([client, encode(message)], zmq.NOBLOCK)
 
     def _happened(self, event: Event) -> None:
+        if not event.kind.startswith("request.") and not event.text.startswith("submit "):
+            log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
         self._push(Happened(event=event))
 
     def _push(self, message: msgspec.Struct) -> None:
@@ -161,7 +171,7 @@ class Loop:
     def _close(self) -> None:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
-        self._push(self._reporter.build())
+        self._push(self._reporter.build(self._dropped))
         payload = encode(Shutdown(GENERATION))
         for index in range(self._config.stages):
             for prefix in ("s", "c"):
@@ -177,6 +187,7 @@ def main() -> int:
     lifeline.add_argument(parser)
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
+    logs.start()
     config = EngineConfig.load(arguments.engine)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -186,7 +197,9 @@ def main() -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.engine.leave("signal"))
+    log.info("core of %s (%s) started, waiting for %d stages", config.name, config.id, config.stages)
     loop.run()
+    log.info("leaving: %s", loop.engine.leaving)
     context.term()
     if loop.engine.failed:
         print(f"error: {loop.engine.failed}", file=sys.stderr)

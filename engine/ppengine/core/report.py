@@ -23,8 +23,8 @@ class Reporter:
         self._engine = engine
         self._marks: deque[tuple[float, int, int]] = deque()
 
-    def build(self) -> CoreReport:
-        """Return the report of this moment."""
+    def build(self, dropped: int = 0) -> CoreReport:
+        """Return the report of this moment. `dropped`: messages that the collector had no room for, so far."""
         engine = self._engine
         config, profile = engine.config, engine.config.profile
         info = EngineInfo(
@@ -53,7 +53,7 @@ class Reporter:
                 mono_ns=time.monotonic_ns(), engine=info, stages=engine.board.views((), None, None), queues=Queues(),
                 requests_total=0, requests=[], operations=engine.operations.infos(), throughput=throughput,
                 kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=[],
-                preemptions_total=0, prefix_hit_tokens_total=0,
+                preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
             )  # fmt: skip
         scheduler, resizer = engine.scheduler, engine.resizer
         plan = resizer.capacity.plan(resizer.utilization)
@@ -74,6 +74,7 @@ class Reporter:
             steps_in_flight=engine.board.numbers,
             preemptions_total=scheduler.preemptions_total,
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
+            dropped_total=dropped,
         )
 
     def _request(self, request: Request) -> RequestInfo:

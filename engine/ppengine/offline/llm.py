@@ -232,11 +232,13 @@ class LLM:
             return []
         engine = self.llm_engine
         names = engine.add_many(several, params)
+        own = set(names)
         done: dict[str, RequestOutput] = {}
         progress = _progress(len(names)) if use_tqdm else None
         try:
             while len(done) < len(names):
-                fresh = [output for output in engine.step(finished_only=True) if output.finished]
+                # A call that was interrupted has left requests behind, whose end comes in this one.
+                fresh = [output for output in engine.step(finished_only=True) if output.request_id in own]
                 done.update((output.request_id, output) for output in fresh)
                 if progress is not None and fresh:
                     progress.update(len(fresh))
