@@ -77,7 +77,9 @@ def _draw(logits: Tensor, inputs: SamplingInputs, rows: list[int]) -> Tensor:
     device = logits.device
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor([values[row] for row in rows], dtype=scaled.dtype, device=device).unsqueeze(1)
+        # What is above 0 stays above 0, also where the type is too narrow for it.
+        column = torch.tensor([values[row] for row in rows], dtype=scaled.dtype, device=device)
+        return column.clamp_(min=torch.finfo(scaled.dtype).tiny).unsqueeze(1)
 
     scaled = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     # The best token's logit becomes 0 first, so that no temperature can overflow.

@@ -199,3 +199,9 @@ def test_the_generator_stays_what_it_is() -> None:
 
 
 PINNED = [0.13870941014555416, 0.814259011529328, 0.9141473123759118]
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p"])
+def test_values_too_small_for_the_type_take_the_best_token(field: str) -> None:
+    rows = logits(3)
+    assert sample(rows, inputs(3, **{field: 1e-50})).tokens.tolist() == rows.argmax(-1).tolist()
