@@ -76,6 +76,8 @@ class Request:
     queued: bool = False
     """It stands in the line of decodes."""
     digests: list[bytes] = field(default_factory=list)
+    last_step: int = 0
+    """Number of the step of its last row that samples."""
     prompt_step: int = 0
     """Number of the step that computes the end of its prompt."""
     num_entered: int = 0

@@ -73,12 +73,13 @@ class Batcher:
         again: list[Request] = []
         while left > 0 and ready:
             left -= 1
-            request = ready.popleft()
+            request = ready.pop()
             request.queued = False
             start = request.num_computed
             if not start % size and start == len(request.blocks) * size and not self._grow(request):
                 continue
             end = request.num_computed = start + 1
+            request.last_step = number
             outputs = request.output_ids
             if request.pending:
                 token = TOKEN_ON_DEVICE
@@ -94,7 +95,7 @@ class Batcher:
                 again.append(request)
         for request in reversed(self.starved):
             request.queued = True
-            ready.appendleft(request)
+            ready.put_back(request)
         for request in again:
             lines.resume(request)
 
@@ -165,6 +166,7 @@ class Batcher:
         if sample:
             request.pending = 1
             self._lines.leave(request)
+            request.last_step = number
             self._lines.resume(request)
         else:
             self._lines.put_prefilling(request)

@@ -14,6 +14,56 @@ def by_arrival(request: Request) -> int:
     return request.arrival
 
 
+class ReadyLine:
+    """Requests with one token to give, those whose last row is longest ago first.
+
+    Not a plain queue: where the core schedules ahead, a request comes back to the line when it is scheduled or when
+    a step retires, and in that order one half of the requests could be given two steps in a row while the other
+    half waits. Each second step would then need the token of the step right before it, and the stages take turns.
+    """
+
+    def __init__(self) -> None:
+        self._by_step: dict[int, deque[Request]] = {}
+        """Requests by the number of the step of their last row; few keys, since a step is soon followed."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._by_step.get(request.last_step, ())
+
+    def append(self, request: Request) -> None:
+        """Add a request behind those whose last row is as long ago."""
+        self._line_of(request).append(request)
+
+    def put_back(self, request: Request) -> None:
+        """Add a request that was popped and got nothing, in front of those."""
+        self._line_of(request).appendleft(request)
+
+    def pop(self) -> Request:
+        """Take the first request out."""
+        step = min(self._by_step)
+        line = self._by_step[step]
+        request = line.popleft()
+        if not line:
+            del self._by_step[step]
+        self._count -= 1
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take one request out. Raises ValueError if it is not here."""
+        line = self._by_step.get(request.last_step, deque())
+        line.remove(request)
+        if not line:
+            del self._by_step[request.last_step]
+        self._count -= 1
+
+    def _line_of(self, request: Request) -> deque[Request]:
+        self._count += 1
+        return self._by_step.setdefault(request.last_step, deque())
+
+
 class Lines:
     """The queues. Held requests and followers of an unfinished prompt are in none of them."""
 
@@ -24,8 +74,8 @@ class Lines:
         self.swapped: list[Request] = []
         self.running: dict[Request, None] = {}
         """Requests with device blocks, loading ones and fenced ones among them."""
-        self.ready: deque[Request] = deque()
-        """Running requests with one token to give, the longest waiting first."""
+        self.ready = ReadyLine()
+        """Running requests with one token to give."""
         self.prefilling: list[Request] = []
         """Running requests with more of their known tokens to compute, first come first."""
         self.parked = 0
