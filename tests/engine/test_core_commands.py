@@ -231,3 +231,16 @@ def test_resume_undoes_every_pause():
     world.run()
     assert world.engine.state == "serving"
     assert world.engine.live() == []
+
+
+def test_an_act_on_a_group_ends_when_all_of_its_samples_have_moved():
+    world = CoreWorld(stages=1, max_num_batched_tokens=4)
+    world.submit([1] * 8, name="a", n=2, max_tokens=40)
+    while not all(request.in_flight for request in world.engine.live()):
+        world.retire() if world.steps else world.engine.advance()
+    flying = [request.in_flight[-1] for request in world.engine.live()]
+    name = world.say(Preempt(request="a", mode="recompute", hold=True))[0].id
+    while world.last(name).__class__ is not Outcome:
+        assert min(flying) <= world.steps[-1].number
+        world.retire()
+    assert [request.state for request in world.engine.live()] == ["held", "held"]

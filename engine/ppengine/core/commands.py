@@ -26,6 +26,7 @@ from ppengine.protocol.control import (
 from ppengine.request import Request
 from ppengine.scheduler import DoesNotFit, Effect, PreemptMode
 from ppengine.scheduler import Refused as NotPossible
+from ppengine.scheduler.results import EffectState
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -35,6 +36,10 @@ ActName = Literal["abort", "preempt", "swap-out", "swap-in", "release"]
 VERB_NAMES: dict[type, ActName] = {
     Abort: "abort", Preempt: "preempt", SwapOut: "swap-out", SwapIn: "swap-in", Release: "release",
 }  # fmt: skip
+
+
+_TOLD_FIRST: tuple[EffectState, ...] = ("pending", "failed", "superseded", "applied")
+"""Which of the effects on several samples an operation tells of."""
 
 
 class CommandError(Exception):
@@ -51,7 +56,7 @@ class Commands:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._effects: list[tuple[Effect, Operation, Request]] = []
+        self._effects: list[tuple[list[tuple[Effect, Request]], Operation]] = []
         self._drain: Operation | None = None
         self._idle: Operation | None = None
 
@@ -74,13 +79,15 @@ class Commands:
         # Each effect is looked at below; the scheduler's own list of those that ended would only grow.
         engine.scheduler.settled()
         left = []
-        for effect, operation, request in self._effects:
+        for effects, operation in self._effects:
+            # A group of samples moves together; the operation ends with the last of them.
+            effect, request = min(effects, key=lambda pair: _TOLD_FIRST.index(pair[0].state))
             if effect.state == "pending":
                 engine.operations.defer(operation, self._where(request))
-                left.append((effect, operation, request))
+                left.append((effects, operation))
             else:
                 engine.operations.end(
-                    operation, effect.state, effect.text, step=effect.step, revision=request.revision
+                    operation, effect.state, effect.text, step=effect.step, revision=effects[0][1].revision
                 )  # fmt: skip
         self._effects = left
         if self._idle is not None and not engine.running:
@@ -180,9 +187,7 @@ class Commands:
         if problem:
             engine.operations.end(operation, "failed", problem, request=verb.request)
             return
-        # A group of samples moves together; the operation ends with the last of them.
-        effect, member = next(((e, m) for e, m in reversed(effects) if e.state == "pending"), effects[-1])
-        self._effects.append((effect, operation, member))
+        self._effects.append((effects, operation))
         self.settle()
 
     def _able(self, verb: Act, members: list[Request], mode: PreemptMode | None, hold: bool) -> list[Request]:

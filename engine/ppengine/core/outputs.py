@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleOutput
@@ -57,8 +58,8 @@ class Output:
         return all(sample.finish_reason is not None for sample in self.samples)
 
 
-_Topic = tuple[type[Fetch] | type[Collect], str]
-"""What a question waits for: the request of a fetch, the session of a collect."""
+_Topic = tuple[Literal["more of", "news of", "end in"], str]
+"""What a question waits for: more of a request, news of a session, or the end of a request in a session."""
 
 
 @dataclass(slots=True)
@@ -140,6 +141,7 @@ class OutputHub:
         self._touch(output)
         if output.finished:
             self._finished += 1
+            self._touched.add(("end in", output.session))
             self._trim()
 
     def forget(self, requests: list[str]) -> None:
@@ -189,13 +191,12 @@ class OutputHub:
     def _touch(self, output: Output) -> None:
         self._clock += 1
         output.changed = self._clock
-        self._touched.add((Fetch, output.request))
-        self._touched.add((Collect, output.session))
+        self._touched.add(("more of", output.request))
+        self._touched.add(("news of", output.session))
 
     def _wait(self, client: bytes, question: Fetch | Collect) -> None:
         deadline = time.monotonic() + min(question.wait_ms, 60_000) / 1e3
-        name = question.request if isinstance(question, Fetch) else question.session
-        self._waiters.setdefault((type(question), name), []).append(_Waiter(client, question, deadline))
+        self._waiters.setdefault(_topic(question), []).append(_Waiter(client, question, deadline))
         self._waiting += 1
         self._earliest = min(self._earliest, deadline)
 
@@ -272,6 +273,12 @@ class OutputHub:
             members.pop(output.request, None)
             if not members:
                 del self._sessions[output.session]
+
+
+def _topic(question: Fetch | Collect) -> _Topic:
+    if isinstance(question, Fetch):
+        return "more of", question.request
+    return ("end in" if question.finished_only else "news of"), question.session
 
 
 def _cut_at_stop(sample: Sample, stops: list[str], grown: int) -> bool:
