@@ -25,28 +25,7 @@ class Reporter:
 
     def build(self, dropped: int = 0) -> CoreReport:
         """Return the report of this moment. `dropped`: messages that the collector had no room for, so far."""
-        engine = self._engine
-        config, profile = engine.config, engine.config.profile
-        info = EngineInfo(
-            id=config.id,
-            name=config.name,
-            epoch=config.epoch,
-            state=engine.state,  # type: ignore[arg-type]
-            model=profile.model.path.rstrip("/").rsplit("/", 1)[-1],
-            pipeline_parallel_size=profile.parallel.pipeline,
-            tensor_parallel_size=profile.parallel.tensor,
-            executor=profile.parallel.executor,
-            memory_utilization=engine.resizer.utilization if engine.serving else profile.memory.utilization,
-            memory_revision=engine.resizer.revision if engine.serving else 0,
-            uptime_s=engine.uptime_s,
-            step=engine.scheduler.step if engine.serving else 0,
-            retired_step=engine.board.retired_step,
-            max_model_len=config.max_model_len,
-            block_size=profile.memory.block_size,
-            max_num_seqs=profile.scheduler.max_num_seqs,
-            schedule_ahead=profile.scheduler.schedule_ahead,
-            message=engine.message,
-        )
+        engine, info = self._engine, self._info()
         throughput = self._throughput()
         if not engine.serving:
             return CoreReport(
@@ -75,6 +54,30 @@ class Reporter:
             preemptions_total=scheduler.preemptions_total,
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             dropped_total=dropped,
+        )
+
+    def _info(self) -> EngineInfo:
+        engine = self._engine
+        config, profile = engine.config, engine.config.profile
+        return EngineInfo(
+            id=config.id,
+            name=config.name,
+            epoch=config.epoch,
+            state=engine.state,  # type: ignore[arg-type]
+            model=profile.model.path.rstrip("/").rsplit("/", 1)[-1],
+            pipeline_parallel_size=profile.parallel.pipeline,
+            tensor_parallel_size=profile.parallel.tensor,
+            executor=profile.parallel.executor,
+            memory_utilization=engine.resizer.utilization if engine.serving else profile.memory.utilization,
+            memory_revision=engine.resizer.revision if engine.serving else 0,
+            uptime_s=engine.uptime_s,
+            step=engine.scheduler.step if engine.serving else 0,
+            retired_step=engine.board.retired_step,
+            max_model_len=config.max_model_len,
+            block_size=profile.memory.block_size,
+            max_num_seqs=profile.scheduler.max_num_seqs,
+            schedule_ahead=profile.scheduler.schedule_ahead,
+            message=engine.message,
         )
 
     def _request(self, request: Request) -> RequestInfo:
