@@ -86,7 +86,7 @@ class Served:
             self.remove()
 
     def stop(self) -> None:
-        """End the engine by a signal and assert that nothing of it is left."""
+        """End the engine by a signal, if it runs, and assert that nothing of it is left."""
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
