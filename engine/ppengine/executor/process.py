@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ppengine import lifeline
+from ppengine import lifeline, logs
 from ppengine.protocol.reports import ProcessInfo
 
 _TAIL_BYTES = 16 * 1024
@@ -143,8 +143,8 @@ def signal_name(number: int) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Return the last line that begins with `error:`, without that word; else the last line that is not blank."""
-    lines = [line.strip() for line in tail(log, 200) if line.strip()]
+    """Return the last line that begins with `error:`, without that word; else the last one that tells of trouble."""
+    lines = [line.strip() for line in tail(log, 200) if line.strip() and not logs.is_routine(line)]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[-1][:_LINE_CHARACTERS]
 

@@ -7,6 +7,7 @@ a report that the gateway does not take is dropped and counted.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import signal
@@ -19,13 +20,15 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline
+from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
 from ppengine.monitor.stacks import take
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
 from ppengine.protocol.reports import AgentReport
+
+log = logging.getLogger("ppengine.agent")
 
 PERIOD_S = 0.1
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.([A-Za-z0-9_-]+)\.ring")
@@ -50,9 +53,13 @@ class Sampler:
         found = self._scan()
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
+            log.info("the rings of stage %d are gone", key[0])
         for key in found:
             watch = self._watches.setdefault(key, StageWatch(*key))
+            before = watch.pid
             watch.update(found[key])
+            if watch.pid not in (before, None):
+                log.info("watching stage %d, pid %d", key[0], watch.pid)
         seen = [(self._watches[key], self._watches[key].look()) for key in sorted(self._watches)]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
@@ -147,7 +154,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     # Ctrl-C in a terminal is for the supervisor, which ends us in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run(EngineConfig.load(args.engine), stop)
+    logs.start()
+    config = EngineConfig.load(args.engine)
+    log.info("agent of %s (%s) started on %s", config.name, config.id, socket.gethostname())
+    run(config, stop)
+    log.info("leaving: told to")
     # The stack server may wait in its socket; nothing here needs tidying.
     os._exit(0)
 

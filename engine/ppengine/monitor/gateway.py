@@ -7,6 +7,7 @@ alone; nothing that they do, or leave undone, makes it wait. When the supervisor
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline
+from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
 from ppengine.monitor import departure, envelope
 from ppengine.monitor.audit import AuditError, AuditLog
@@ -54,8 +55,12 @@ from ppengine.protocol.offline import AbortMany, FromFront
 from ppengine.protocol.reports import ToCollector
 from ppengine.protocol.snapshot import Event
 
+log = logging.getLogger("ppengine.gateway")
+
 JUDGE_S = 0.1
 SLOW_S = 1.0
+_LOGGED = ("audit.", "console.", "op.refused", "stage.", "verdict.")
+"""Events that the gateway's log tells of; the core's has those of the core."""
 _REFRESH_S = 0.05
 """A new subscriber gets a snapshot at once, but no more often than this."""
 
@@ -146,6 +151,8 @@ class Gateway:
             self._publisher.snapshot(self._collector.snapshot(consoles), topics)
 
     def _publish_event(self, event: Event) -> None:
+        if event.kind.startswith(_LOGGED):
+            log.info("%s%s", f"{event.by} " if event.by else "", event.text)
         self._publisher.event(event)
 
     # --- consoles -------------------------------------------------------------------------------------------
@@ -197,7 +204,7 @@ class Gateway:
 
     def _on_session(self, what: str, session: Session) -> None:
         mode = " read-only" if session.role == "viewer" else ""
-        self._events.say(f"console.{what}", f"{session.user} {what}{mode} ({session.program})", by=session.user)
+        self._events.say(f"console.{what}", f"{what}{mode} ({session.program})", by=session.user)
         if what == "detached" and session.requests:
             self._send_core(AbortMany(session="", requests=session.requests))
             text = f"aborted with the console of {session.user}: {', '.join(session.requests)}"
@@ -288,7 +295,7 @@ class Gateway:
         self._sockets.close(linger_ms=500)
         if orphaned:
             for pid in departure.clear_away(self._config.id, self._collector.others()):
-                print(f"killed pid {pid}, which had not left with its supervisor", file=sys.stderr)
+                log.warning("killed pid %d, which had not left with its supervisor", pid)
 
 
 def main() -> int:
@@ -307,13 +314,19 @@ def main() -> int:
     # Ctrl-C in a terminal is for the supervisor, which ends us in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline.adopt(args.lifeline, on_parent_gone)
+    logs.start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        gateway = Gateway(EngineConfig.load(args.engine), context)
+        config = EngineConfig.load(args.engine)
+        gateway = Gateway(config, context)
     except (OSError, zmq.ZMQError, AuditError, msgspec.MsgspecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    log.info(
+        "gateway of %s (%s) started, epoch %s, sockets in %s", config.name, config.id, config.epoch, config.run_dir
+    )
     gateway.run(stop)
+    log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "told to")
     gateway.leave(orphaned.is_set())
     context.term()
     return 0

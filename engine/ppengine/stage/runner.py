@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import torch
 from ppkernels.block_copy import copy_blocks
@@ -17,6 +18,8 @@ from ppengine.stage.recorder import Recorder
 from ppengine.stage.sampler import sample_rows
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import Inlet, Outbox
+
+log = logging.getLogger("ppengine.stage")
 
 _MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
 
@@ -80,6 +83,7 @@ class Runner:
             error = self.cache.map_blocks(blocks)
         self._ring.gauge(Gauge.MAPPED_BLOCKS, self.cache.mapped)
         self._ring.gauge(Gauge.KV_MAPPED_BYTES, self.cache.mapped * self.cache.shape.block_bytes)
+        log.info("step %d maps %d blocks: %s", number, blocks, error or "done")
         return error
 
     def _move(self, number: int, moves: list[Move]) -> None:

@@ -15,18 +15,19 @@ import msgspec
 import torch
 import zmq
 
-from ppengine import lifeline
+from ppengine import lifeline, logs
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import Retired, Shutdown, StageFailed, StageProgress, Step, ToStage
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.boot import Boot
 from ppengine.stage.control import ControlThread, allow_observers
+from ppengine.stage.kv_cache import size_text
 from ppengine.stage.recorder import open_recorder
 from ppengine.stage.runner import Runner
 from ppengine.stage.transport import PeerLostError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ppengine.stage")
 _POLL_MS = 100
 _LINGER_MS = 1000
 _DRAIN_S = 0.5
@@ -84,6 +85,10 @@ class StageWorker:
             log.exception("stage %d could not start", self._stage)
             return None
         self._send(ready)
+        log.info(
+            "loaded: weights %s, room for %d blocks of %s, %d host blocks",
+            size_text(ready.weights_bytes), ready.reserved_blocks, size_text(ready.block_bytes), ready.swap_blocks,
+        )  # fmt: skip
         return runner
 
     def _serve(self, runner: Runner) -> None:
@@ -162,8 +167,13 @@ class StageWorker:
 
 def run_stage(config: EngineConfig, stage: int, rank: int, generation: int) -> int:
     """Run one stage in the calling thread (a process's main one) until it is told to leave. Returns the exit code."""
+    logs.start()
+    start, end = config.layers[stage]
+    log.info("stage %d of %d started, layers %d to %d of %s", stage, config.stages, start, end - 1, config.model_path)
     with allow_observers(config, stage, rank), zmq.Context() as context:
-        return StageWorker(config, stage, rank, generation, context).run()
+        code = StageWorker(config, stage, rank, generation, context).run()
+    log.info("leaving with exit code %d", code)
+    return code
 
 
 def main() -> None:

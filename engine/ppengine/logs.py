@@ -1,0 +1,37 @@
+"""The log of every engine process: dated lines on stderr, which its parent keeps in `<run folder>/<process>.log`.
+
+Only what an operator wants to read later is written: started, loaded, serving, resized, refused, lost, leaving.
+Never something per step or per request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+_ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO ")
+
+
+class _OneLine(logging.Formatter):
+    """A message is one line and moves no cursor, whatever names and texts from outside are in it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return date, level and message."""
+        record.message = "".join(c if c.isprintable() else " " for c in record.message)
+        return super().formatMessage(record)
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line of a log tells of no trouble."""
+    return _ROUTINE.match(line) is not None
+
+
+def start() -> None:
+    """Begin the log of this process. Libraries are heard from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("ppengine").setLevel(logging.INFO)
