@@ -45,6 +45,7 @@ from ppengine.protocol.control import (
     Refused,
     Replay,
     Replayed,
+    Resume,
     SetMemory,
     Stop,
     Submit,
@@ -167,6 +168,17 @@ def test_a_command_goes_to_the_core_and_its_answers_come_back(world):
     deferred = next(event for event in told if event.kind == "op.deferred")
     assert deferred.text == "set-memory 0.6: in flight at stage 1 (room for eve)" and deferred.by == "eve"
     assert told[-1].text == "by the core", "the end is told once, by who carried it out"
+
+
+def test_a_command_that_ends_at_once_is_one_event(world):
+    client = world.watcher("eve")
+    client.say(client.command(Resume(), "c1"))
+    command = world.core.next()
+    world.core.answer(Accepted(id="c1", op="op-1"))
+    world.core.answer(applied(command))
+    world.core.report(Happened(event=Event(seq=0, wall=1.0, kind="op.applied", text="by the core", op="op-1")))
+    told = events_of(client, ["op.applied"])
+    assert [event.kind for event in told if event.op == "op-1"] == ["op.applied"]
 
 
 def test_every_command_is_audited_before_and_after(world, tmp_path):
@@ -385,7 +397,8 @@ def test_a_silent_core_is_the_driver(world):
 def test_consoles_that_come_are_told(world):
     watcher = world.watcher()
     world.client().ask(Ping(nonce=1))
-    assert "eve attached" in events_of(watcher, ["console.attached"])[-1].text
+    told = events_of(watcher, ["console.attached"])[-1]
+    assert told.by == "eve" and told.text.startswith("attached ("), "who it was stands in a field of its own"
 
 
 # --- bulk ---------------------------------------------------------------------------------------------------

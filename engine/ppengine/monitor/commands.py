@@ -214,6 +214,7 @@ class CommandDesk:
     # --- what came of it ------------------------------------------------------------------------------------
 
     def _reply(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
+        waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
         kept.replies.append(reply)
         kept.over = isinstance(reply, Outcome | Refused)
         # What has happened has happened: a log that cannot be written must not hide it from the console.
@@ -222,8 +223,13 @@ class CommandDesk:
         if kept.over and isinstance(kept.command.verb, Stop) and getattr(reply, "state", "") != "applied":
             self.stopping = False
         self._note_request(kept, reply)
-        if not told and not kept.command.dry_run:
-            self._tell(kept.command, reply)
+        # One event tells how a command ended. That it was accepted is one only when the end is yet to come.
+        if told or kept.command.dry_run or isinstance(reply, Accepted):
+            return
+        if isinstance(reply, Deferred) and not waited:
+            for earlier in kept.replies[:-1]:
+                self._tell(kept.command, earlier)
+        self._tell(kept.command, reply)
 
     def _note_request(self, kept: Kept, reply: Reply) -> None:
         verb, request = kept.command.verb, getattr(reply, "request", None)
