@@ -47,6 +47,9 @@ class FakeSource:
             self._update(update)
 
     async def command(self, verb: Any, **options: Any) -> Outcome | Refused:
+        now = self.picture.engine.epoch if self.picture is not None else ""
+        if options.get("epoch") not in (None, now):
+            return Refused(id="1", code="STALE_EPOCH", text=f"the engine was restarted: {now} runs")
         self.commands.append((verb, options))
         name = verb.__struct_config__.tag
         if options.get("dry_run"):

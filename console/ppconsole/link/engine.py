@@ -116,21 +116,26 @@ class EngineLink:
         *,
         dry_run: bool = False,
         if_rev: int | None = None,
+        epoch: str | None = None,
         reason: str = "",
         ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
     ) -> Outcome | Refused:
-        """See `Source.command`. A command is sent once, to the epoch that is attached now."""
+        """See `Source.command`. A command is sent once, to the epoch that is attached now or not at all."""
         identity = command_id()
         if self.read_only:
             return Refused(id=identity, code="DENIED", text="this console is read-only")
         session = self._session
         if session is None:
             raise LinkLost(f"not sent, nothing happened: the link is down ({self._text})", sent=False)
+        now = session.welcome.epoch
+        if epoch not in (None, now):
+            text = f"the engine was restarted: this was about epoch {epoch}, {now} runs; nothing was sent"
+            return Refused(id=identity, code="STALE_EPOCH", text=text)
         command = Command(
             id=identity,
-            epoch=session.welcome.epoch,
+            epoch=now,
             verb=verb,
             by=self.user,
             ttl_ms=ttl_ms,
@@ -138,7 +143,7 @@ class EngineLink:
             dry_run=dry_run,
             reason=reason,
         )
-        pending = self._commands.add(identity, session.welcome.epoch, on_progress)
+        pending = self._commands.add(identity, now, on_progress)
         sent = False
         try:
             async with asyncio.timeout(timeout):

@@ -190,6 +190,7 @@ class ReplaySource:
         *,
         dry_run: bool = False,
         if_rev: int | None = None,
+        epoch: str | None = None,
         reason: str = "",
         ttl_ms: int = 10_000,
         on_progress: Progress | None = None,

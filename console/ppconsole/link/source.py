@@ -80,12 +80,16 @@ class Source(Protocol):
         *,
         dry_run: bool = False,
         if_rev: int | None = None,
+        epoch: str | None = None,
         reason: str = "",
         ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
     ) -> Outcome | Refused:
-        """Ask for an effect and wait for its one end. Raises LinkLost when that end will never be known."""
+        """Ask for an effect and wait for its one end. Raises LinkLost when that end will never be known.
+
+        `epoch`: the one that the operator saw. In another one nothing is sent and the answer is STALE_EPOCH.
+        """
         ...
 
     async def fetch(

@@ -1,9 +1,8 @@
-"""Conclusions from the state: how old it is, whether verbs are possible, what the banner says."""
+"""Conclusions from the state: how old it is, whether verbs are possible, what the roots are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
@@ -24,14 +23,6 @@ class Freshness:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Banner:
-    """One line over everything; `level` decides the colour, and the text says it without colour too."""
-
-    level: Literal["fault", "warning", "info"]
-    text: str
-
-
 def freshness(state: ConsoleState, now: float) -> Freshness:
     """Return how old the picture is at `now`; a live link that is silent for 2 s counts as stale."""
     age = None if state.snapshot_at is None else max(0.0, now - state.snapshot_at)
@@ -40,11 +31,6 @@ def freshness(state: ConsoleState, now: float) -> Freshness:
         name = "stale"
     text = f"{name} {age_text(age)}" if age is not None else name
     return Freshness(name, name != "live", age, text)
-
-
-def verbs_enabled(state: ConsoleState, now: float) -> bool:
-    """Whether a verb may be offered: a live link to an engine, and not read-only."""
-    return state.live_source and not state.read_only and not freshness(state, now).grey
 
 
 def why_no_verbs(state: ConsoleState, now: float) -> str:
@@ -66,23 +52,3 @@ def verdict_text(verdict: Verdict) -> str:
     """Return one verdict as a line: `STAGE 2 stopped 6.2s: summary`."""
     where = "DRIVER" if verdict.stage is None else f"STAGE {verdict.stage}"
     return f"{where} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
-
-
-def banner(state: ConsoleState, now: float) -> Banner | None:
-    """Return what must be seen first: a lost link, then a fault, then an engine that does not serve; else None."""
-    fresh = freshness(state, now)
-    if fresh.state in ("lost", "stale", "new-epoch", "connecting"):
-        retry = f"; trying again in {state.link.retry_in_s:.1f} s" if state.link.retry_in_s is not None else ""
-        text = f"{fresh.text.replace('lost', 'LOST', 1)} {clean(state.link.text)}{retry}".strip()
-        return Banner("warning" if fresh.state in ("lost", "stale") else "info", text)
-    if state.snapshot is None:
-        return None
-    roots = root_verdicts(state.snapshot)
-    if roots:
-        more = f" (+{len(roots) - 1} more)" if len(roots) > 1 else ""
-        return Banner("fault", f"!{verdict_text(roots[0])}{more}")
-    engine = state.snapshot.engine
-    if engine.state != "serving":
-        message = f": {clean(engine.message)}" if engine.message else ""
-        return Banner("info", f"{engine.state}{message}")
-    return None

@@ -9,14 +9,12 @@ from ppengine.protocol.control import Fetched
 from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.link.source import LinkState, Update
-from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import (
     MAX_EVENTS,
     MAX_OUTPUT_CHARACTERS,
     MAX_OUTPUTS,
     ConsoleState,
     Output,
-    SortKey,
 )
 
 
@@ -29,32 +27,9 @@ def reduce(state: ConsoleState, update: Update, now: float) -> ConsoleState:
     return replace(state, events=(*state.events, update)[-MAX_EVENTS:])
 
 
-def select(state: ConsoleState, request: str | None) -> ConsoleState:
-    """Select a request by id; None selects nothing."""
-    return replace(state, selected=request)
-
-
-def move_selection(state: ConsoleState, by: int) -> ConsoleState:
-    """Select the request `by` rows below (negative: above) in what is visible; stops at the ends."""
-    rows = [request.id for request in visible_requests(state)]
-    if not rows:
-        return state
-    if state.selected not in rows:
-        return replace(state, selected=rows[0] if by >= 0 else rows[-1])
-    index = rows.index(state.selected) + by
-    return replace(state, selected=rows[min(max(index, 0), len(rows) - 1)])
-
-
 def set_filter(state: ConsoleState, text: str) -> ConsoleState:
-    """Show only requests that match `text`; the selection stays, also when it is hidden."""
+    """Show only requests that match `text`."""
     return replace(state, filter=text.strip())
-
-
-def set_sort(state: ConsoleState, key: SortKey) -> ConsoleState:
-    """Sort by `key`; the same key again turns the order round. Figures begin with the largest."""
-    if state.sort == key:
-        return replace(state, descending=not state.descending)
-    return replace(state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
 
 
 def add_output(state: ConsoleState, fetched: Fetched) -> ConsoleState:
@@ -77,7 +52,7 @@ def add_output(state: ConsoleState, fetched: Fetched) -> ConsoleState:
 
 def _on_link(state: ConsoleState, link: LinkState) -> ConsoleState:
     if link.state == "new-epoch":
-        return replace(state, link=link, selected=None, previous=None, outputs=MappingProxyType({}))
+        return replace(state, link=link, outputs=MappingProxyType({}))
     return replace(state, link=link)
 
 
@@ -87,7 +62,7 @@ def _on_snapshot(state: ConsoleState, snapshot: Snapshot, now: float) -> Console
     if link.state != "live":  # a snapshot is what live means; recordings and gateways may come without the word
         link = LinkState(state="live", age_s=0.0)
     if epoch == state.epoch:
-        return replace(state, link=link, snapshot=snapshot, previous=state.snapshot, snapshot_at=now)
+        return replace(state, link=link, snapshot=snapshot, snapshot_at=now)
     events = state.events
     if state.epoch is not None:
         text = f"{snapshot.engine.name} restarted: requests and events before this line are of another epoch"
@@ -97,11 +72,8 @@ def _on_snapshot(state: ConsoleState, snapshot: Snapshot, now: float) -> Console
         state,
         link=link,
         snapshot=snapshot,
-        previous=None,
         snapshot_at=now,
         epoch=epoch,
-        epochs=state.epochs + 1,
         events=events,
-        selected=state.selected if state.epoch is None else None,
         outputs=state.outputs if state.epoch is None else MappingProxyType({}),
     )

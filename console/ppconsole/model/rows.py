@@ -24,10 +24,22 @@ _KEYS: dict[SortKey, Callable[[RequestInfo], Any]] = {
 
 
 def matches(request: RequestInfo, text: str) -> bool:
-    """Whether every word of `text` is in the id, owner, state or why of the request; case does not matter."""
+    """Whether every word of `text` is in the id, owner, state or why of the request, and no `!word`; case is all one.
+
+    A `!` alone, as while `!word` is being typed, excludes nothing.
+    """
+    words = text.casefold().split()
+    if not words:
+        return True
     why = f"{request.why.code} {request.why.text}" if request.why else ""
     haystack = f"{request.id} {request.owner} {request.state} {why}".casefold()
-    return all(word in haystack for word in text.casefold().split())
+    return all(_holds(word, haystack) for word in words)
+
+
+def _holds(word: str, haystack: str) -> bool:
+    if word.startswith("!"):
+        return word == "!" or word[1:] not in haystack
+    return word in haystack
 
 
 def visible_requests(state: ConsoleState) -> list[RequestInfo]:
@@ -38,10 +50,3 @@ def visible_requests(state: ConsoleState) -> list[RequestInfo]:
     if state.sort == "arrival":
         return shown[::-1] if state.descending else shown
     return sorted(shown, key=_KEYS[state.sort], reverse=state.descending)
-
-
-def selected_request(state: ConsoleState) -> RequestInfo | None:
-    """Return the selected request as it is now, also when the filter hides it; None when it has left the engine."""
-    if state.snapshot is None or state.selected is None:
-        return None
-    return next((request for request in state.snapshot.requests if request.id == state.selected), None)

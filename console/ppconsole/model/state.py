@@ -33,20 +33,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleState:
-    """Times are those of the caller's monotonic clock. `selected` is a request id and follows it wherever it moves.
-
-    `previous` is the snapshot before `snapshot` in the same epoch. What is old stays, and `freshness` says how old.
-    """
+    """Times are those of the caller's monotonic clock. What is old stays, and `freshness` says how old."""
 
     link: LinkState = field(default_factory=lambda: LinkState(state="connecting"))
     snapshot: Snapshot | None = None
-    previous: Snapshot | None = None
     snapshot_at: float | None = None
     epoch: str | None = None
-    epochs: int = 0
-    """How many epochs were seen: 2 means that the engine restarted once under this console."""
     events: tuple[Event, ...] = ()
-    selected: str | None = None
     filter: str = ""
     sort: SortKey = "arrival"
     descending: bool = False

@@ -118,12 +118,13 @@ class Confirm(ModalScreen[None]):
 
     async def _command(self, *, dry_run: bool) -> Outcome | Refused | None:
         """Send the verb; None when the link broke, which is then explained in the note."""
-        if self.console.state.epoch != self._seen.engine.epoch:
-            text = f"the engine was restarted: this dialog is about epoch {self._seen.engine.epoch[:16]}"
-            return Refused(id="", code="STALE_EPOCH", text=text)
         try:
             return await self.console.source.command(
-                self.verb, dry_run=dry_run, if_rev=self.if_rev, on_progress=None if dry_run else self._progress
+                self.verb,
+                dry_run=dry_run,
+                if_rev=self.if_rev,
+                epoch=self._seen.engine.epoch,
+                on_progress=None if dry_run else self._progress,
             )
         except LinkLost as error:
             unknown = error.sent and not dry_run

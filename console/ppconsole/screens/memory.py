@@ -138,9 +138,9 @@ class MemoryDialog(ModalScreen[None]):
     async def _plan(self, number: float) -> None:
         """Fetch the plan."""
         try:
-            revision = self._seen.engine.memory_revision
+            engine = self._seen.engine
             self._answer = await self.console.source.command(
-                SetMemory(utilization=number), dry_run=True, if_rev=revision
+                SetMemory(utilization=number), dry_run=True, if_rev=engine.memory_revision, epoch=engine.epoch
             )
         except LinkLost as error:
             self._note = f"no plan: {error}"
