@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ppengine.core.outputs import Sample
+from ppengine.core.endings import history_of, since
+from ppengine.core.outputs import Ending, Sample
 from ppengine.protocol.control import BlocksDetail, Failed, Inspect, Inspected, RequestDetail
 
 if TYPE_CHECKING:
@@ -53,15 +55,15 @@ def _live(engine: Engine, request: Request) -> RequestDetail:
         sampling=request.sampling,
         revision=request.revision,
         age_s=now - request.arrival_time,
-        queued_s=None if request.admitted_time is None else request.admitted_time - request.arrival_time,
-        first_token_s=None if first is None else first - request.arrival_time,
+        queued_s=since(request.admitted_time, request.arrival_time),
+        first_token_s=since(first, request.arrival_time),
         inter_token_ms=None if first is None or outputs < 2 else (now - first) / (outputs - 1) * 1e3,
         preemptions=request.preemptions,
         swaps=request.swaps,
         prompt_token_ids=request.prompt_ids,
         output_token_ids=list(request.output_ids),
         output_text=sample.text if sample else "",
-        history=[f"{when - request.arrival_time:.3f}s {text}" for when, text in request.history],
+        history=history_of(request),
     )
 
 
@@ -70,12 +72,32 @@ def _finished(engine: Engine, name: str) -> RequestDetail:
     if output is None:
         raise KeyError(name)
     sample = output.samples[0]
-    return RequestDetail(
+    detail = RequestDetail(
         id=name, owner=output.session, state="finished", why=sample.finish_reason or "", output_text=sample.text,
         prompt_tokens=len(output.prompt_ids), output_tokens=len(sample.tokens), computed_tokens=0, cached_tokens=0,
         block_table=[], shared_blocks=[], host_blocks=[], in_flight=[], sampling=output.sampling, revision=0,
         age_s=0.0, prompt_token_ids=output.prompt_ids, output_token_ids=list(sample.tokens),
     )  # fmt: skip
+    return detail if sample.ending is None else _with_ending(detail, sample.ending)
+
+
+def _with_ending(detail: RequestDetail, ending: Ending) -> RequestDetail:
+    first, steps = ending.first_token_s, detail.output_tokens - 1
+    return msgspec.structs.replace(
+        detail,
+        owner=ending.owner,
+        age_s=ending.finished_s + max(0.0, time.time() - ending.wall),
+        queued_s=ending.queued_s,
+        first_token_s=first,
+        finished_s=ending.finished_s,
+        inter_token_ms=None if first is None or steps < 1 else (ending.finished_s - first) / steps * 1e3,
+        computed_tokens=ending.computed_tokens,
+        cached_tokens=ending.cached_tokens,
+        revision=ending.revision,
+        preemptions=ending.preemptions,
+        swaps=ending.swaps,
+        history=ending.history,
+    )
 
 
 def _sample(engine: Engine, group: str, index: int) -> Sample | None:

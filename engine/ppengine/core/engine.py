@@ -11,6 +11,7 @@ from ppengine.checkpoint import ModelSpec
 from ppengine.config import EngineConfig
 from ppengine.core.capacity import Capacity
 from ppengine.core.commands import Commands
+from ppengine.core.endings import ending_of
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.resize import Resizer
@@ -231,7 +232,7 @@ class Engine:
     def ended(self, request: Request) -> None:
         """Close the output of a request that has ended."""
         reason = request.finish_reason or "abort"
-        self.outputs.finish(request.group, request.sample, reason)
+        self.outputs.finish(request.group, request.sample, reason, ending_of(request, self.clock()))
         text = f"{request.id} {reason}, {len(request.output_ids)} tokens"
         self.event("request.finished", text, request=request.id)
 

@@ -20,6 +20,23 @@ KEEP_FINISHED = 10_000
 """Finished outputs that are kept; beyond that the oldest one that somebody has read to the end goes first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is kept of a request that has ended. Seconds since its submission; None: it never came so far."""
+
+    owner: str
+    wall: float
+    finished_s: float
+    queued_s: float | None
+    first_token_s: float | None
+    computed_tokens: int
+    cached_tokens: int
+    revision: int
+    preemptions: int
+    swaps: int
+    history: list[str]
+
+
 @dataclass(slots=True)
 class Sample:
     """One continuation as it grows."""
@@ -31,6 +48,7 @@ class Sample:
     stream: DetokStream | None = None
     held_back: int = 0
     """Trailing characters that may be the beginning of a stop text and are not shown yet."""
+    ending: Ending | None = None
     stopped: bool = False
     """The text was cut at a stop text."""
 
@@ -126,7 +144,7 @@ class OutputHub:
         sample.held_back = max(_overlap(sample.text, stop) for stop in stops)
         return False
 
-    def finish(self, request: str, index: int, reason: str) -> None:
+    def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
         """Close one continuation."""
         output = self._outputs.get(request)
         if output is None or output.samples[index].finish_reason is not None:
@@ -137,7 +155,7 @@ class OutputHub:
             reason = "stop"
         elif sample.stream is not None and reason != "stop":
             sample.text += sample.stream.flush()
-        sample.finish_reason, sample.held_back, sample.stream = reason, 0, None
+        sample.finish_reason, sample.held_back, sample.stream, sample.ending = reason, 0, None, ending
         self._touch(output)
         if output.finished:
             self._finished += 1
