@@ -76,6 +76,10 @@ def make_profile(
     """
     if trust_remote_code:
         raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
+    if tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {tensor_parallel_size}; only 1 is built so far: raise pipeline_parallel_size"
+        )
     return build_profile(
         {
             "name": "llm",
@@ -111,6 +115,15 @@ def _profile_of(model: str | Profile, arguments: dict[str, Any]) -> Profile:
     return make_profile(model, **arguments)
 
 
+def _text_or_ids(prompt: Prompt) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, dict) or list(prompt) != ["prompt_token_ids"]:
+        raise ValueError(f'a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}')
+    # Also from arrays, whose numbers are not Python's.
+    return [int(token) for token in prompt["prompt_token_ids"]]
+
+
 class LLMEngine:
     """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`."""
 
@@ -143,9 +156,7 @@ class LLMEngine:
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = ()
     ) -> list[str]:
         """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError."""
-        texts: list[str | list[int]] = [
-            prompt if isinstance(prompt, str) else list(prompt["prompt_token_ids"]) for prompt in prompts
-        ]
+        texts = [_text_or_ids(prompt) for prompt in prompts]
         message = wire.AddMany(
             nonce=self._engine.nonce(), session=self._session, prompts=texts, sampling=list(params), requests=list(ids)
         )
