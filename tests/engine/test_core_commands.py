@@ -244,3 +244,19 @@ def test_an_act_on_a_group_ends_when_all_of_its_samples_have_moved():
         assert min(flying) <= world.steps[-1].number
         world.retire()
     assert [request.state for request in world.engine.live()] == ["held", "held"]
+
+
+def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
+    world = CoreWorld()
+    for length in range(1, 30):
+        world.submit(max_tokens=length)
+    name = world.say(Drain())[0].id
+    seen = set()
+    while world.engine.live():
+        world.retire() if world.steps else world.engine.advance()
+        seen.update(info.progress for info in world.engine.operations.infos() if info.state == "deferred")
+    assert len(seen) > 10
+    kinds = [type(answer).__name__ for answer in world.told(name)]
+    assert kinds[:2] == ["Accepted", "Deferred"]
+    assert kinds[-1] == "Outcome"
+    assert len(kinds) < len(seen)

@@ -90,12 +90,18 @@ class Commands:
                     operation, effect.state, effect.text, step=effect.step, revision=effects[0][1].revision
                 )  # fmt: skip
         self._effects = left
-        if self._idle is not None and not engine.running:
-            engine.operations.end(self._idle, "applied", "paused: nothing runs")
-            self._idle = None
-        if self._drain is not None and not len(engine.live()):
-            engine.operations.end(self._drain, "applied", "drained: no request left")
-            self._drain = None
+        if self._idle is not None:
+            if running := engine.running:
+                engine.operations.defer(self._idle, f"waits for {running} running requests")
+            else:
+                engine.operations.end(self._idle, "applied", "paused: nothing runs")
+                self._idle = None
+        if self._drain is not None:
+            if left_over := len(engine.live()):
+                engine.operations.defer(self._drain, f"waits for {left_over} requests")
+            else:
+                engine.operations.end(self._drain, "applied", "drained: no request left")
+                self._drain = None
 
     # --- verbs ----------------------------------------------------------------------------------------------
 
@@ -223,8 +229,8 @@ class Commands:
         if verb.mode == "abort":
             engine.abort_all(by=command.by)
         if verb.mode == "wait" and running:
-            engine.operations.defer(operation, f"waits for {running} running requests")
             self._idle = operation
+            self.settle()
         else:
             engine.operations.end(operation, "applied", plan)
 
@@ -260,7 +266,6 @@ class Commands:
             engine.operations.end(operation, "applied", "takes requests again")
         else:
             self._drain = operation
-            engine.operations.defer(operation, f"waits for {left} requests")
             self.settle()
 
     def _stop(self, client: bytes, command: Command) -> None:

@@ -13,6 +13,9 @@ from ppengine.protocol.snapshot import Event, OperationInfo
 KEEP_SECONDS = 10.0
 """How long an ended operation stays in the reports."""
 
+DEFER_SECONDS = 0.2
+"""Least time between two answers about one operation: a shrink that moves a thousand blocks has as many to tell."""
+
 Reply = Accepted | Deferred | Outcome | Refused
 State = Literal["accepted", "deferred", "applied", "failed", "superseded"]
 
@@ -30,6 +33,8 @@ class Operation:
     progress: str = ""
     begun: float = field(default_factory=time.monotonic)
     ended: float | None = None
+    deferred: float | None = None
+    """When its client was told of progress last."""
 
 
 def verb_name(command: Command) -> str:
@@ -56,10 +61,14 @@ class Operations:
         return operation
 
     def defer(self, operation: Operation, text: str) -> None:
-        """Say why an accepted command has not had its effect yet; repeats of the same text are not sent."""
+        """Say why an accepted command has not had its effect yet: in reports always, to its client now and then."""
         if operation.progress == text or operation.ended is not None:
             return
         operation.state, operation.progress = "deferred", text
+        now = time.monotonic()
+        if operation.deferred is not None and now - operation.deferred < DEFER_SECONDS:
+            return
+        operation.deferred = now
         self._reply(operation.client, Deferred(id=operation.command.id, op=operation.id, text=text))
 
     def end(
