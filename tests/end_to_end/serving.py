@@ -68,7 +68,8 @@ class Served:
         try:
             self.pids = self.engine.find_processes(3 + self.stages)
             wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 60)
-        except BaseException:
+        except BaseException as error:
+            error.add_note(self.said())
             self.remove()
             raise
         self.config = EngineConfig.load(self.engine.run_dir / "engine.json")
@@ -84,6 +85,11 @@ class Served:
                 self.stop()
         finally:
             self.remove()
+
+    def said(self) -> str:
+        """Return the ends of what the engine's processes have written."""
+        files = [self.engine.errors, *sorted((self.runtime / "ppconsole").glob("*/*.log"))]
+        return "\n".join(f"{file.name}: {file.read_text()[-1000:]}" for file in files)
 
     def stop(self) -> None:
         """End the engine by a signal, if it runs, and assert that nothing of it is left."""

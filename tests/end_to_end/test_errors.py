@@ -199,7 +199,7 @@ def test_offline_refusals_leave_the_engine_serving() -> None:
     profile = small(folder, stages=1, model={"skip_tokenizer": False, "max_model_len": 64}, memory={"device_mib": 64})
     with LLM(profile) as llm:
         engine = llm.llm_engine
-        with pytest.raises(ValueError, match=r"prompt 2: the prompt has 70 tokens, max_model_len is 64; at most 63"):
+        with pytest.raises(ValueError, match=r"prompt 1: the prompt has 70 tokens, max_model_len is 64; at most 63"):
             llm.generate([{"prompt_token_ids": [5]}, {"prompt_token_ids": [5] * 70}], params, use_tqdm=False)
         with pytest.raises(ValueError, match="token id 99999 is not in the vocabulary"):
             llm.generate([{"prompt_token_ids": [99999]}], params, use_tqdm=False)
