@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ppengine.core.stop_text import find_stop, may_begin
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleOutput
 from ppengine.protocol.sampling import SamplingParams
@@ -139,9 +140,12 @@ class OutputHub:
         stops = output.sampling.stop
         if not stops or not piece:
             return False
-        if len(sample.tokens) >= output.sampling.min_tokens and _cut_at_stop(sample, stops, len(piece)):
-            return True
-        sample.held_back = max(_overlap(sample.text, stop) for stop in stops)
+        if len(sample.tokens) >= output.sampling.min_tokens:
+            at = find_stop(sample.text, stops, len(piece))
+            if at is not None:
+                sample.text, sample.held_back, sample.stopped = sample.text[:at], 0, True
+                return True
+        sample.held_back = may_begin(sample.text, stops)
         return False
 
     def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
@@ -297,26 +301,6 @@ def _topic(question: Fetch | Collect) -> _Topic:
     if isinstance(question, Fetch):
         return "more of", question.request
     return ("end in" if question.finished_only else "news of"), question.session
-
-
-def _cut_at_stop(sample: Sample, stops: list[str], grown: int) -> bool:
-    """Cut the text at the first stop text that ends in its last `grown` characters; return whether there is one."""
-    text = sample.text
-    found = [at for stop in stops if (at := text.find(stop, max(0, len(text) - grown - len(stop) + 1))) >= 0]
-    if not found:
-        return False
-    sample.text, sample.held_back, sample.stopped = text[: min(found)], 0, True
-    return True
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of `stop`."""
-    begin = max(0, len(text) - len(stop) + 1)
-    while (begin := text.find(stop[0], begin)) >= 0:
-        if stop.startswith(text[begin:]):
-            return len(text) - begin
-        begin += 1
-    return 0
 
 
 def as_wire(output: Output) -> RequestOutput:
