@@ -25,6 +25,7 @@ DEFAULT_CAPACITY = 4096
 _U64 = struct.Struct("<Q")
 _NAME_OFFSET, _NAME_BYTES = 1024, 64
 _GAUGE_OFFSET = 2048
+_WORDS = struct.Struct("<12Q")
 
 
 class Kind(IntEnum):
@@ -97,6 +98,10 @@ class Gauge(IntEnum):
     MAPPED_BLOCKS = 11
     SWAP_BLOCKS = 12
     BLOCK_BYTES = 13
+
+
+_GAUGE_NAMES = tuple(gauge.name.lower() for gauge in Gauge)
+_GAUGES = struct.Struct(f"<{len(Gauge)}Q")
 
 
 class Record(NamedTuple):
@@ -208,6 +213,14 @@ class RingReader:
     def gauge(self, which: Gauge) -> int:
         """Return one published figure."""
         return int(_U64.unpack_from(self._map, _GAUGE_OFFSET + which * 8)[0])
+
+    def words(self) -> tuple[int, ...]:
+        """Return all header words at once, the magic first: `words()[Word.PID]`."""
+        return _WORDS.unpack_from(self._map, 0)
+
+    def gauges(self) -> dict[str, int]:
+        """Return all published figures by their names in lower case."""
+        return dict(zip(_GAUGE_NAMES, _GAUGES.unpack_from(self._map, _GAUGE_OFFSET), strict=True))
 
     def record(self, seq: int) -> Record | None:
         """Return record `seq`, or None if it is torn, overwritten or not yet written."""

@@ -25,7 +25,7 @@ _TOLD: frozenset[StageState] = frozenset({"loading", "stopped", "dead"})
 
 
 class Collector:
-    """Takes reports; gives snapshots. `judge` is to be called ten times a second."""
+    """Takes reports; gives snapshots. `judge` is to be called with every report of an agent, and without one as well."""
 
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events
@@ -39,6 +39,8 @@ class Collector:
         self._starts: dict[int, int] = {}
         self._processes: ProcessReport | None = None
         self.core: CoreReport | None = None
+        self.agent_news = False
+        """A report of an agent has come since the last judgement."""
         self.unreadable = 0
         """Messages that were none of this protocol."""
 
@@ -61,6 +63,7 @@ class Collector:
         seen_ns = report.mono_ns if here else time.monotonic_ns()
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
+        self.agent_news = True
         for sample in report.stages:
             self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
 
@@ -143,8 +146,9 @@ class Collector:
 
     # --- judgement ------------------------------------------------------------------------------------------
 
-    def judge(self, stopping: bool) -> None:
-        """Diagnose anew, and make events of what came and went. A verdict's coming and going is one event each."""
+    def judge(self, stopping: bool) -> bool:
+        """Diagnose anew, and make events of what came and went: one each. Return whether anything did."""
+        self.agent_news = False
         core_process = self._core_process()
         core_state = None
         if core_process is not None:
@@ -166,9 +170,10 @@ class Collector:
             if key not in after:
                 text = f"{verdict.cause} after {verdict.since_s:.1f}s: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
-        self._tell_stages()
+        return self._tell_stages() or before.keys() != after.keys()
 
-    def _tell_stages(self) -> None:
+    def _tell_stages(self) -> bool:
+        told = False
         listed = self._processes.processes if self._processes else []
         views = {(view.index, view.rank): view for view in self.core.stages} if self.core else {}
         for stage in range(self._config.stages):
@@ -179,6 +184,7 @@ class Collector:
             self._states[stage] = state
             if before == state or not {before, state} & _TOLD:
                 continue
+            told = True
             pid = process.pid if process else seen.sample.pid if seen else None
             where = f"stage {stage}" + (f" (pid {pid})" if pid else "")
             if state in _TOLD:
@@ -187,6 +193,7 @@ class Collector:
             elif before != "loading":  # That a stage is ready, the core says.
                 word = "continued" if before == "stopped" else "back"
                 self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
+        return told
 
     def snapshot(self, consoles: int, *, stopped: bool = False) -> Snapshot:
         """Return the picture of this moment."""

@@ -58,8 +58,9 @@ from ppengine.protocol.snapshot import Event
 log = logging.getLogger("ppengine.gateway")
 
 JUDGE_S = 0.1
+"""The verdict is made anew with every report of an agent, and by the clock when none comes for so long again."""
 SLOW_S = 1.0
-_LOGGED = ("audit.", "console.", "op.refused", "stage.", "verdict.")
+_LOGGED = ("audit.", "console.", "op.refused", "verdict.")
 """Events that the gateway's log tells of; the core's has those of the core."""
 _REFRESH_S = 0.05
 """A new subscriber gets a snapshot at once, but no more often than this."""
@@ -112,15 +113,16 @@ class Gateway:
         now = time.monotonic()
         judge_due, fast_due, slow_due = now, now, now
         while not stop.is_set():
-            wait = min(judge_due, fast_due, slow_due) - time.monotonic()
+            wait = min(judge_due, slow_due) - time.monotonic()
+            if self._publisher.wanted(frames.TOPIC_SNAPSHOT):
+                wait = min(wait, fast_due - time.monotonic())
             if self._refresh:
                 wait = min(wait, self._published + self._spacing - time.monotonic())
             for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
                 handlers[socket]()
             now = time.monotonic()
-            if now >= judge_due:
-                # After a pause the rhythm begins anew: no burst.
-                judge_due = max(judge_due + JUDGE_S, now)
+            if now >= judge_due or (self._collector.agent_news and now >= judge_due - 1.5 * JUDGE_S):
+                judge_due = now + 2 * JUDGE_S
                 self._judge()
             if now >= fast_due:
                 fast_due = max(fast_due + period, now)
@@ -133,7 +135,9 @@ class Gateway:
             self._publish(now)
 
     def _judge(self) -> None:
-        self._collector.judge(self._commands.stopping)
+        if self._collector.judge(self._commands.stopping):
+            # What an operator must see at once does not wait for the second to be full.
+            self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
         missing = self._collector.core_process_ended()
         if missing and self._core_was_there:
             self._commands.core_lost(missing)

@@ -21,12 +21,17 @@ class Stat(NamedTuple):
 def read_stat(pid: int) -> Stat | None:
     """Return the state of process `pid`, None if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        # Ten times a second for every stage: a file object would cost four times as much.
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, 4096)
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
     # The name in parentheses may hold anything, also spaces and parentheses.
-    fields = text.rpartition(")")[2].split()
-    return Stat(fields[0], int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS)
+    fields = text.rpartition(b")")[2].split()
+    return Stat(fields[0].decode(), int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
 def resident(pid: int, base: int, length: int) -> int | None:

@@ -11,7 +11,7 @@ from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
 from ppengine.protocol.reports import StageSample
 from ppengine.ring import Gauge, Phase, RingReader, Word
 
-SLOW_S = 0.5
+SLOW_S = 1.0
 """Percentiles, cgroup and smaps are read at most this often."""
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
 """smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
@@ -64,6 +64,7 @@ class StageWatch:
                 # A ring that is being made is whole at the next look.
                 with contextlib.suppress(OSError, ValueError):
                     self._files[name] = RingFile(path, inode)
+                    self._files = dict(sorted(self._files.items(), key=lambda item: (item[0] != "main", item[0])))
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
         if pid != self._pid:
@@ -80,19 +81,18 @@ class StageWatch:
         now_ns = time.monotonic_ns()
         stat = proc.read_stat(self._pid)
         self._slowly(main, alive=stat is not None and stat.state != "Z")
-        reader, op = main.reader, main.track.open_op()
+        words, gauges, op = main.reader.words(), main.reader.gauges(), main.track.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
-        moved_ns = max(main.track.newest_ns, reader.word(Word.MAIN_TICK_NS))
-        known = reader.gauge(Gauge.TOTAL_BYTES) > 0
-        begun, finished = reader.gauge(Gauge.STEP_BEGUN), reader.gauge(Gauge.STEP_FINISHED)
+        moved_ns = max(main.track.newest_ns, words[Word.MAIN_TICK_NS])
+        begun, finished = gauges["step_begun"], gauges["step_finished"]
         return StageSample(
             index=self.stage,
             rank=self.rank,
             pid=self._pid,
             process_state=stat.state if stat else None,
             process_start=stat.start if stat else None,
-            phase=_phase(reader.word(Word.PHASE)),
-            phase_age_ms=_age(now_ns, reader.word(Word.PHASE_NS)) or 0.0,
+            phase=_phase(words[Word.PHASE]),
+            phase_age_ms=_age(now_ns, words[Word.PHASE_NS]) or 0.0,
             progress_age_ms=_age(now_ns, moved_ns),
             tick_age_ms=_age(now_ns, tick_ns),
             op=None if op is None else kind_name(op.kind),
@@ -100,19 +100,18 @@ class StageWatch:
             op_step=None if op is None else op.step,
             op_peer=None if op is None or op.peer < 0 else op.peer,
             waiting_on=waiting_on(op, now_ns),
-            inbox=reader.gauge(Gauge.INBOX),
-            outbox=reader.gauge(Gauge.OUTBOX),
+            inbox=gauges["inbox"],
+            outbox=gauges["outbox"],
             begun_step=begun,
             finished_step=finished,
             micro_batches=list(range(max(finished, begun - _STEPS_SHOWN) + 1, begun + 1)),
             step_ms_p50=self._step_ms[0],
             step_ms_p99=self._step_ms[1],
             idle_fraction=main.track.idle_fraction(now_ns),
-            gauges={gauge.name.lower(): reader.gauge(gauge) for gauge in Gauge} if known else {},
+            gauges=gauges if gauges["total_bytes"] else {},
             kv_resident=self._resident,
             streams=[
-                stream_info(file.reader.name or name, name, file.track, now_ns)
-                for name, file in sorted(self._files.items(), key=lambda item: (item[0] != "main", item[0]))
+                stream_info(file.reader.name or name, name, file.track, now_ns) for name, file in self._files.items()
             ],
             timeline=main.track.timeline(now_ns),
             oom_kills=self._oom,
