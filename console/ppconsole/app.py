@@ -31,6 +31,8 @@ from ppconsole.view.commands import cli_line, name_of, target_of
 from ppconsole.widgets.paint import choose_theme, themes
 
 TICK_S, QUICK_S = 1.0, 0.25
+EARLY_S = 0.4
+"""A tick waits for the next snapshot, and comes so much earlier or later than a second after the last one."""
 HISTORY = 120
 PROBLEM_SHOWN_S = 10.0
 RESTART_S = 1.0
@@ -71,6 +73,8 @@ class ConsoleApp(App[int]):
         self._frozen_at = 0.0
         self._problem = ""
         self._dirty = False
+        self._fresh = False
+        self._ticked_at = 0.0
         self._restarts: dict[str, Callable[[], object]] = {"link": self._start_source, "follow": self.following.start}
         for each in themes():
             self.register_theme(each)
@@ -82,7 +86,6 @@ class ConsoleApp(App[int]):
         """Show the main screen, start the source and the clocks."""
         self.push_screen(self.main)
         self._start_source()
-        self.set_interval(TICK_S, self.tick)
         self.set_interval(QUICK_S, self._quick)
 
     def _start_source(self) -> None:
@@ -115,11 +118,13 @@ class ConsoleApp(App[int]):
         if old.epoch is not None and self.state.epoch != old.epoch:
             self.main.requests.forget()
             self.following.request, self._frozen = None, None
+        self._fresh = self._fresh or self.state.snapshot is not old.snapshot
         if old.snapshot is None or old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
             self._dirty = True
 
     def tick(self) -> None:
         """Paint what is seen, once a second."""
+        self._fresh, self._ticked_at = False, self.clock()
         snapshot = self.state.snapshot
         if snapshot is not None and not self.grey:
             self.history.append(snapshot.throughput.output_tok_s or 0.0)
@@ -131,8 +136,11 @@ class ConsoleApp(App[int]):
         self._dirty = True
 
     def _quick(self) -> None:
-        """Paint what should not wait for the tick: streamed text, a changed link."""
-        if self._dirty:
+        """Tick when it is time; between ticks paint what should not wait: streamed text, a changed link."""
+        since = self.clock() - self._ticked_at
+        if since >= TICK_S + EARLY_S or (self._fresh and since >= TICK_S - EARLY_S):
+            self.tick()
+        elif self._dirty:
             self.paint()
 
     def paint(self) -> None:

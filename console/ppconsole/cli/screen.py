@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 @click.argument("engine", required=False)
 @click.option("-e", "--engine", "flag", metavar="ENGINE", help="The same, as other commands have it.")
 @click.option("--read-only", is_flag=True, help="Watch; offer no verbs and send none.")
-@click.option("--slow", is_flag=True, help="One snapshot a second in place of ten.")
-def attach_command(engine: str | None, flag: str | None, read_only: bool, slow: bool) -> int:
+def attach_command(engine: str | None, flag: str | None, read_only: bool) -> int:
     """Open the console on ENGINE.
 
     ENGINE may be left out when one runs here. Leaving never touches the engine.
@@ -30,15 +29,17 @@ def attach_command(engine: str | None, flag: str | None, read_only: bool, slow: 
     if not has_terminal():
         text = "attach needs a terminal; without one: ppconsole status, watch, events -f"
         raise exits.Failure(text, exits.USAGE)
-    return open_console(record, read_only=read_only, slow=slow)
+    return open_console(record, read_only=read_only)
 
 
-def open_console(record: EngineRecord, *, read_only: bool = False, slow: bool = False, note: str = "") -> int:
+def open_console(record: EngineRecord, *, read_only: bool = False, note: str = "") -> int:
     """Run the console on an engine until the operator leaves; return its exit code. `note` stands on the screen."""
     from ppconsole.app import run_console
     from ppconsole.link.engine import EngineLink
 
-    link = EngineLink(record, read_only=read_only, slow=slow)
+    # The display changes once a second, and nine snapshots of ten would be decoded for nothing. What must be seen at
+    # once, a verdict or a stage that died, comes at once in both rhythms.
+    link = EngineLink(record, read_only=read_only, slow=True)
     return run_console(link, read_only=read_only, title=note)
 
 
