@@ -106,6 +106,10 @@ class FakeCore:
     def log(self, stage: int) -> str:
         return (self.folder / f"stage{stage}.log").read_text()
 
+    def complaints(self, stage: int) -> list[str]:
+        """Return the lines of a stage's log that are no news."""
+        return [line for line in self.log(stage).splitlines() if " INFO " not in line]
+
     def pump(self, timeout: float = 0.05) -> None:
         """Take what has come; waits for at most `timeout` seconds for the first message."""
         while self._socket.poll(int(timeout * 1000)):

@@ -298,7 +298,7 @@ def test_shutdown_ends_with_zero(model: Path, control: bool) -> None:
         for stage in core.children:
             core.shutdown(stage, control)
         assert [child.wait(5) for child in core.children.values()] == [0, 0]
-        assert core.log(0) == core.log(1) == ""
+        assert core.complaints(0) == core.complaints(1) == []
 
 
 def test_shutdown_ends_a_blocked_step_loop(model: Path) -> None:
@@ -341,13 +341,13 @@ def test_load_failures_are_one_line(model: Path, tmp_path: Path) -> None:
         core.until(lambda: core.failed, "the failure")
         assert core.failed[0].text == f"{weights}: truncated: {size - 1000} bytes, its header says {size}"
         assert core.children[0].wait(5) == 1
-        assert core.log(0) == f"error: stage 0: {core.failed[0].text}\n"
+        assert core.complaints(0) == [f"error: stage 0: {core.failed[0].text}"]
     weights.unlink()
     with FakeCore(broken, stages=1) as core:
         core.until(lambda: core.failed, "the failure")
         assert str(broken) in core.failed[0].text
         assert core.children[0].wait(5) == 1
-        assert core.log(0).count("\n") == 1
+        assert len(core.complaints(0)) == 1
 
 
 def test_a_stage_that_does_not_fit_says_what_would(tmp_path: Path) -> None:

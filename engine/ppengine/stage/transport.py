@@ -126,14 +126,17 @@ class Inlet:
 
 
 class Outbox:
-    """Sending side of one edge and the thread that sees its sends through. `ring` is that thread's own."""
+    """Sending side of one edge and the thread that sends: a system call a message that the step loop is spared.
+
+    `ring` is that thread's own.
+    """
 
     def __init__(self, edge: Edge, ring: Recorder, main: Recorder) -> None:
         self.edge = edge
         self.error: PeerLostError | None = None
         self._ring = ring
         self._main = main
-        self._queue: SimpleQueue[tuple[int, Tensor, Any] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, Tensor] | None] = SimpleQueue()
         self._slots = threading.Semaphore(MAX_UNDELIVERED)
         self._depth = 0
         self._lock = threading.Lock()
@@ -145,9 +148,8 @@ class Outbox:
         self._slots.acquire()
         if self.error is not None:
             raise self.error
-        work = self.edge.send(tensor)
         self._count(1)
-        self._queue.put((step, tensor, work))
+        self._queue.put((step, tensor))
 
     def close(self, timeout: float) -> None:
         """Let what was handed over be delivered, for at most `timeout` seconds."""
@@ -156,10 +158,10 @@ class Outbox:
 
     def _see_through(self) -> None:
         while (entry := self._queue.get()) is not None:
-            step, tensor, work = entry
+            step, tensor = entry
             with self._ring.operation(Kind.SEND, step, self.edge.peer, tensor.nbytes):
                 try:
-                    self.edge.wait(work)
+                    self.edge.wait(self.edge.send(tensor))
                 except PeerLostError as error:
                     self.error = error  # for the step loop, which alone talks to the core
             self._count(-1)
