@@ -253,6 +253,19 @@ class Operator:
         picture = await self.until(met, f"{name} {what}")
         return next(request for request in picture.requests if request.id == name)
 
+    async def stuck(self, name: str) -> RequestInfo:
+        """Wait until the same steps of a request stay in flight: the stage that holds them is stopped."""
+        seen: list[int] = []
+        since = 0.0
+
+        def stays(request: RequestInfo) -> bool:
+            nonlocal seen, since
+            if request.in_flight != seen:
+                seen, since = list(request.in_flight), self.picture.sampled_at
+            return bool(seen) and self.picture.sampled_at - since > 0.4
+
+        return await self.request(name, stays, "has steps that stay in flight")
+
     async def idle(self) -> Snapshot:
         """Wait until no request is left and every block is back, and return that picture."""
 

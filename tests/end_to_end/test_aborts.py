@@ -223,7 +223,7 @@ async def test_twice(engine: Served) -> None:
         name = await op.submit(SHORT, max_tokens=LONG)
         await op.request(name, lambda request: request.output_tokens > 1, "writes")
         with engine.stopped("stage1"):
-            await op.request(name, lambda request: request.in_flight, "is in flight")
+            await op.stuck(name)
             begun = await op.begin(Abort(request=name))
             text = await op.refused(Abort(request=name), "CONFLICT")
             assert "is ending already: abort by op" in text
