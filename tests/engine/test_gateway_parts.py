@@ -96,3 +96,10 @@ def test_logs_of_odd_files(tmp_path):
     lines = tail(tmp_path, 2)
     assert len(lines) == 1 and lines[0].startswith("long| xxx") and len(lines[0]) < 2_000_000
     assert tail(tmp_path, 0) == [] and tail(tmp_path, -3) == []
+
+
+def test_log_lines_of_all_processes_come_by_their_time(tmp_path):
+    (tmp_path / "core.log").write_text("2026-01-01 10:00:01 INFO a\nTraceback of a\n2026-01-01 10:00:04 INFO d\n")
+    (tmp_path / "stage0.log").write_text("2026-01-01 10:00:02 INFO b\n2026-01-01 10:00:03 INFO c\n")
+    assert [line[-1] for line in tail(tmp_path, 10)] == ["a", "a", "b", "c", "d"]
+    assert tail(tmp_path, 10)[1] == "core| Traceback of a"

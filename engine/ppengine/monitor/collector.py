@@ -25,7 +25,7 @@ _TOLD: frozenset[StageState] = frozenset({"loading", "stopped", "dead"})
 
 
 class Collector:
-    """Takes reports; gives snapshots. `judge` is to be called with every report of an agent, and without one as well."""
+    """Takes reports; gives snapshots. `judge` is to be called with every report of an agent, and without one too."""
 
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events

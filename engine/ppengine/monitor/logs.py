@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 LINES_MOST = 10_000
 _LINE_BYTES = 400
 """A line is read as if it had so many bytes on average, at least."""
 _FILE_MOST = 1024 * 1024
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
 def tail(run_dir: Path, lines: int, stage: int | None = None) -> list[str]:
-    """Return up to `lines` last lines of every log in `run_dir` (of `stage` alone), as `stage0| text`."""
+    """Return up to `lines` last lines of every log in `run_dir` (of `stage` alone), as `stage0| text`, by their time.
+
+    A line without a date (a traceback) stays behind the one before it.
+    """
     lines = max(0, min(lines, LINES_MOST))
     pattern = "*.log" if stage is None else f"stage{stage}.log"
-    found = []
+    found: list[tuple[str, str]] = []
     for path in sorted(run_dir.glob(pattern)):
-        found += [f"{path.stem}| {line}" for line in _last_lines(path, lines)]
-    return found
+        when = ""
+        for line in _last_lines(path, lines):
+            stamp = _STAMP.match(line)
+            when = stamp.group() if stamp else when
+            found.append((when, f"{path.stem}| {line}"))
+    return [line for _, line in sorted(found, key=lambda dated: dated[0])]
 
 
 def _last_lines(path: Path, lines: int) -> list[str]:
