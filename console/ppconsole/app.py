@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,13 +22,13 @@ from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import reduce
 from ppconsole.model.safe import clean
 from ppconsole.model.state import SORT_KEYS, ConsoleState
-from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.following import Following
 from ppconsole.screens.main import MainScreen
 from ppconsole.screens.palette import ConsoleCommands
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
 from ppconsole.view.commands import cli_line, name_of, target_of
+from ppconsole.widgets.driver import StdoutDriver
 from ppconsole.widgets.paint import choose_theme, themes
 
 TICK_S, QUICK_S = 1.0, 0.25
@@ -119,8 +120,10 @@ class ConsoleApp(App[int]):
             self.main.requests.forget()
             self.following.request, self._frozen = None, None
         self._fresh = self._fresh or self.state.snapshot is not old.snapshot
-        if old.snapshot is None or old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
+        if old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
             self._dirty = True
+        if old.snapshot is None and self.state.snapshot is not None:
+            self.tick()  # who attaches looks at an empty screen: now, and not at the next clock
 
     def tick(self) -> None:
         """Paint what is seen, once a second."""
@@ -215,6 +218,8 @@ class ConsoleApp(App[int]):
 
     def ask(self, verb: Verb) -> None:
         """Open the confirm dialog for `verb` on what is known now."""
+        from ppconsole.screens.confirm import Confirm  # with its widgets it costs more than the rest of a start
+
         if self.state.snapshot is not None:
             self.push_screen(Confirm(verb, self.state.snapshot))
 
@@ -270,5 +275,7 @@ def run_console(source: Source, *, read_only: bool, title: str) -> int:
     to the terminal otherwise so that text can be selected and copied.
     """
     app = ConsoleApp(source, read_only=read_only, title=title)
+    if not (sys.__stderr__ and sys.__stderr__.isatty()):
+        app.driver_class = StdoutDriver
     app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1")
     return app.return_code or 0

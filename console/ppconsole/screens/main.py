@@ -16,10 +16,7 @@ from textual.worker import Worker
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
-from ppconsole.screens import readers
 from ppconsole.screens.bindings import MAIN
-from ppconsole.screens.memory import MemoryDialog
-from ppconsole.screens.reader import Reader
 from ppconsole.view import board, commands, keys
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.cursor import Cursor
@@ -29,6 +26,7 @@ from ppconsole.widgets.prompt import Mode, PromptLine
 
 if TYPE_CHECKING:
     from ppconsole.app import ConsoleApp
+    from ppconsole.screens.reader import Reader
 
 
 class MainScreen(Screen[None]):
@@ -167,6 +165,8 @@ class MainScreen(Screen[None]):
 
     def action_drill(self) -> None:
         """Open the detail of what is selected."""
+        from ppconsole.screens import readers  # not needed for the first screen, which should be there at once
+
         if self.stages_focused:
             stage = self.stages.sync(self._stage_ids())
             if stage is not None:
@@ -182,6 +182,8 @@ class MainScreen(Screen[None]):
 
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
+        from ppconsole.screens import readers
+
         screens: dict[str, Callable[[], Reader]] = {
             "stacks": lambda: readers.StacksScreen(stage), "logs": lambda: readers.LogsScreen(stage),
             "events": readers.EventsScreen, "explain": readers.DiagnosisScreen, "help": readers.HelpScreen,
@@ -228,6 +230,8 @@ class MainScreen(Screen[None]):
 
     def action_verb(self, name: str) -> None:
         """Begin the verb on what is selected."""
+        from ppconsole.screens.memory import MemoryDialog
+
         why = self.console.verbs_off()
         if why:
             self.console.report(f"{name}: {why}", bad=True)
