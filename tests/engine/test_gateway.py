@@ -260,10 +260,13 @@ def test_a_core_that_dies_ends_its_open_commands(world):
         world.core.next()
     world.core.answer(Accepted(id="c1", op="op-1"))
     assert isinstance(client.hear(), Accepted)
+    client.say(client.command(Stop(), "c3"))
+    world.core.next()
     world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid(), exit_code=-9)))
-    ends = {reply.id: reply for reply in (client.hear(), client.hear())}
+    ends = {reply.id: reply for reply in (client.hear(), client.hear(), client.hear())}
     assert isinstance(ends["c1"], Outcome) and ends["c1"].state == "failed" and "not known" in ends["c1"].text
     assert isinstance(ends["c2"], Refused) and ends["c2"].code == "NO_CORE"
+    assert isinstance(ends["c3"], Outcome) and ends["c3"].state == "applied", "that it left is what was asked"
 
 
 def test_a_stage_that_somebody_stopped_is_continued_without_the_core(world):

@@ -129,7 +129,11 @@ class CommandDesk:
         """End every open command: the core will not."""
         for kept in [kept for kept in self._kept.values() if not kept.over]:
             op = next((reply.op for reply in kept.replies if isinstance(reply, Accepted)), None)
-            if op is None:
+            if isinstance(kept.command.verb, Stop) and not kept.command.dry_run:
+                # What the core said last is lost with its connection; that it has left is what was asked.
+                op = op or f"g-{kept.command.id[-8:]}"
+                self._reply(kept, Outcome(id=kept.command.id, op=op, state="applied", text=why))
+            elif op is None:
                 self._reply(kept, _refused(kept.command, "NO_CORE", why))
             else:
                 text = f"{why}; how far it came is not known"
