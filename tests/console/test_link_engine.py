@@ -200,6 +200,17 @@ async def test_accepted_command_ends_unknown_in_another_epoch(fake: FakeGateway)
             await asyncio.wait_for(waiting, 10)
 
 
+async def test_accepted_command_ends_unknown_with_its_engine(fake: FakeGateway) -> None:
+    fake.answers[Pause] = lambda command: [Accepted(id=command.id, op="op-7")]
+    async with attached(fake) as (link, seen):
+        accepted: list[object] = []
+        waiting = asyncio.create_task(link.command(Pause(), on_progress=accepted.append))
+        await seen.until(lambda seen: bool(accepted))
+        link.record.pid_start += 1
+        with pytest.raises(LinkLost, match="ended before it answered"):
+            await asyncio.wait_for(waiting, 10)
+
+
 async def test_command_while_lost_is_not_sent(fake: FakeGateway) -> None:
     async with attached(fake) as (link, seen):
         fake.stop()

@@ -27,7 +27,7 @@ from ppengine.protocol.control import (
     Verb,
     Welcome,
 )
-from ppengine.protocol.discovery import EngineRecord, RuntimeDirError
+from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, process_start
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
 from ppengine.protocol.snapshot import Event, Snapshot
 
@@ -107,8 +107,7 @@ class EngineLink:
             runner.remove_done_callback(self._ended)
             runner.cancel()
             await asyncio.gather(runner, return_exceptions=True)
-        self._commands.connection_lost("this console left")
-        self._commands.attached("")
+        self._commands.over("this console left before the engine answered")
 
     async def command(
         self,
@@ -201,6 +200,8 @@ class EngineLink:
                 failures = 1 if self._up else failures + 1
                 self._up = False
                 self._commands.connection_lost(self._text)
+                if process_start(self.record.pid) != self.record.pid_start:
+                    self._commands.over(f"engine {self.record.name} ({self.record.id}) ended before it answered")
                 ceiling = min(self._timing.backoff_cap_s, self._timing.backoff_s * 2 ** min(failures - 1, 16))
                 delay = ceiling * random.uniform(0.7, 1.0)
                 self._emit(LinkState(state="lost", age_s=self._age(), retry_in_s=delay, text=self._text))

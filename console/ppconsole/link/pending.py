@@ -74,6 +74,11 @@ class Commands:
             if pending.epoch != epoch:
                 _end_unknown(pending, "unknown outcome: the engine restarted before it answered")
 
+    def over(self, text: str) -> None:
+        """End everything: nobody is left who could answer."""
+        for pending in self._pending.values():
+            _end_unknown(pending, f"unknown outcome: {text}")
+
     def events_gone(self) -> None:
         """End orphans whose answer may have been among events that are gone."""
         for pending in self._pending.values():
