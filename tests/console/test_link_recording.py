@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from fake_gateway import FakeGateway, sample_snapshot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from link_helpers import FAST, Seen
+from ppconsole.cli.recordings import SAMPLE
 from ppconsole.link.engine import EngineLink
 from ppconsole.link.recording import MAGIC, Recorder, Recording, RecordingError, ReplaySource
 from ppconsole.link.source import LinkState, QueryFailed, Update
 from ppengine.protocol.control import Pause, Refused
-from ppengine.protocol.snapshot import Event
+from ppengine.protocol.snapshot import Event, Snapshot
 
 UPDATES: list[Update] = [
     LinkState(state="connecting"),
@@ -148,3 +150,49 @@ def test_random_bytes_end_in_one_clean_error_or_a_clean_end(tmp_path: Path, nois
             assert frame.at_s is not None
     except RecordingError as error:
         assert str(path) in str(error)
+
+
+async def test_a_packed_recording_is_read_and_one_cut_short_says_so(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.ppr", tmp_path / "b.ppr"
+    record(plain, UPDATES)
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    _, seen = await play(packed)
+    assert seen.updates[:-1] == UPDATES
+    whole = packed.read_bytes()
+    for size in range(2, len(whole) - 1, 37):
+        packed.write_bytes(whole[:size])
+        try:
+            source, _ = await play(packed)
+        except RecordingError as error:
+            text = str(error)
+        else:
+            text = str(source.error)
+        assert "cut short" in text, (size, text)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0xFF
+    packed.write_bytes(bytes(damaged))
+    with pytest.raises(RecordingError):
+        list(Recording(packed).frames())
+
+
+async def test_the_bundled_sample_shows_a_stopped_stage_and_its_end() -> None:
+    assert SAMPLE.stat().st_size < 300_000
+    _, seen = await play(SAMPLE)
+    pictures = [update for update in seen.updates if isinstance(update, Snapshot)]
+    causes = [{(verdict.stage, verdict.cause) for verdict in picture.verdicts} for picture in pictures]
+    assert {(2, "stopped"), (1, "blocked"), (3, "starved")} in causes
+    assert causes[0] == causes[-1] == set()
+    assert all(len(picture.stages) == 4 for picture in pictures)
+
+
+async def test_what_the_receiver_raises_ends_the_play(tmp_path: Path) -> None:
+    record(tmp_path / "a.ppr", UPDATES)
+
+    def refuse(update: Update) -> None:
+        raise BrokenPipeError
+
+    source = ReplaySource(tmp_path / "a.ppr", speed=0)
+    await source.start(refuse)
+    with pytest.raises(BrokenPipeError):
+        await asyncio.wait_for(source.played(), 5)
+    await source.close()

@@ -118,8 +118,10 @@ async def _print(source: ReplaySource, as_json: bool) -> int:
             click.echo(event_line(update))
 
     await source.start(take)
-    await source.finished.wait()
-    await source.close()
+    try:
+        await source.played()
+    finally:
+        await source.close()
     if last is not None and not as_json:
         click.echo("\n".join(status_lines(last)))
     if source.error is not None:

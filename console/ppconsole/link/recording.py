@@ -1,14 +1,16 @@
 """Recordings: what a link delivered, in a file, and a source that delivers it again at its own pace.
 
 A file is `MAGIC`, then frames: four bytes of length (big-endian) and that many bytes of msgpack. The first frame is
-a `RecordingHeader`, every other one a `Recorded`.
+a `RecordingHeader`, every other one a `Recorded`. One that was packed by gzip is read as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,7 @@ from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
 from ppconsole.link.source import Detail, InspectWhat, LinkState, Progress, QueryFailed, Update
 
 MAGIC = b"ppconsole recording 1\n"
+_GZIP = b"\x1f\x8b"
 
 
 class RecordingError(Exception):
@@ -103,7 +106,7 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file: BinaryIO = _open(path)
         except OSError as error:
             raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
         try:
@@ -128,7 +131,7 @@ class Recording:
         self._file.close()
 
     def _read_header(self) -> RecordingHeader:
-        if self._file.read(len(MAGIC)) != MAGIC:
+        if self._read(len(MAGIC)) != MAGIC:
             raise RecordingError(f"{self.path} is not a recording of ppconsole; `ppconsole record FILE` makes one")
         body = self._frame()
         if body is None:
@@ -142,19 +145,39 @@ class Recording:
             raise RecordingError(text)
         return header
 
+    def _read(self, size: int) -> bytes:
+        """Return up to `size` bytes; a packed file that is cut short or damaged ends there."""
+        try:
+            return self._file.read(size)
+        except EOFError:
+            raise RecordingError(f"{self.path} is cut short: it ends inside its packed data") from None
+        except (OSError, zlib.error) as error:
+            raise RecordingError(f"{self.path} is damaged: {error}") from None
+
     def _frame(self) -> bytes | None:
         """Return the next body; None at a clean end."""
         place = self._file.tell()
-        prefix = self._file.read(4)
+        prefix = self._read(4)
         if not prefix:
             return None
         length = int.from_bytes(prefix, "big")
         if len(prefix) == 4 and length > MAX_FRAME_BYTES:
             raise RecordingError(f"{self.path} is damaged: a frame of {length} bytes at byte {place}")
-        body = self._file.read(length) if len(prefix) == 4 else b""
+        body = self._read(length) if len(prefix) == 4 else b""
         if len(prefix) < 4 or len(body) < length:
             raise RecordingError(f"{self.path} is cut short: it ends inside the frame at byte {place}")
         return body
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a recording, packed or not. Raises OSError."""
+    file = path.open("rb")
+    packed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    if not packed:
+        return file
+    file.close()
+    return gzip.open(path, "rb")  # type: ignore[return-value]
 
 
 class ReplaySource:
@@ -217,6 +240,11 @@ class ReplaySource:
             self._player.cancel()
             await asyncio.gather(self._player, return_exceptions=True)
         self.recording.close()
+
+    async def played(self) -> None:
+        """Wait for the end. Raises what the receiver of the updates raised, which ends the play."""
+        if self._player is not None:
+            await self._player
 
     async def _play(self, on_update: Callable[[Update], None]) -> None:
         begun = time.monotonic()
