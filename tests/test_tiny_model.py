@@ -116,9 +116,7 @@ def test_the_chat_template_renders(tokenizer: Any) -> None:
 
 def test_it_answers_a_chat(model: Any, tokenizer: Any) -> None:
     question = [{"role": "user", "content": "What is the scheduler?"}]
-    given = tokenizer.apply_chat_template(
-        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    given = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = model.generate(**given, max_new_tokens=160, do_sample=False, pad_token_id=END)[0].tolist()
     answer = tokenizer.decode(ids[given["input_ids"].shape[1] :], skip_special_tokens=True)
     assert reads_as_english(answer, training_words())
