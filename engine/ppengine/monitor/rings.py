@@ -23,6 +23,11 @@ _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 _WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send"}
 
 
+# Plain integers: thousands of records a second are looked at, and a member of an enum is slow to look up.
+_IDLE, _FORWARD, _STEP = Kind.IDLE.value, Kind.FORWARD.value, Kind.STEP.value
+_WAIT_KINDS = frozenset(kind.value for kind in WAITS)
+
+
 class Span(NamedTuple):
     """An interval in monotonic nanoseconds."""
 
@@ -89,22 +94,30 @@ class Track:
         """Take new records, and ones that were pending; `gone`: pending ones that the ring has lapped."""
         for seq in gone:
             self._pending.pop(seq, None)
-        ended = []
+        ended: list[tuple[int, int, Record]] = []
+        pending, newest_ns = self._pending, self.newest_ns
         for record in records:
-            self.seen = max(self.seen, record.seq)
-            self._first_ns = self._first_ns or record.enqueued_ns
-            self.newest_ns = max(self.newest_ns, record.enqueued_ns, record.returned_ns, record.done_ns)
-            if record.kind in (Kind.STEP, Kind.IDLE):
-                self._abandon(record.seq)
-            if record.done_ns:
-                self._pending.pop(record.seq, None)
-                ended.append(record)
+            seq, done_ns, kind = record.seq, record.done_ns, record.kind
+            if seq > self.seen:
+                self.seen = seq
+                self._first_ns = self._first_ns or record.enqueued_ns
+            if pending and kind in (_STEP, _IDLE):
+                self._abandon(seq)
+            if done_ns:
+                pending.pop(seq, None)
+                ended.append((done_ns, -seq, record))
             else:
-                self._pending[record.seq] = record
-        for seq in sorted(self._pending)[:-MAX_PENDING]:
-            del self._pending[seq]
+                pending[seq] = record
+            last_ns = done_ns or record.returned_ns or record.enqueued_ns
+            if last_ns > newest_ns:
+                newest_ns = last_ns
+        self.newest_ns = newest_ns
+        if len(pending) > MAX_PENDING:
+            for seq in sorted(pending)[:-MAX_PENDING]:
+                del pending[seq]
         # What is inside a step began later, and goes first where both ended in one tick of the clock.
-        for record in sorted(ended, key=lambda record: (record.done_ns, -record.seq)):
+        ended.sort()
+        for _, _, record in ended:
             self._finish(record)
 
     def open_op(self) -> Record | None:
@@ -160,16 +173,16 @@ class Track:
         return [(1 << bucket, round(self._forwards[bucket], 3)) for bucket in sorted(self._forwards)]
 
     def _finish(self, record: Record) -> None:
-        if record.kind == Kind.STEP:
+        if record.kind == _STEP:
             self._steps.append((record.done_ns, self._own_ms(record)))
             return
         self._recent.append(record)
-        if record.kind in WAITS:
+        if record.kind in _WAIT_KINDS:
             # An asynchronous one holds the thread only until its call comes back.
             span = Span(record.enqueued_ns, record.returned_ns or record.done_ns)
             self._waits.append(span)
             self._waited_ns += span.end - span.start
-        elif record.kind == Kind.FORWARD and record.size:
+        elif record.kind == _FORWARD and record.size:
             bucket, took = (record.size - 1).bit_length(), (record.done_ns - record.enqueued_ns) / 1e6
             known = self._forwards.get(bucket, 0.0)
             self._forwards[bucket] = max(took, known + (took - known) / 16)
