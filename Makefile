@@ -12,7 +12,9 @@ demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
 test: check
-	@$(BIN)/python -m pytest -n $$(nproc) --dist loadgroup
+	@$(BIN)/python -m pytest -n $$(nproc) --dist loadgroup --ignore tests/end_to_end tests
+	@# An engine is six processes: half as many of them as cores.
+	@$(BIN)/python -m pytest -n $$(( ($$(nproc) + 1) / 2 )) --dist loadgroup tests/end_to_end
 
 check: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
