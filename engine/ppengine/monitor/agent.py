@@ -30,7 +30,8 @@ from ppengine.protocol.reports import AgentReport
 
 log = logging.getLogger("ppengine.agent")
 
-PERIOD_S = 0.1
+PERIOD_S = 0.2
+"""A stop is told after two looks that see it. Most of what a look costs is to wake up."""
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.([A-Za-z0-9_-]+)\.ring")
 _SPIES = 4
 _SETTLED_NS = 1_000_000_000

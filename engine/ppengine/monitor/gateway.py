@@ -57,8 +57,9 @@ from ppengine.protocol.snapshot import Event
 
 log = logging.getLogger("ppengine.gateway")
 
-JUDGE_S = 0.1
-"""The verdict is made anew with every report of an agent, and by the clock when none comes for so long again."""
+JUDGE_S = 0.25
+"""The verdict is made anew with every report of an agent, and by the clock when none comes for so long."""
+_JUDGE_LEAST_S = 0.05
 SLOW_S = 1.0
 _LOGGED = ("audit.", "console.", "op.refused", "verdict.")
 """Events that the gateway's log tells of; the core's has those of the core."""
@@ -121,8 +122,8 @@ class Gateway:
             for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
                 handlers[socket]()
             now = time.monotonic()
-            if now >= judge_due or (self._collector.agent_news and now >= judge_due - 1.5 * JUDGE_S):
-                judge_due = now + 2 * JUDGE_S
+            if now >= judge_due or (self._collector.agent_news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S):
+                judge_due = now + JUDGE_S
                 self._judge()
             if now >= fast_due:
                 fast_due = max(fast_due + period, now)

@@ -108,7 +108,7 @@ class StageSample(msgspec.Struct, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
-    """All stages of one node, 10 times a second."""
+    """All stages of one node, five times a second."""
 
     mono_ns: int
     node: str
