@@ -49,7 +49,7 @@ def engine() -> Iterator[Served]:
 class Rig:
     """A console under a pilot, and an operator beside it who sees what the engine says."""
 
-    def __init__(self, app: ConsoleApp, pilot: Pilot[int], op: Operator) -> None:
+    def __init__(self, app: ConsoleApp, pilot: Pilot[int], op: Operator | None = None) -> None:
         self.app, self.pilot, self.op = app, pilot, op
         self.notes: list[str] = []
         tell = app.report
@@ -83,6 +83,9 @@ class Rig:
 
     async def ask(self, *keys: str) -> Confirm:
         """Press the keys of a verb; return its dialog with the engine's plan."""
+        if self.op is not None:  # the console must have seen what the operator has, or its revision would be old
+            seen = self.op.picture.sampled_at
+            await self.until(lambda: self.app.state.snapshot.sampled_at >= seen, "the newest picture")
         await self.pilot.press(*keys)
         await self.until(lambda: isinstance(self.app.screen, Confirm), "a dialog")
         dialog = self.app.screen
@@ -180,7 +183,10 @@ async def test_memory_changes_as_the_plan_said(engine: Served) -> None:
         plan = dialog._answer
         assert isinstance(plan, Outcome)
         await rig.confirm()
-        after = await rig.op.until(lambda picture: picture.engine.memory_utilization == 0.5, "half the memory")
+        after = await rig.op.until(  # the new utilization is shown from when it was asked for
+            lambda picture: (picture.engine.memory_utilization, picture.engine.state) == (0.5, "serving"),
+            "half the memory",
+        )
         assert after.engine.memory_revision == before.memory_revision + 1
         assert {stage.kv_blocks.mapped for stage in after.stages} == {plan.figures["blocks_after"]}
         await rig.do("colon", *"set-memory 0.9", "enter")
@@ -256,7 +262,7 @@ async def test_the_console_outlives_the_engine_and_stops_the_next(monkeypatch: p
     second = None
     try:
         async with app.run_test(size=(100, 30)) as pilot:
-            rig = Rig(app, pilot, None)  # type: ignore[arg-type]
+            rig = Rig(app, pilot)
             await rig.until(lambda: app.state.snapshot is not None, "a first snapshot")
             epoch = app.state.epoch
             for pid in (*first.pids.values(), first.engine.process.pid):
