@@ -231,11 +231,11 @@ async def test_pause_resume_drain_and_undo(engine: Served) -> None:
 async def test_a_stopped_stage_is_named_and_continued(engine: Served) -> None:
     async with console(engine) as rig:
         name = await rig.running()
-        os.kill(engine.pids["stage1"], signal.SIGSTOP)
-        await rig.until(lambda: "STAGE 1 stopped" in rig.board("top"), "the banner names it", 2.0)
-        await rig.pilot.press("tab", "down")
-        await rig.do("c")
-        assert process_state(engine.pids["stage1"]) != "T"
+        with engine.stopped("stage1"):
+            await rig.until(lambda: "STAGE 1 stopped" in rig.board("top"), "the banner names it", 5.0)
+            await rig.pilot.press("tab", "down")
+            await rig.do("c")
+            assert process_state(engine.pids["stage1"]) != "T"
         await rig.op.until(lambda picture: not picture.verdicts, "the verdict is cleared")
         assert len(await rig.op.tokens(name)) == TOKENS
 
