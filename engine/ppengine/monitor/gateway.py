@@ -327,9 +327,7 @@ def main() -> int:
     except (OSError, zmq.ZMQError, AuditError, msgspec.MsgspecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    log.info(
-        "gateway of %s (%s) started, epoch %s, sockets in %s", config.name, config.id, config.epoch, config.run_dir
-    )
+    log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)
     gateway.run(stop)
     log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "told to")
     gateway.leave(orphaned.is_set())
