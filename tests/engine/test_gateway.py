@@ -569,3 +569,14 @@ def test_reports_of_a_core_make_the_view(world):
     client = world.client(frames.TOPIC_SNAPSHOT)
     world.core.report(core_report(world.config, stages=[view(0, binding=True), view(1)], requests_total=12))
     assert until(lambda: client.snapshot().requests_total == 12)
+
+
+def test_a_gateway_that_leaves_answers_what_is_open(world):
+    client = world.client()
+    client.say(client.command(Stop(), "c1"))
+    world.core.next()
+    client.say(client.command(Resume(), "c2"))
+    world.core.next()
+    world.process.send_signal(signal.SIGTERM)
+    ends = [client.hear() for _ in range(2)]
+    assert [(end.id, getattr(end, "state", None) or end.code) for end in ends] == [("c1", "applied"), ("c2", "NO_CORE")]
