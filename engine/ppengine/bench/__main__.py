@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ppengine.bench.sides import Baseline, run_engine
@@ -42,10 +44,14 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
-def make_jobs(arguments: argparse.Namespace, folder: Path, vocab: int) -> list[Job]:
-    """Return the workload. Raises ConfigError."""
+def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iterator[list[Job]]:
+    """Return the workload of each round, without end. Raises ConfigError.
+
+    Random prompts are new in every round: the engine keeps the blocks of those it has seen, and would be measured
+    without its prefill.
+    """
     if arguments.prompts is not None:
-        return file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode)
+        return itertools.repeat(file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode))
     low, _, high = arguments.prompt_len.partition(":")
     try:
         bounds = int(low), int(high or low)
@@ -53,7 +59,8 @@ def make_jobs(arguments: argparse.Namespace, folder: Path, vocab: int) -> list[J
         raise ConfigError(f"--prompt-len {arguments.prompt_len}: write it as LO:HI, for example 16:128") from None
     if not 1 <= bounds[0] <= bounds[1]:
         raise ConfigError(f"--prompt-len {arguments.prompt_len}: LO must be at least 1 and at most HI")
-    return random_jobs(vocab, arguments.requests, *bounds, arguments.output_len, arguments.seed)
+    fixed = (vocab, arguments.requests, *bounds, arguments.output_len, arguments.seed)
+    return (random_jobs(*fixed, number) for number in itertools.count())
 
 
 def check_lengths(jobs: list[Job], longest: int) -> None:
@@ -71,12 +78,13 @@ def say(**figures: object) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def against_baseline(llm: LLM, jobs: list[Job], baseline: Baseline, rounds: int) -> None:
+def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, rounds: int) -> None:
     """Alternate both sides and print tokens a second and the ratio of the medians."""
-    tokens = sum(job.output_len for job in jobs)
-    baseline.run(jobs)
+    baseline.run(next(work))
     ours, theirs = [], []
     for number in range(rounds):
+        jobs = next(work)
+        tokens = sum(job.output_len for job in jobs)
         ours.append(tokens / run_engine(llm, jobs))
         theirs.append(tokens / baseline.run(jobs))
         say(round=number, engine_tok_s=round(ours[-1], 1), transformers_tok_s=round(theirs[-1], 1))
@@ -87,19 +95,20 @@ def against_baseline(llm: LLM, jobs: list[Job], baseline: Baseline, rounds: int)
     print(f"ratio        {ratio:9.2f} (pairs {pairs[0]:.2f} to {pairs[-1]:.2f})")
 
 
-def with_watchers(llm: LLM, jobs: list[Job], pairs: int) -> None:
+def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
     """Alternate runs with and without a console and print what watching costs."""
-    tokens = sum(job.output_len for job in jobs)
     roles = roles_of(llm.llm_engine.supervisor_pid)
     alone, watched, shares = [], [], []
     for number in range(pairs):
         # Each pair begins with the other side, so that a drift of the machine favours neither.
         for attached in (False, True) if number % 2 else (True, False):
+            jobs = next(work)
+            tokens = sum(job.output_len for job in jobs)
             if not attached:
                 alone.append(tokens / run_engine(llm, jobs))
                 continue
             with AttachedConsole(llm.llm_engine.engine_id) as console:
-                run_engine(llm, jobs[:2])  # the console is up and drawing
+                run_engine(llm, next(work)[:2])  # the console is up and drawing
                 watchers = [*roles["watchers"], console.pid]
                 before = sum(map(cpu_seconds, roles["engine"])), sum(map(cpu_seconds, watchers))
                 watched.append(tokens / run_engine(llm, jobs))
@@ -119,7 +128,8 @@ def main() -> int:
         profile = load_profile(arguments.profile, arguments.settings)
         folder = Path(profile.model.path)
         spec = read_spec(folder)
-        jobs = make_jobs(arguments, folder, spec.vocab_size)
+        work = make_rounds(arguments, folder, spec.vocab_size)
+        jobs = next(work)
         check_lengths(jobs, profile.model.max_model_len or spec.max_model_len)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -130,13 +140,14 @@ def main() -> int:
         with LLM(profile) as llm:
             run_engine(llm, jobs)
             if arguments.watch_pairs:
-                with_watchers(llm, jobs, arguments.watch_pairs)
+                with_watchers(llm, work, arguments.watch_pairs)
             elif arguments.no_baseline:
                 for number in range(arguments.rounds):
+                    jobs = next(work)
                     say(round=number, engine_tok_s=round(sum(j.output_len for j in jobs) / run_engine(llm, jobs), 1))
             else:
                 dtype = "float32" if profile.model.dtype == "auto" else profile.model.dtype
-                against_baseline(llm, jobs, Baseline(folder, dtype), arguments.rounds)
+                against_baseline(llm, work, Baseline(folder, dtype), arguments.rounds)
     except (EngineError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

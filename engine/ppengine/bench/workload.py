@@ -25,11 +25,16 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     output_len: int | None = None
 
 
-def random_jobs(vocab: int, requests: int, low: int, high: int, output_len: int, seed: int) -> list[Job]:
-    """Return `requests` prompts of uniform length `low` to `high` and random ids."""
-    source = random.Random(seed)
+def random_jobs(
+    vocab: int, requests: int, low: int, high: int, output_len: int, seed: int, number: int = 0
+) -> list[Job]:
+    """Return `requests` prompts of uniform length `low` to `high` and random ids.
+
+    Each `number` has ids of its own with the same lengths: as much work, and nothing of it in a prefix cache.
+    """
+    lengths, ids = random.Random(seed), random.Random(f"{seed} {number}")
     return [
-        Job([source.randrange(4, vocab) for _ in range(source.randint(low, high))], output_len) for _ in range(requests)
+        Job([ids.randrange(4, vocab) for _ in range(lengths.randint(low, high))], output_len) for _ in range(requests)
     ]
 
 
