@@ -93,7 +93,7 @@ def test_end_under_load(start: Start, role: str, number: signal.Signals) -> None
     keep_busy(engine)
     os.kill({"supervisor": engine.process.pid, **engine.pids}[role], number)
     if role == "stage1":
-        wait_until(lambda: "stage 1 ended: killed" in engine.errors.read_text(), "the death is told", 5)
+        wait_until(lambda: "stage 1 ended: killed" in engine.errors.read_text(), "the death is told")
         engine.process.terminate()
     engine.wait(ENDS_S)
     wait_until(engine.nothing_left, "all is gone", ENDS_S)
@@ -148,7 +148,7 @@ def test_stage_killed_or_stopped_then_stop(start: Start, number: signal.Signals)
     engine = start()
     os.kill(engine.pids["stage1"], number)
     if number == signal.SIGKILL:
-        wait_until(lambda: "stage 1 ended: killed by SIGKILL" in engine.errors.read_text(), "the death is told", 5)
+        wait_until(lambda: "stage 1 ended: killed by SIGKILL" in engine.errors.read_text(), "the death is told")
     assert engine.process.poll() is None
     engine.process.terminate()
     assert engine.wait(ENDS_S) == 0
