@@ -67,7 +67,7 @@ class Served:
         self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file)])
         try:
             self.pids = self.engine.find_processes(3 + self.stages)
-            wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 60)
+            wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 100)
         except BaseException as error:
             error.add_note(self.said())
             self.remove()

@@ -21,8 +21,9 @@ from ppengine.protocol.offline import Added, AddMany, FromFront
 from ppengine.protocol.sampling import SamplingParams
 
 Start = Callable[..., Engine]
-ENDS_S = 15.0
-RAY = pytest.param("ray", marks=pytest.mark.ray)
+ENDS_S, SERVES_S = 15.0, 150.0
+"""Ray alone starts a dozen processes before the first stage: on a busy machine that is more than a minute."""
+RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(300)])
 
 
 @pytest.fixture
@@ -37,12 +38,22 @@ def start(runtime: Path) -> Iterator[Start]:
         engines.append(Engine(runtime, command))
         if executor is not None:
             engines[-1].find_processes(4 if executor == "ray" else 5)
-            wait_until(lambda: "serving" in engines[-1].errors.read_text(), "the engine serves", 60)
+            serve(engines[-1])
         return engines[-1]
 
     yield begin
     for engine in engines:
         engine.end()
+
+
+def serve(engine: Engine) -> None:
+    """Wait until the engine serves; fail at once when it has ended."""
+    wait_until(
+        lambda: "serving" in engine.errors.read_text() or engine.process.poll() is not None,
+        "the engine serves",
+        SERVES_S,
+    )
+    assert "serving" in engine.errors.read_text(), engine.errors.read_text()
 
 
 def ask(engine: Engine, message: msgspec.Struct) -> object:
