@@ -14,13 +14,14 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from enum import IntEnum
 from pathlib import Path
+from time import monotonic_ns as _now_ns
 from typing import NamedTuple
 
 MAGIC = b"PPRING\x00\x02"
 HEADER_BYTES = 4096
+_HEADER_WORDS = HEADER_BYTES // 8
 RECORD = struct.Struct("<QHhIQQQQIIII")  # 64 bytes: see `Record`
 DEFAULT_CAPACITY = 4096
 _U64 = struct.Struct("<Q")
@@ -53,7 +54,7 @@ class Kind(IntEnum):
     MAP = 10
     COLLECTIVE = 11
     STEP = 12
-    """The whole step on this stage, from taking it up to retiring it."""
+    """The whole step on this stage, from taking it up to retiring it; `size` its tokens, `detail` their context."""
     TOKEN_RETURN = 13
     """Waits for sampled tokens from the last stage."""
     LOAD = 14
@@ -161,61 +162,63 @@ class RingWriter:
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
+        # Words of 8 bytes: written whole, and in less time than by packing.
+        self._words = memoryview(self._map).cast("Q")
         self._capacity = capacity
         self._head = 0
         self.generation = 0
         encoded = name.encode()[:_NAME_BYTES]
         self._map[_NAME_OFFSET : _NAME_OFFSET + len(encoded)] = encoded
         for word, value in ((Word.PID, os.getpid()), (Word.STAGE, stage), (Word.RANK, rank), (Word.CAPACITY, capacity)):
-            _U64.pack_into(self._map, word * 8, value)
+            self._words[word] = value
         self.phase(Phase.START)
         self._map[:8] = MAGIC
 
     def begin(self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, code: int = 0) -> int:
         """Record that an operation is begun and return its sequence number (from 1)."""
         self._head = seq = self._head + 1
-        offset = HEADER_BYTES + (seq - 1) % self._capacity * 64
-        body = self._map
-        _U64.pack_into(body, offset, 0)
+        word = _HEADER_WORDS + (seq - 1) % self._capacity * 8
+        words = self._words
+        words[word] = 0
         RECORD.pack_into(
-            body, offset, 0, kind, peer, step & 0xFFFFFFFF, time.monotonic_ns(), 0, 0, size, detail, 0, code,
+            self._map, word * 8, 0, kind, peer, step & 0xFFFFFFFF, _now_ns(), 0, 0, size, detail, 0, code,
             self.generation,
         )  # fmt: skip
-        _U64.pack_into(body, offset, seq)
-        _U64.pack_into(body, 8, seq)
+        words[word] = seq
+        words[1] = seq
         return seq
 
     def returned(self, seq: int) -> None:
         """Record that the host call of an asynchronous operation came back, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
-            _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 24, time.monotonic_ns())
+            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + 3] = _now_ns()
 
     def end(self, seq: int) -> None:
         """Record that the operation is done, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
-            _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 32, time.monotonic_ns())
+            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + 4] = _now_ns()
 
     def tick(self) -> None:
         """Main loop: one more turn."""
-        ticks = _U64.unpack_from(self._map, Word.MAIN_TICKS * 8)[0] + 1
-        _U64.pack_into(self._map, Word.MAIN_TICK_NS * 8, time.monotonic_ns())
-        _U64.pack_into(self._map, Word.MAIN_TICKS * 8, ticks)
+        self._words[Word.MAIN_TICK_NS] = _now_ns()
+        self._words[Word.MAIN_TICKS] += 1
 
     def thread_tick(self) -> None:
         """Control thread, 10 Hz: tells a thread that holds the GIL from one that waits."""
-        _U64.pack_into(self._map, Word.THREAD_TICK_NS * 8, time.monotonic_ns())
+        self._words[Word.THREAD_TICK_NS] = _now_ns()
 
     def phase(self, phase: Phase) -> None:
         """Declare what the stage is busy with."""
-        _U64.pack_into(self._map, Word.PHASE_NS * 8, time.monotonic_ns())
-        _U64.pack_into(self._map, Word.PHASE * 8, phase)
+        self._words[Word.PHASE_NS] = _now_ns()
+        self._words[Word.PHASE] = phase
 
     def gauge(self, which: Gauge, value: int) -> None:
         """Publish one figure."""
-        _U64.pack_into(self._map, _GAUGE_OFFSET + which * 8, value)
+        self._words[_GAUGE_OFFSET // 8 + which] = value
 
     def close(self) -> None:
         """Unmap; the file stays for the readers until the engine's folder goes."""
+        self._words.release()
         self._map.close()
 
 

@@ -107,7 +107,9 @@ class StageWorker:
             raise ValueError(f"step {number} came after step {self._newest}; steps count without gaps")
         self._newest = number
         ring.gauge(Gauge.STEP_BEGUN, number)
-        with ring.operation(Kind.STEP, number, size=sum(row.count for row in step.rows)):
+        tokens = sum(row.count for row in step.rows)
+        context = sum(row.start + row.count for row in step.rows)
+        with ring.operation(Kind.STEP, number, size=tokens, detail=context):
             retired = runner.execute(step)
         ring.gauge(Gauge.STEP_FINISHED, number)
         self._send(retired)
