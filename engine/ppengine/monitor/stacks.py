@@ -148,14 +148,16 @@ def newest(found: StageStacks) -> Stack:
 
 def _top(frames: list[str], python: int = 3) -> tuple[str, ...]:
     """Return the innermost frame that has a name, and the innermost Python ones."""
-    named = [frame for frame in frames if not frame.startswith("0x")]
+    named = [frame for frame in frames if not frame.startswith("? ")]
     inner = [frame for frame in named if ".py:" in frame or "<string>:" in frame][:python]
     return tuple(inner if not named or named[0] in inner else [named[0], *inner])
 
 
 def _frame_text(frame: _Frame) -> str:
     file = frame.short_filename or frame.filename
-    return f"{frame.name} {file}:{frame.line}" if frame.line else f"{frame.name} ({file})"
+    # An address without a symbol is another one in every process, and tells nothing.
+    name = "?" if frame.name.startswith("0x") else frame.name
+    return f"{name} {file}:{frame.line}" if frame.line else f"{name} ({file})"
 
 
 def _find() -> str | None:

@@ -73,7 +73,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
     if root.op in _WAITS:
         return _waits_for_nobody(case, root, last, since)
     lines = [*_who_waits(case, root), *thread_lines(root)]
-    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}", since, lines)
+    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{_line(root)}", since, lines)
 
 
 def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
@@ -135,6 +135,14 @@ def _gil_held(stage: StageEvidence) -> Verdict:
     text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
     lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
     return _verdict(stage, "gil_held", text, age, lines)
+
+
+def _line(stage: StageEvidence) -> str:
+    """Return the line of code where the main thread stands, once its stack is taken."""
+    stack = stage.stack
+    if stack is None or stack.pid != stage.pid or not stack.main:
+        return ""
+    return f", at {next((frame for frame in stack.main if '.py:' in frame), stack.main[0])}"
 
 
 def _who_waits(case: Case, root: StageEvidence) -> list[str]:
