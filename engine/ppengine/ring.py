@@ -3,7 +3,8 @@
 File: one header page, then `capacity` records of 64 bytes. The writer fills a record and then its `seq`
 (commit last); the reader takes a record only if `seq` is the one that belongs there, before and after it read.
 An operation is one record written twice: begun (`done_ns` 0) and ended. So the open operation of a thread is
-visible from outside whatever its process does, even when it is stopped or holds the GIL.
+visible from outside whatever its process does, even when it is stopped or holds the GIL. A message between stages is
+a record on each side, with its number on that edge: both sides together tell where it is.
 
 All times are CLOCK_MONOTONIC nanoseconds, which on Linux is one clock for all processes of a host.
 """
@@ -13,19 +14,24 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from enum import IntEnum
 from pathlib import Path
+from time import monotonic_ns as _now_ns
 from typing import NamedTuple
 
-MAGIC = b"PPRING\x00\x01"
+MAGIC = b"PPRING\x00\x02"
 HEADER_BYTES = 4096
+_HEADER_WORDS = HEADER_BYTES // 8
 RECORD = struct.Struct("<QHhIQQQQIIII")  # 64 bytes: see `Record`
 DEFAULT_CAPACITY = 4096
 _U64 = struct.Struct("<Q")
 _NAME_OFFSET, _NAME_BYTES = 1024, 64
 _GAUGE_OFFSET = 2048
 _WORDS = struct.Struct("<12Q")
+_DEVICE_OFFSET, _DEVICE_SLOTS = 3072, 16
+_DEVICE = struct.Struct(f"<{_DEVICE_SLOTS * 8}Q")
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
+"""What messages are made of, in the order of their codes (from 1)."""
 
 
 class Kind(IntEnum):
@@ -34,19 +40,21 @@ class Kind(IntEnum):
     IDLE = 0
     """Waits for a step from the core."""
     RECEIVE = 1
+    """Main ring: waits for a message. Ring `receive`: a posted one, as `Record` says of messages."""
     EMBED = 2
     FORWARD = 3
     """Layers of the stage; `detail` is the number of the first one, `size` the tokens."""
     HEAD = 4
     SAMPLE = 5
     SEND = 6
+    """Main ring: hands a message over. Ring `send`: the message, as `Record` says."""
     SWAP_OUT = 7
     SWAP_IN = 8
     COPY = 9
     MAP = 10
     COLLECTIVE = 11
     STEP = 12
-    """The whole step on this stage, from taking it up to retiring it."""
+    """The whole step on this stage, from taking it up to retiring it; `size` its tokens, `detail` their context."""
     TOKEN_RETURN = 13
     """Waits for sampled tokens from the last stage."""
     LOAD = 14
@@ -105,7 +113,11 @@ _GAUGES = struct.Struct(f"<{len(Gauge)}Q")
 
 
 class Record(NamedTuple):
-    """One operation. `done_ns` 0: still open. `peer` -1: none (a stage index for receive and send)."""
+    """One operation. `done_ns` 0: still open. `peer` -1: none (a stage index for receive and send).
+
+    Of a message, in the rings `send` and `receive`: `size` is its bytes, `detail` its number on the edge (from 1),
+    `code` its element type and row length (`shape_code`); handed to the transport, call returned, done.
+    """
 
     seq: int
     kind: int
@@ -117,8 +129,25 @@ class Record(NamedTuple):
     size: int
     detail: int
     stream: int
-    thread: int
+    code: int
     generation: int
+
+
+def shape_code(dtype: str, width: int) -> int:
+    """Return element type and row length of a message in 32 bits; 0 for a type that has no code."""
+    return (DTYPES.index(dtype) + 1) << 24 | min(width, 0xFFFFFF) if dtype in DTYPES else 0
+
+
+def shape_text(size: int, code: int) -> str:
+    """Return `float32[7, 64] 1792 B` for `size` bytes of `shape_code` `code`."""
+    kind, width = code >> 24, code & 0xFFFFFF
+    if not 0 < kind <= len(DTYPES):
+        return f"{size} B"
+    name = DTYPES[kind - 1]
+    digits = "".join(filter(str.isdigit, name))
+    item = int(digits) // 8 if digits else 1
+    rows = size // (item * width) if width else 0
+    return f"{name}[{rows}, {width}] {size} B"
 
 
 class RingWriter:
@@ -133,61 +162,63 @@ class RingWriter:
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
+        # Words of 8 bytes: written whole, and in less time than by packing.
+        self._words = memoryview(self._map).cast("Q")
         self._capacity = capacity
         self._head = 0
         self.generation = 0
         encoded = name.encode()[:_NAME_BYTES]
         self._map[_NAME_OFFSET : _NAME_OFFSET + len(encoded)] = encoded
         for word, value in ((Word.PID, os.getpid()), (Word.STAGE, stage), (Word.RANK, rank), (Word.CAPACITY, capacity)):
-            _U64.pack_into(self._map, word * 8, value)
+            self._words[word] = value
         self.phase(Phase.START)
         self._map[:8] = MAGIC
 
-    def begin(self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, stream: int = 0) -> int:
+    def begin(self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, code: int = 0) -> int:
         """Record that an operation is begun and return its sequence number (from 1)."""
         self._head = seq = self._head + 1
-        offset = HEADER_BYTES + (seq - 1) % self._capacity * 64
-        body = self._map
-        _U64.pack_into(body, offset, 0)
+        word = _HEADER_WORDS + (seq - 1) % self._capacity * 8
+        words = self._words
+        words[word] = 0
         RECORD.pack_into(
-            body, offset, 0, kind, peer, step & 0xFFFFFFFF, time.monotonic_ns(), 0, 0, size, detail, stream, 0,
+            self._map, word * 8, 0, kind, peer, step & 0xFFFFFFFF, _now_ns(), 0, 0, size, detail, 0, code,
             self.generation,
         )  # fmt: skip
-        _U64.pack_into(body, offset, seq)
-        _U64.pack_into(body, 8, seq)
+        words[word] = seq
+        words[1] = seq
         return seq
 
     def returned(self, seq: int) -> None:
         """Record that the host call of an asynchronous operation came back, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
-            _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 24, time.monotonic_ns())
+            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + 3] = _now_ns()
 
     def end(self, seq: int) -> None:
         """Record that the operation is done, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
-            _U64.pack_into(self._map, HEADER_BYTES + (seq - 1) % self._capacity * 64 + 32, time.monotonic_ns())
+            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + 4] = _now_ns()
 
     def tick(self) -> None:
         """Main loop: one more turn."""
-        ticks = _U64.unpack_from(self._map, Word.MAIN_TICKS * 8)[0] + 1
-        _U64.pack_into(self._map, Word.MAIN_TICK_NS * 8, time.monotonic_ns())
-        _U64.pack_into(self._map, Word.MAIN_TICKS * 8, ticks)
+        self._words[Word.MAIN_TICK_NS] = _now_ns()
+        self._words[Word.MAIN_TICKS] += 1
 
     def thread_tick(self) -> None:
         """Control thread, 10 Hz: tells a thread that holds the GIL from one that waits."""
-        _U64.pack_into(self._map, Word.THREAD_TICK_NS * 8, time.monotonic_ns())
+        self._words[Word.THREAD_TICK_NS] = _now_ns()
 
     def phase(self, phase: Phase) -> None:
         """Declare what the stage is busy with."""
-        _U64.pack_into(self._map, Word.PHASE_NS * 8, time.monotonic_ns())
-        _U64.pack_into(self._map, Word.PHASE * 8, phase)
+        self._words[Word.PHASE_NS] = _now_ns()
+        self._words[Word.PHASE] = phase
 
     def gauge(self, which: Gauge, value: int) -> None:
         """Publish one figure."""
-        _U64.pack_into(self._map, _GAUGE_OFFSET + which * 8, value)
+        self._words[_GAUGE_OFFSET // 8 + which] = value
 
     def close(self) -> None:
         """Unmap; the file stays for the readers until the engine's folder goes."""
+        self._words.release()
         self._map.close()
 
 
@@ -221,6 +252,15 @@ class RingReader:
     def gauges(self) -> dict[str, int]:
         """Return all published figures by their names in lower case."""
         return dict(zip(_GAUGE_NAMES, _GAUGES.unpack_from(self._map, _GAUGE_OFFSET), strict=True))
+
+    def device_words(self) -> list[tuple[int, ...]]:
+        """Return what the device wrote of its progress: 8 words a stream, a cache line each. All 0: nothing yet.
+
+        Word 0 is for the operations that the stream has finished, word 1 for the time of the last one; a kernel or a
+        stream memory operation writes them where a GPU has this page registered.
+        """
+        words = _DEVICE.unpack_from(self._map, _DEVICE_OFFSET)
+        return [words[slot * 8 : slot * 8 + 8] for slot in range(_DEVICE_SLOTS)]
 
     def record(self, seq: int) -> Record | None:
         """Return record `seq`, or None if it is torn, overwritten or not yet written."""

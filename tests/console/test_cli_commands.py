@@ -191,7 +191,10 @@ def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     assert gone.err == "error: no request 'r-none' (NOT_FOUND)\n"
     assert cli("logs").out.splitlines() == ["stage 0: ready", "stage 1: ready"]
     assert cli("logs", "--stage", "1").out == "stage 1: ready\n"
-    assert "=== stage 1, pid 1001" in cli("stacks", "--stage", "1").out
+    out = cli("stacks", "--stage", "1").out
+    assert out.splitlines()[0] == "pids: stage 1 1001"
+    assert "stage 1:\n    forward (runner.py:10)" in out
+    assert "stages 0, 1:\n    forward (runner.py:10)" in cli("stacks").out
     assert cli("stacks", "--stage", "9").code == 7
     assert cli("stacks", "--json").rows[0]["stages"][0]["stage"] == 0
 

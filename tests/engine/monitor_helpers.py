@@ -98,9 +98,9 @@ def started(module: str, config: EngineConfig, **environ: str) -> Iterator[tuple
 
 def record(seq: int, kind: Kind, begin_ms: float, end_ms: float = 0.0, **more: int) -> Record:
     """Return one ring record; times in ms, `end_ms` 0: open."""
-    fields = {"peer": -1, "step": 0, "returned_ns": 0, "size": 0} | more
+    fields = {"peer": -1, "step": 0, "returned_ns": 0, "size": 0, "detail": 0, "code": 0} | more
     return Record(
-        seq=seq, kind=kind, enqueued_ns=int(begin_ms * 1e6), done_ns=int(end_ms * 1e6), detail=0, stream=0, thread=0,
+        seq=seq, kind=kind, enqueued_ns=int(begin_ms * 1e6), done_ns=int(end_ms * 1e6), stream=0,
         generation=0, **fields,
     )  # fmt: skip
 

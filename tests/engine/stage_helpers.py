@@ -61,9 +61,9 @@ def upstream(folder: Path, mode: str) -> None:
     """Play stage 0: send hidden states, or sampled tokens, until told to die by closing the edge."""
     torch.set_num_threads(1)
     store = open_store(str(folder / "store"), 2)
-    edge = Edge(store, "e0", upstream=True, peer=1)
     main = make_ring(folder, "main")
-    outbox = Outbox(edge, make_ring(folder, "send"), main)
+    edge = Edge(store, "e0", upstream=True, peer=1, ring=make_ring(folder, "send"))
+    outbox = Outbox(edge, main)
     if mode == "hidden":
         step = 0
         for dtype in DTYPES:

@@ -108,7 +108,7 @@ def test_what_the_agent_sees_of_a_stage_at_work(config):
     with stage_process(config) as process, agent(config) as (_, _, pull):
 
         def working(seen):  # as it is when nothing else runs here
-            known = seen.step_ms_p50 is not None and seen.kv_resident is not None and seen.begun_step > 20
+            known = None not in (seen.step_ms_p50, seen.kv_resident, seen.cpu) and seen.begun_step > 20
             return known and seen.step_ms_p50 < 20.0 and seen.progress_age_ms < 200
 
         report, _ = first(pull, working)
@@ -121,6 +121,9 @@ def test_what_the_agent_sees_of_a_stage_at_work(config):
         assert 64 * PAGE <= seen.kv_resident < 1 << 20
         assert seen.timeline and seen.forward_ms[0][0] == 4
         assert [stream.name for stream in seen.streams] == ["main"]
+        assert seen.main_state in "RS" and seen.wchan is not None and seen.last_op in ("forward", "idle")
+        assert 0 <= seen.cpu.user < 1 and seen.cpu.main_user <= seen.cpu.user + 0.02 and seen.gpu is None
+        assert seen.main_tick_age_ms < 200
 
 
 def test_it_reports_five_times_a_second(config):
@@ -265,13 +268,19 @@ def test_the_agent_needs_no_torch():
 
 def test_proc_of_what_is_not_there():
     gone = 2**22 + 1
-    assert proc.read_stat(gone) is None and proc.resident(gone, 0, 1) is None and proc.oom_file(gone) is None
+    assert proc.read_stat(gone) is None and proc.resident(gone, 0, 1) is None and proc.cgroup_files(gone) == []
     assert proc.catches(gone, signal.SIGUSR2) is False
 
 
-def test_oom_kills_are_read_from_either_version(tmp_path):
-    (tmp_path / "memory.events").write_text("low 0\nhigh 3\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n")
-    assert proc.oom_kills(tmp_path / "memory.events") == 1
-    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    assert proc.oom_kills(tmp_path / "memory.oom_control") == 4
-    assert proc.oom_kills(tmp_path / "none") is None
+def test_counts_of_a_cgroup_are_read_from_either_version(tmp_path):
+    for name, text in {
+        "memory.events": "low 0\nhigh 3\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n",
+        "cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 4\nthrottled_usec 1700\n",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n",
+        "v1.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 3000000\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    found = proc.cgroup_counts([tmp_path / "memory.events", tmp_path / "cpu.stat"])
+    assert found == {"oom_kill": 1, "oom": 2, "max": 9, "high": 3, "nr_throttled": 4, "throttled_usec": 1700}
+    found = proc.cgroup_counts([tmp_path / "memory.oom_control", tmp_path / "v1.stat", tmp_path / "none"])
+    assert found == {"oom_kill": 4, "nr_throttled": 2, "throttled_usec": 3000}

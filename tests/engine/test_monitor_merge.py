@@ -8,8 +8,8 @@ import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
-from ppengine.monitor.evidence import EvidenceTracker, Sighting, newest_process
 from ppengine.monitor.merge import Inputs, merge
+from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.reports import AgentReport
 from ppengine.protocol.snapshot import Verdict, Waiting
@@ -159,11 +159,14 @@ def test_a_death_is_timed_from_the_first_who_saw_it_and_ends_with_a_new_process(
     assert fresh.dead_for_s is None and fresh.pid == 9 and fresh.sample_age_s is None
 
 
-def test_oom_kills_count_from_the_first_look(config):
+def test_oom_kills_count_around_a_death_and_no_others(config):
     teller = Teller(config)
     assert teller.at(1.0, [sample(0, oom_kills=4)]).stages[0].oom_kills == 0
     assert teller.at(2.0, [sample(0, oom_kills=5)]).stages[0].oom_kills == 1
-    assert teller.at(3.0, [sample(0, oom_kills=None)]).stages[0].oom_kills is None
+    assert teller.at(3.0, [sample(0, oom_kills=None)]).stages[0].oom_kills == 1
+    assert teller.at(6.0, [sample(0, oom_kills=5)]).stages[0].oom_kills == 0, "that kill was another's"
+    assert teller.at(7.0, [sample(0, oom_kills=6, process_state="Z")]).stages[0].oom_kills == 1
+    assert teller.at(9.0, [sample(0, oom_kills=9, process_state="Z")]).stages[0].oom_kills == 1
 
 
 def test_retirement_anywhere_is_progress(config):

@@ -6,7 +6,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppengine.ring import HEADER_BYTES, Gauge, Kind, Phase, RingReader, RingWriter, Word
+from ppengine.ring import HEADER_BYTES, Gauge, Kind, Phase, RingReader, RingWriter, Word, shape_code, shape_text
 
 
 def test_an_operation_is_seen_open_and_then_ended(tmp_path):
@@ -22,6 +22,26 @@ def test_an_operation_is_seen_open_and_then_ended(tmp_path):
     second = reader.record(seq)
     assert first.enqueued_ns <= second.returned_ns <= second.done_ns
     assert reader.name == "main" and reader.word(Word.STAGE) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "size", "text"),
+    [
+        ("float64", 64, 1024, "float64[2, 64] 1024 B"), ("bfloat16", 4096, 8192, "bfloat16[1, 4096] 8192 B"),
+        ("int64", 1, 24, "int64[3, 1] 24 B"), ("bool", 2, 4, "bool[2, 2] 4 B"), ("complex64", 2, 16, "16 B"),
+    ],
+)  # fmt: skip
+def test_the_shape_of_a_message_fits_32_bits(dtype, width, size, text):
+    assert shape_text(size, shape_code(dtype, width)) == text and shape_code(dtype, width) < 2**32
+
+
+def test_there_is_room_for_what_a_device_writes(tmp_path):
+    RingWriter(tmp_path / "r", "main", 0, 0).close()
+    with (tmp_path / "r").open("r+b") as file:
+        file.seek(HEADER_BYTES - 64)
+        file.write(struct.pack("<2Q", 7, 8))
+    words = RingReader(tmp_path / "r").device_words()
+    assert len(words) == 16 and words[15][:2] == (7, 8) and set(words[0]) == {0}
 
 
 def test_gauges_phase_and_ticks(tmp_path):

@@ -8,14 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ppengine.ring import Gauge, Kind, RingReader
+from ppengine.ring import Gauge, Kind, RingReader, shape_text
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import MAX_UNDELIVERED, Edge, Inlet, PeerLostError, open_store
 from stage_helpers import DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
 
 
 def edge_to(folder: Path) -> Edge:
-    return Edge(open_store(str(folder / "store"), 2), "e0", upstream=False, peer=0)
+    return Edge(open_store(str(folder / "store"), 2), "e0", False, 0, make_ring(folder, "receive"))
+
+
+def assert_both_sides_agree(sent: RingReader, received: RingReader, count: int) -> None:
+    """Every message has a record on each side: number, step, bytes and shape are the same, all three times are set."""
+    pairs = list(zip(sent.latest(count + 1), received.latest(count + 1), strict=True))
+    assert [one.detail for one, _ in pairs] == list(range(1, count + 1))
+    for one, other in pairs:
+        assert (one.detail, one.step, one.size, one.code) == (other.detail, other.step, other.size, other.code)
+        assert one.enqueued_ns <= one.returned_ns <= one.done_ns
+        assert other.enqueued_ns <= other.returned_ns <= other.done_ns
+        assert (one.kind, one.peer, other.kind, other.peer) == (Kind.SEND, 1, Kind.RECEIVE, 0)
 
 
 def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path) -> None:
@@ -27,7 +38,8 @@ def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path)
         # Nobody receives yet: as many sends as allowed are under way, and the recorder shows the first one open.
         until(lambda: ring.gauge(Gauge.OUTBOX) == MAX_UNDELIVERED, "sends under way")
         send = RingReader(tmp_path / "send.ring").latest(1)[0]
-        assert (send.kind, send.step, send.peer, send.done_ns) == (Kind.SEND, 1, 1, 0)
+        assert (send.kind, send.step, send.peer, send.done_ns, send.detail) == (Kind.SEND, 1, 1, 0, 1)
+        assert send.returned_ns >= send.enqueued_ns and shape_text(send.size, send.code) == "float64[1, 48] 384 B"
         step = 0
         for dtype in DTYPES:
             inlet = Inlet(edge, 64, WIDTH, dtype)
@@ -39,6 +51,7 @@ def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path)
                 assert taken.dtype == dtype and tuple(taken.shape) == (tokens, WIDTH)
                 assert torch.equal(taken, hidden_states(step, tokens, dtype))
         until(lambda: ring.gauge(Gauge.OUTBOX) == 0, "all delivered")
+        assert_both_sides_agree(RingReader(tmp_path / "send.ring"), RingReader(tmp_path / "receive.ring"), step)
         assert process.wait(20) == 0
     finally:
         process.kill()

@@ -58,10 +58,13 @@ def logs_command(common: Common, stage: int | None, lines: int) -> None:
 @common_options
 @click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
 def stacks_command(common: Common, stage: int | None) -> None:
-    """Print what every thread of a stage is doing."""
+    """Print what every thread of a stage is doing.
+
+    What is the same in several stages is printed once.
+    """
     from ppengine.protocol.control import StacksDetail
 
-    from ppconsole.model.safe import clean
+    from ppconsole.cli.render import stacks_lines
 
     detail = _inspect(common, "stacks", stage=stage)
     if not isinstance(detail, StacksDetail):
@@ -69,10 +72,8 @@ def stacks_command(common: Common, stage: int | None) -> None:
     if common.json:
         print_json(detail)
     else:
-        for stack in detail.stages:
-            click.echo(f"=== stage {stack.stage}, pid {'?' if stack.pid is None else stack.pid}")
-            click.echo(clean(stack.text, newlines=True).rstrip() or f"no stack: {clean(stack.error)}")
-    if detail.stages and all(stack.error for stack in detail.stages):
+        click.echo("\n".join(stacks_lines(detail)))
+    if detail.stages and not any(stack.text for stack in detail.stages):
         raise exits.Failure(detail.stages[0].error)
 
 
@@ -82,7 +83,7 @@ def explain_command(common: Common) -> int:
     """Say what is wrong and why.
 
     Exit code 10: there is a fault; 0: there is none."""
-    from ppconsole.cli.render import verdict_lines
+    from ppconsole.cli.render import explain_lines
     from ppconsole.model.facts import root_verdicts
     from ppconsole.model.safe import clean
 
@@ -90,10 +91,10 @@ def explain_command(common: Common) -> int:
     engine = snapshot.engine
     faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
     if common.json:
-        print_json({"fault": faulty, "engine_state": engine.state, "verdicts": snapshot.verdicts})
+        told = {"verdicts": snapshot.verdicts, "waits": snapshot.waits}
+        print_json({"fault": faulty, "engine_state": engine.state, **told})
     elif snapshot.verdicts:
-        for verdict in sorted(snapshot.verdicts, key=lambda verdict: not verdict.root):
-            click.echo("\n".join(verdict_lines(verdict)))
+        click.echo("\n".join(explain_lines(snapshot)))
     elif faulty:
         click.echo(f"{engine.state} and no verdict: {clean(engine.message) or 'no reason is given'}")
     else:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ppengine.protocol.control import RequestDetail
+from ppengine.protocol.control import RequestDetail, StacksDetail
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot, StageInfo, Verdict
 
 from ppconsole.model.facts import verdict_text
 from ppconsole.model.safe import clean
+from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
 
 BAR = 10
 _STAGE_HEAD = "STG STATE MEMORY USED/LIMIT KV-USE/MAP/CAP SWAP IN>OUT MB STEP IDLE AGE OP"
 _REQUEST_HEAD = "REQUEST OWNER STATE AGE IN OUT BLK SWP REV WHY"
+_TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +", "missing: ")
+"""Beginnings of facts that say more than the first one does."""
 
 
 def table(names: str, rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
@@ -145,12 +148,37 @@ def event_line(event: Event) -> str:
     return f"{clock} {event.seq:>6} {clean(event.kind)}{by} {clean(event.text)}"
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return a verdict with its evidence and what to do."""
-    lines = [verdict_text(verdict)]
-    lines += [f"    {clean(fact)}" for fact in verdict.evidence]
-    if verdict.suggest:
-        lines.append(f"  try: {clean(verdict.suggest)}")
+def explain_lines(snapshot: Snapshot) -> list[str]:
+    """Return a sentence for each root with its evidence below, then who suffers, then who waits for whom."""
+    roots = [verdict for verdict in snapshot.verdicts if verdict.root]
+    lines = [line for verdict in roots for line in (verdict_sentence(verdict), *_facts(verdict))]
+    lines += [verdict_text(verdict) for verdict in snapshot.verdicts if not verdict.root]
+    if snapshot.waits:
+        lines.append("who waits for whom:")
+    for wait in snapshot.waits:
+        lines.append(clean(f"    {wait.waiter} waits for {wait.on}: {wait.what}, {age_text(wait.since_s)}"))
+    return lines
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """Return stage, cause, what it is, the fact that says most, and what to do."""
+    best = next((fact for fact in verdict.evidence if fact.startswith(_TELLING)), next(iter(verdict.evidence), ""))
+    known = f"; {clean(best)}" if best else ""
+    return f"{verdict_text(verdict)}{known}" + (f"; try: {clean(verdict.suggest)}" if verdict.suggest else "")
+
+
+def _facts(verdict: Verdict) -> list[str]:
+    return [f"    {clean(fact)}" for fact in verdict.evidence]
+
+
+def stacks_lines(detail: StacksDetail) -> list[str]:
+    """Return stacks, those that are the same in several stages once, the outlier first."""
+    lines = [
+        "pids: " + ", ".join(f"stage {stage.stage} {_count(stage.pid)}" for stage in detail.stages),
+        *notes(detail),
+    ]
+    for group in grouped(detail):
+        lines += ["", group.title, *(f"    {frame.strip()}" for frame in group.frames)]
     return lines
 
 

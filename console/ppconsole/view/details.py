@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
 
-from ppconsole.model.units import UNKNOWN, age_text, bytes_text, count_text
+from ppconsole.model.stacks import grouped, notes
+from ppconsole.model.units import age_text, bytes_text, count_text
 from ppconsole.view import events, figures, stages, timeline
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
@@ -220,23 +221,18 @@ def diagnosis_rows(snapshot: Snapshot | None, width: int) -> list[Row]:
 
 
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:
-    """Return the stacks of the stages, one section each."""
+    """Return the stacks of the stages, a section for each place where threads stand."""
     if detail is None:
         text = problem or "taking stacks…"
         return [row((f"  {text}", "bad" if problem else "dim"))]
     rows: list[Row] = []
-    for each in detail.stages:
-        rows.append(heading(f"STAGE {each.stage}  pid {UNKNOWN if each.pid is None else each.pid}", width))
-        rows += field("no stack", each.error, "bad", width) if each.error else []
-        rows += [row(("  " + fit(line, width - 2), _stack_style(line))) for line in each.text.splitlines()]
+    for note in notes(detail):
+        rows += field("note", note, "warn", width)
+    for group in grouped(detail):
+        rows.append(heading(group.title, width))
+        # Frames of libraries step back.
+        rows += [row(("  " + fit(line, width - 2), "" if "ppengine" in line else "dim")) for line in group.frames]
     return rows
-
-
-def _stack_style(line: str) -> str:
-    """Return the style of a stack line: thread names stand out, frames of libraries step back."""
-    if not line.startswith((" ", "\t")):
-        return "strong"
-    return "" if "ppengine" in line else "dim"
 
 
 def log_rows(detail: LogsDetail | None, problem: str, width: int) -> list[Row]:

@@ -133,6 +133,7 @@ class StageBoard:
                 binding=index == binding,
                 layers=list(self._layers[index]),
                 progress=self.progress.get(key, ""),
+                lost="" if index in self._hearsay else self.lost.get(index, ""),
             )
             if ready is not None:
                 view.total_bytes, view.weights_bytes = ready.total_bytes, ready.weights_bytes

@@ -22,7 +22,7 @@ import zmq
 
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
-from ppengine.monitor.stacks import take
+from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
@@ -34,6 +34,8 @@ PERIOD_S = 0.2
 """A stop is told after two looks that see it. Most of what a look costs is to wake up."""
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.([A-Za-z0-9_-]+)\.ring")
 _SPIES = 4
+STACKS_FILE = "stacks.txt"
+"""In the run folder: what the self-test of the stacks found."""
 _SETTLED_NS = 1_000_000_000
 
 
@@ -98,6 +100,10 @@ class StackServer:
         threading.Thread(target=self._serve, name="stacks", daemon=True).start()
 
     def _serve(self) -> None:
+        ability = self_test()
+        log.log(logging.INFO if ability.native else logging.WARNING, "stacks: %s", ability.text)
+        # For `doctor`, which asks no engine.
+        (Path(self._config.run_dir) / STACKS_FILE).write_text(ability.text + "\n")
         while True:
             identity, *body = self._socket.recv_multipart()
             try:
@@ -105,9 +111,9 @@ class StackServer:
             except frames.ProtocolError:
                 continue
             if isinstance(question, Inspect):
-                self._socket.send_multipart([identity, frames.encode(self._answer(question))])
+                self._socket.send_multipart([identity, frames.encode(self._answer(question, ability))])
 
-    def _answer(self, question: Inspect) -> Inspected | Failed:
+    def _answer(self, question: Inspect, ability: Ability) -> Inspected | Failed:
         if question.what != "stacks":
             text = f"the agent has stacks, not {question.what}"
             return Failed(nonce=question.nonce, code="UNSUPPORTED", text=text)
@@ -117,8 +123,9 @@ class StackServer:
             return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
         pids, folder = self._sampler.pids, Path(self._config.run_dir)
         with ThreadPoolExecutor(_SPIES) as pool:
-            taken = list(pool.map(lambda k: take(k, pids.get(k), folder / f"s{k}.0.stack"), stages))
-        data = msgspec.Raw(frames.encode(StacksDetail(stages=taken)))
+            files = {k: folder / f"s{k}.0.stack" for k in stages}
+            taken = list(pool.map(lambda k: take(k, pids.get(k), files[k], ability.native), stages))
+        data = msgspec.Raw(frames.encode(StacksDetail(stages=taken, ability=ability.text)))
         return Inspected(nonce=question.nonce, what="stacks", data=data)
 
 

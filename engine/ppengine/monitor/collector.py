@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 
 from ppengine.config import EngineConfig
-from ppengine.monitor.diagnosis import diagnose
+from ppengine.monitor.diagnosis import diagnose, waits
 from ppengine.monitor.events import EventLog
-from ppengine.monitor.evidence import EvidenceTracker, Key, Sighting, newest_process
+from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
+from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.reports import AgentReport, CoreReport, Happened, ProcessInfo, ProcessReport
 from ppengine.protocol.snapshot import Snapshot, StageState, Verdict
@@ -35,7 +37,8 @@ class Collector:
         self._agent_ns: dict[str, int] = {}
         self._agent_dropped: dict[str, int] = {}
         self._states: dict[int, StageState] = {}
-        self._verdicts: list[Verdict] = []
+        self._evidence: Evidence | None = None
+        self.verdicts: list[Verdict] = []
         self._starts: dict[int, int] = {}
         self._processes: ProcessReport | None = None
         self.core: CoreReport | None = None
@@ -146,8 +149,11 @@ class Collector:
 
     # --- judgement ------------------------------------------------------------------------------------------
 
-    def judge(self, stopping: bool) -> bool:
-        """Diagnose anew, and make events of what came and went: one each. Return whether anything did."""
+    def judge(self, stopping: bool, stacks: Mapping[int, Stack] | None = None) -> bool:
+        """Diagnose anew, and make events of what came and went: one each. Return whether anything did.
+
+        `stacks`: those taken for faults that are known, by pid.
+        """
         self.agent_news = False
         core_process = self._core_process()
         core_state = None
@@ -157,12 +163,13 @@ class Collector:
             stopping = stopping or core_process.exit_code in _ORDERLY
         if self.core is not None and self.core.engine.state == "stopped":
             stopping = True
-        evidence = self._tracker.build(
-            time.monotonic_ns(), self.core, self._sightings, self._processes, core_state, stopping=stopping
-        )
-        before = {(verdict.stage, verdict.cause): verdict for verdict in self._verdicts}
-        self._verdicts = diagnose(evidence)
-        after = {(verdict.stage, verdict.cause): verdict for verdict in self._verdicts}
+        self._evidence = self._tracker.build(
+            time.monotonic_ns(), self.core, self._sightings, self._processes, core_state,
+            stacks=stacks, stopping=stopping,
+        )  # fmt: skip
+        before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
+        self.verdicts = diagnose(self._evidence)
+        after = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
         for key, verdict in after.items():
             if key not in before:
                 self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
@@ -172,6 +179,11 @@ class Collector:
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._tell_stages() or before.keys() != after.keys()
 
+    def pids(self) -> dict[int, int]:
+        """Return the process of each stage, as far as it was looked at."""
+        stages = self._evidence.stages if self._evidence else ()
+        return {stage.stage: stage.pid for stage in stages if stage.pid is not None}
+
     def _tell_stages(self) -> bool:
         told = False
         listed = self._processes.processes if self._processes else []
@@ -179,7 +191,7 @@ class Collector:
         for stage in range(self._config.stages):
             key = stage, 0
             seen, process = self._sightings.get(key), newest_process(listed, "stage", key)
-            state = stage_state(views.get(key), seen.sample if seen else None, process, self._verdicts, stage)
+            state = stage_state(views.get(key), seen.sample if seen else None, process, self.verdicts, stage)
             before = self._states.get(stage, "loading")
             self._states[stage] = state
             if before == state or not {before, state} & _TOLD:
@@ -205,7 +217,8 @@ class Collector:
                 core=self.core,
                 sightings=self._sightings,
                 processes=self._processes,
-                verdicts=[] if stopped else self._verdicts,
+                verdicts=[] if stopped else self.verdicts,
+                waits=[] if stopped or self._evidence is None else waits(self._evidence),
                 event_seq=self._events.newest,
                 consoles=consoles,
                 dropped=sum(self._agent_dropped.values()),

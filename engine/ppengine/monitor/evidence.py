@@ -1,18 +1,24 @@
-"""What the diagnosis judges by: frozen facts with their ages, gathered from reports that come and stay away.
-
-`EvidenceTracker` keeps the little memory that ages need: since when a process is stopped or dead, when a step
-last retired. `monitor/diagnosis.py` looks at `Evidence` alone.
-"""
+"""What the diagnosis judges by: frozen facts with their ages. `monitor/tracker.py` gathers them from reports."""
 
 from __future__ import annotations
 
 import msgspec
 
-from ppengine.monitor.rings import expected_ms
-from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
+from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample
 
 Key = tuple[int, int]
 """(stage, tensor rank)."""
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process was when its stacks were taken: the newest frames first, `function file:line`."""
+
+    pid: int
+    main: tuple[str, ...] = ()
+    gil_owner: str = ""
+    """Name and newest frames of the thread that held the GIL; empty: none did, or it is not known."""
+    error: str = ""
+    """Why there is no stack."""
 
 
 class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +31,22 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     exit_detail: str = ""
     dead_for_s: float | None = None
     """Since its death was first seen; None: not known to be dead."""
+    lost: str = ""
+    """Why it cannot go on by its own last words, while its process may still be there."""
+    lost_for_s: float | None = None
     process_state: str | None = None
     stopped_for_s: float | None = None
     """From the first to the newest sample of an unbroken run of state T."""
     oom_kills: int | None = None
-    """Out-of-memory kills of its cgroup since it was first seen."""
+    """Out-of-memory kills of its cgroup in the last seconds before it died."""
+    main_state: str | None = None
+    """Of the main thread alone, as `wchan`: where in the kernel it sleeps, empty when it does not."""
+    wchan: str | None = None
+    cpu: CpuShares | None = None
+    tick_age_s: float | None = None
+    """Of the control thread's 10 Hz tick, when it was last looked at; a stop does not count."""
+    tick_stale_for_s: float | None = None
+    """From the first to the newest sample that found the tick old."""
     phase: str | None = None
     phase_age_s: float | None = None
     sample_age_s: float | None = None
@@ -37,6 +54,12 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     op_age_s: float | None = None
     op_step: int | None = None
     op_peer: int | None = None
+    last_op: str | None = None
+    """The newest operation of the main thread that has ended."""
+    outbox: int | None = None
+    edges: tuple[EdgeSample, ...] = ()
+    pace: PaceSample | None = None
+    stack: Stack | None = None
     progress_age_s: float | None = None
     finished_step: int | None = None
     retired_step: int | None = None
@@ -59,6 +82,9 @@ class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):
     dead_for_s: float | None = None
     report_age_s: float | None = None
     report_limit_s: float = 2.0
+    unscheduled_for_s: float | None = None
+    """Since when requests run, the engine serves, and no step is in flight; None: that is not so."""
+    running: int = 0
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,188 +95,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     steps_in_flight: tuple[int, ...] = ()
     since_retired_s: float | None = None
     """Since any stage last acknowledged a step, or a stopped process was continued."""
+    findings: tuple[Finding, ...] = ()
+    """What the live checks of the stages found."""
     stopping: bool = False
     """The engine was told to stop: processes that end are no fault."""
-
-
-class Run(msgspec.Struct):
-    """An unbroken run of one observation, in monotonic ns."""
-
-    first_ns: int
-    last_ns: int
-
-    @property
-    def length_s(self) -> float:
-        """How long it has lasted."""
-        return (self.last_ns - self.first_ns) / 1e9
-
-
-class Tracked(msgspec.Struct):
-    """Memory of one process. Another pid begins anew."""
-
-    pid: int
-    stopped: Run | None = None
-    dead_ns: int | None = None
-    oom_base: int | None = None
-
-    def saw(self, state: str | None, at_ns: int) -> bool:
-        """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
-        was_stopped = self.stopped is not None
-        if state == "T":
-            self.stopped = self.stopped or Run(at_ns, at_ns)
-            self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
-        else:
-            self.stopped = None
-        if state in (None, "Z", "X"):
-            self.dead_ns = self.dead_ns or at_ns
-        return was_stopped and self.stopped is None
-
-
-class Sighting(msgspec.Struct, frozen=True):
-    """A stage sample with the time of its report on this host's clock. `here`: the stage runs on this host."""
-
-    sample: StageSample
-    mono_ns: int
-    here: bool = True
-
-
-class EvidenceTracker:
-    """Turns the newest reports into `Evidence`."""
-
-    def __init__(self, stages: int, publish_hz: float) -> None:
-        self._keys = [(stage, 0) for stage in range(stages)]
-        self._limit_s = max(2.0, 3.0 / publish_hz)
-        self._processes: dict[object, Tracked] = {}
-        self._retired: dict[Key, int] = {}
-        self._retired_ns: int | None = None
-
-    def build(
-        self,
-        now_ns: int,
-        core: CoreReport | None,
-        sightings: dict[Key, Sighting],
-        processes: ProcessReport | None,
-        core_state: tuple[int, str | None] | None,
-        *,
-        stopping: bool = False,
-    ) -> Evidence:
-        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core, just read."""
-        listed = processes.processes if processes else []
-        views = {(view.index, view.rank): view for view in core.stages} if core else {}
-        self._note_retired(now_ns, views)
-        stages = tuple(
-            self._stage(now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key))
-            for key in self._keys
-        )
-        driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state)
-        return Evidence(
-            stages=stages,
-            driver=driver,
-            steps_in_flight=tuple(core.steps_in_flight) if core else (),
-            since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
-            stopping=stopping,
-        )
-
-    def _note_retired(self, now_ns: int, views: dict[Key, StageView]) -> None:
-        retired = {key: view.retired_step for key, view in views.items()}
-        if retired != self._retired:
-            self._retired, self._retired_ns = retired, now_ns
-
-    def _tracked(self, name: object, pid: int) -> Tracked:
-        known = self._processes.get(name)
-        if known is None or known.pid != pid:
-            known = self._processes[name] = Tracked(pid)
-        return known
-
-    def _stage(
-        self, now_ns: int, key: Key, view: StageView | None, seen: Sighting | None, process: ProcessInfo | None
-    ) -> StageEvidence:
-        if seen is not None and process is not None and process.exit_code is None and process.pid != seen.sample.pid:
-            seen = None  # The rings of its predecessor.
-        pid = process.pid if process else seen.sample.pid if seen else view.pid if view else None
-        base = StageEvidence(
-            stage=key[0],
-            rank=key[1],
-            pid=pid,
-            retired_step=view.retired_step if view else None,
-            unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
-            unretired_tokens=view.oldest_unretired_tokens if view else 0,
-        )
-        if pid is None:
-            return base
-        tracked = self._tracked(key, pid)
-        if seen is not None and seen.sample.pid == pid:
-            base = self._with_sample(base, tracked, seen, now_ns)
-        if process is not None and process.exit_code is not None:
-            tracked.dead_ns = tracked.dead_ns or now_ns
-            base = msgspec.structs.replace(base, exit_code=process.exit_code, exit_detail=process.detail)
-        dead_for = None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9
-        stopped = None if tracked.stopped is None else tracked.stopped.length_s
-        return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
-
-    def _with_sample(self, base: StageEvidence, tracked: Tracked, seen: Sighting, now_ns: int) -> StageEvidence:
-        sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
-        if tracked.saw(sample.process_state, seen.mono_ns):
-            self._retired_ns = now_ns  # It takes up its work again: the time for it begins anew.
-        if tracked.oom_base is None:
-            tracked.oom_base = sample.oom_kills
-        kills = None if sample.oom_kills is None or tracked.oom_base is None else sample.oom_kills - tracked.oom_base
-        expected = expected_ms(sample.forward_ms, base.unretired_tokens)
-        return msgspec.structs.replace(
-            base,
-            process_state=sample.process_state,
-            oom_kills=kills,
-            phase=sample.phase,
-            phase_age_s=sample.phase_age_ms / 1e3 + age,
-            sample_age_s=age,
-            op=sample.op,
-            op_age_s=None if sample.op_age_ms is None else sample.op_age_ms / 1e3 + age,
-            op_step=sample.op_step,
-            op_peer=sample.op_peer,
-            progress_age_s=None if sample.progress_age_ms is None else sample.progress_age_ms / 1e3 + age,
-            finished_step=sample.finished_step,
-            expected_s=_seconds(expected),
-            cpu_s=sample.cpu_s,
-        )
-
-    def _driver(
-        self,
-        now_ns: int,
-        core: CoreReport | None,
-        process: ProcessInfo | None,
-        state: tuple[int, str | None] | None,
-    ) -> DriverEvidence:
-        pid = process.pid if process else state[0] if state else None
-        age = None if core is None else (now_ns - core.mono_ns) / 1e9
-        if pid is None:
-            return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
-        tracked = self._tracked("core", pid)
-        if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
-            self._retired_ns = now_ns
-        if process is not None and process.exit_code is not None:
-            tracked.dead_ns = tracked.dead_ns or now_ns
-        return DriverEvidence(
-            pid=pid,
-            exit_code=process.exit_code if process else None,
-            exit_detail=process.detail if process else "",
-            process_state=state[1] if state else None,
-            stopped_for_s=None if tracked.stopped is None else tracked.stopped.length_s,
-            dead_for_s=None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9,
-            report_age_s=age,
-            report_limit_s=self._limit_s,
-        )
-
-
-def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None) -> ProcessInfo | None:
-    """Return the process of a role (and stage): one that runs, else the last one listed."""
-    mine = [
-        process
-        for process in listed
-        if process.role == role and (key is None or (process.stage, process.rank or 0) == key)
-    ]
-    running = [process for process in mine if process.exit_code is None]
-    return next(reversed(running or mine), None)
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1e3

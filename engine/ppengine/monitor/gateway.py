@@ -27,6 +27,7 @@ from ppengine.monitor.bulk import BulkDesk
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.commands import CommandDesk
 from ppengine.monitor.events import EventLog
+from ppengine.monitor.probe import NONCE, StackProbe
 from ppengine.monitor.publisher import Answerer, Publisher
 from ppengine.monitor.sessions import Session, Sessions
 from ppengine.monitor.sockets import Sockets, drain, send
@@ -87,6 +88,7 @@ class Gateway:
         )  # fmt: skip
         self._bulk = BulkDesk(run_dir, self._events, answer_bulk, self._ask_core, self._ask_agent)
         self._answer_bulk = answer_bulk
+        self._probe = StackProbe(self._ask_agent)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
         self._to_collector = frames.Codec(ToCollector)
         self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
@@ -136,7 +138,9 @@ class Gateway:
             self._publish(now)
 
     def _judge(self) -> None:
-        if self._collector.judge(self._commands.stopping):
+        changed = self._collector.judge(self._commands.stopping, self._probe.stacks)
+        self._probe.look(self._collector.verdicts, self._collector.pids())
+        if changed:
             # What an operator must see at once does not wait for the second to be full.
             self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
         missing = self._collector.core_process_ended()
@@ -255,6 +259,8 @@ class Gateway:
             return
         if isinstance(message, Accepted | Deferred | Outcome | Refused):
             self._commands.on_reply(message)
+        elif isinstance(message, Inspected | Failed) and message.nonce == NONCE:
+            self._probe.take(message)
         elif isinstance(message, Fetched | Inspected | Failed):
             self._bulk.on_answer(message)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.config import EngineConfig
-from ppengine.monitor.evidence import Key, Sighting, newest_process
+from ppengine.monitor.evidence import Key
+from ppengine.monitor.tracker import Sighting, newest_process
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
 from ppengine.protocol.snapshot import (
     MAX_REQUESTS,
@@ -20,6 +21,7 @@ from ppengine.protocol.snapshot import (
     StepMs,
     SwapBlocks,
     Verdict,
+    WaitInfo,
     Waiting,
 )
 
@@ -46,6 +48,7 @@ class Inputs(msgspec.Struct, kw_only=True):
     sightings: dict[Key, Sighting] = {}
     processes: ProcessReport | None = None
     verdicts: list[Verdict] = []
+    waits: list[WaitInfo] = []
     event_seq: int = 0
     consoles: int = 0
     dropped: int = 0
@@ -62,6 +65,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         engine=engine,
         stages=[merge_stage(config, inputs, (stage, 0), engine.memory_utilization) for stage in range(config.stages)],
         verdicts=inputs.verdicts,
+        waits=inputs.waits,
         event_seq=inputs.event_seq,
         dropped_total=inputs.dropped,
     )

@@ -8,30 +8,56 @@ from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CGROUPS = Path("/sys/fs/cgroup")
+_COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
 class Stat(NamedTuple):
-    """Of /proc/<pid>/stat: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds."""
+    """Of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds."""
 
     state: str
     start: int
-    cpu_s: float
+    user_s: float
+    system_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        """User and system time."""
+        return self.user_s + self.system_s
 
 
-def read_stat(pid: int) -> Stat | None:
-    """Return the state of process `pid`, None if there is no such process."""
+def read_stat(pid: int, thread: int | None = None) -> Stat | None:
+    """Return the state of process `pid`, or of one of its threads; None if there is none."""
+    text = _read(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+    if text is None:
+        return None
+    # The name in parentheses may hold anything, also spaces and parentheses.
+    fields = text.rpartition(b")")[2].split()
+    return Stat(fields[0].decode(), int(fields[19]), int(fields[11]) / _TICKS, int(fields[12]) / _TICKS)
+
+
+def wchan(pid: int) -> str | None:
+    """Return the kernel function in which the main thread of `pid` sleeps, empty if it runs; None: not readable."""
+    text = _read(f"/proc/{pid}/wchan")
+    return None if text is None else text.decode().strip().removeprefix("0")
+
+
+def waited_ns(pid: int) -> int | None:
+    """Return for how long the main thread of `pid` could run and had no core; None: the kernel does not say."""
+    text = _read(f"/proc/{pid}/schedstat")
+    fields = text.split() if text else []
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def _read(path: str) -> bytes | None:
     try:
-        # Ten times a second for every stage: a file object would cost four times as much.
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        # Many times a second for every stage: a file object would cost four times as much.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            text = os.read(descriptor, 4096)
+            return os.read(descriptor, 4096)
         finally:
             os.close(descriptor)
     except OSError:
         return None
-    # The name in parentheses may hold anything, also spaces and parentheses.
-    fields = text.rpartition(b")")[2].split()
-    return Stat(fields[0].decode(), int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
 def resident(pid: int, base: int, length: int) -> int | None:
@@ -57,33 +83,38 @@ def resident(pid: int, base: int, length: int) -> int | None:
     return total
 
 
-def oom_file(pid: int) -> Path | None:
-    """Return the file that counts out-of-memory kills of the cgroup of `pid`: version 2, else version 1."""
+def cgroup_files(pid: int) -> list[Path]:
+    """Return the files that count what the cgroup of `pid` was denied: version 2, else version 1."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
-        return None
+        return []
+    found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            candidate = _CGROUPS / path.lstrip("/") / "memory.events"
-        elif "memory" in controllers.split(","):
-            candidate = _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
-        else:
-            continue
-        if candidate.is_file():
-            return candidate
-    return None
+        names = controllers.split(",") if controllers else []
+        folder = _CGROUPS / path.lstrip("/")
+        if not names:
+            found += [folder / "memory.events", folder / "cpu.stat"]
+        if "memory" in names:
+            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+        if "cpu" in names:
+            found.append(_CGROUPS / "cpu" / path.lstrip("/") / "cpu.stat")
+    return [file for file in found if file.is_file()]
 
 
-def oom_kills(file: Path) -> int | None:
-    """Return the `oom_kill` count in a file that `oom_file` found."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    counts = (line.split() for line in lines)
-    return next((int(fields[1]) for fields in counts if fields[:1] == ["oom_kill"]), None)
+def cgroup_counts(files: list[Path]) -> dict[str, int]:
+    """Return the counts in the files that `cgroup_files` found, by their names in version 2 (`throttled_usec`)."""
+    counts: dict[str, int] = {}
+    for file in files:
+        text = _read(str(file)) or b""
+        for line in text.decode().splitlines():
+            name, _, value = line.partition(" ")
+            if value.isdecimal():
+                counts[name] = int(value)
+    if "throttled_time" in counts:
+        counts["throttled_usec"] = counts.pop("throttled_time") // 1000
+    return {name: counts[name] for name in _COUNTS if name in counts}
 
 
 def catches(pid: int, signal_number: int) -> bool:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ppengine.monitor.pace import Pace
 from ppengine.protocol.snapshot import StreamInfo, Waiting
 from ppengine.ring import Kind, Record
 
@@ -26,6 +27,7 @@ _WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive
 # Plain integers: thousands of records a second are looked at, and a member of an enum is slow to look up.
 _IDLE, _FORWARD, _STEP = Kind.IDLE.value, Kind.FORWARD.value, Kind.STEP.value
 _WAIT_KINDS = frozenset(kind.value for kind in WAITS)
+_MEMORY_KINDS = frozenset(kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP))
 
 
 class Span(NamedTuple):
@@ -57,7 +59,7 @@ def waiting_on(op: Record | None, now_ns: int) -> Waiting | None:
 
 def stream_info(name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
     """Return one ring as a stream: its open operation, and how many asynchronous ones are not done."""
-    op = track.open_op()
+    op = track.open_op() or next(iter(track.unfinished()), None)
     wait = waiting_on(op, now_ns)
     return StreamInfo(
         name=name,
@@ -85,6 +87,9 @@ class Track:
         """Sum of `_waits`."""
         self._steps: deque[tuple[int, float]] = deque()
         self._forwards: dict[int, float] = {}
+        self._memory_ms = 0.0
+        """Memory work since the last step ended: its length is not in the tokens."""
+        self.pace = Pace()
 
     def pending(self) -> list[int]:
         """Return the sequence numbers to look at again."""
@@ -127,6 +132,10 @@ class Track:
         """
         held = [record for record in self._pending.values() if not record.returned_ns]
         return max(held, key=lambda record: record.seq, default=None)
+
+    def last_op(self) -> Record | None:
+        """Return the newest operation inside a step that has ended."""
+        return self._recent[-1] if self._recent else None
 
     def unfinished(self) -> list[Record]:
         """Return the asynchronous operations whose call came back and which are not done."""
@@ -174,7 +183,11 @@ class Track:
 
     def _finish(self, record: Record) -> None:
         if record.kind == _STEP:
-            self._steps.append((record.done_ns, self._own_ms(record)))
+            own = self._own_ms(record)
+            self._steps.append((record.done_ns, own))
+            if record.size:
+                self.pace.add(record.size, record.detail, own - self._memory_ms)
+            self._memory_ms = 0.0
             return
         self._recent.append(record)
         if record.kind in _WAIT_KINDS:
@@ -186,6 +199,8 @@ class Track:
             bucket, took = (record.size - 1).bit_length(), (record.done_ns - record.enqueued_ns) / 1e6
             known = self._forwards.get(bucket, 0.0)
             self._forwards[bucket] = max(took, known + (took - known) / 16)
+        elif record.kind in _MEMORY_KINDS:
+            self._memory_ms += (record.done_ns - record.enqueued_ns) / 1e6
 
     def _abandon(self, seq: int) -> None:
         """Forget what an exception left open: a new step, or waiting for one, means that the thread is out of it."""

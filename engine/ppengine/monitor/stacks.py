@@ -3,50 +3,161 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
+
+from ppengine.monitor.evidence import Stack
 from ppengine.monitor.proc import catches, read_stat
-from ppengine.protocol.control import StageStacks
+from ppengine.protocol.control import StageStacks, ThreadStack
 
-TIMEOUT_S = 5.0
-"""For py-spy; a plain dump takes 10 to 40 ms."""
-_FALLBACK_S = 1.0
+NATIVE_S, PLAIN_S, FALLBACK_S = 2.5, 1.5, 0.8
+"""How long each way may take; all together less than the five seconds in which a verdict is to have its stacks."""
 _MAX_CHARACTERS = 200_000
+_MAIN = "MainThread"
+_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
+_FAULT_THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
+_FAULT_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
-def take(stage: int, pid: int | None, stack_file: Path, timeout: float = TIMEOUT_S) -> StageStacks:
+class Ability(NamedTuple):
+    """What this machine lets us see. `text` says it in a line, and why not where something is missing."""
+
+    spy: bool
+    native: bool
+    text: str
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    short_filename: str | None = None
+    filename: str = ""
+    line: int = 0
+
+
+class _Thread(msgspec.Struct):
+    frames: list[_Frame]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    owns_gil: bool = False
+
+
+def self_test() -> Ability:
+    """Try py-spy on this very process, which allows it as the stages do."""
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+    threads, why = spy(os.getpid(), native=True, timeout=PLAIN_S)
+    if threads:
+        return Ability(True, True, "py-spy sees Python and native frames")
+    threads, plain = spy(os.getpid(), timeout=PLAIN_S)
+    if threads:
+        return Ability(True, False, f"py-spy sees Python frames alone; native ones not: {why}")
+    return Ability(False, False, f"stacks come from faulthandler alone: {plain}")
+
+
+def take(stage: int, pid: int | None, stack_file: Path, native: bool = False) -> StageStacks:
     """Return the stacks of `pid`; where there are none, `error` says why and what would help."""
     stat = None if pid is None else read_stat(pid)
     if pid is None or stat is None or stat.state == "Z":
         return StageStacks(stage=stage, pid=pid, error="there is no such process any more")
-    text, error = spy(pid, stopped=stat.state in "Tt", timeout=timeout)
-    if not text:
-        text, second = _ask_process(pid, stopped=stat.state == "T", stack_file=stack_file)
-        error = f"{error}; {second}" if second else f"{error}; taken by faulthandler instead"
-    return StageStacks(stage=stage, pid=pid, text=text[:_MAX_CHARACTERS], error=error)
+    stopped = stat.state in "Tt"
+    threads, error = spy(pid, native=True, timeout=NATIVE_S) if native and not stopped else ([], "")
+    native = bool(threads)
+    if not threads:
+        threads, error = spy(pid, stopped=stopped, timeout=PLAIN_S)
+    if threads:
+        return StageStacks(stage=stage, pid=pid, text=render(threads), threads=threads, native=native)
+    text, second = _ask_process(pid, stopped=stopped, stack_file=stack_file)
+    error = f"{error}; {second}" if second else f"{error}; taken by faulthandler instead"
+    return StageStacks(stage=stage, pid=pid, text=text[:_MAX_CHARACTERS], threads=parse_faulthandler(text), error=error)
 
 
-def spy(pid: int, *, stopped: bool, timeout: float) -> tuple[str, str]:
-    """Return (text, error) of py-spy. A stopped process cannot be paused again: it is read as it stands."""
+def spy(
+    pid: int, *, native: bool = False, stopped: bool = False, timeout: float = PLAIN_S
+) -> tuple[list[ThreadStack], str]:
+    """Return (threads, error) of py-spy. A stopped process cannot be paused again: it is read as it stands."""
     program = _find()
     if program is None:
-        return "", "py-spy is not installed: pip install py-spy"
-    command = [program, "dump", *(["--nonblocking"] if stopped else []), "--pid", str(pid)]
+        return [], "py-spy is not installed: pip install py-spy"
+    how = ["--native"] if native else ["--nonblocking"] if stopped else []
+    command = [program, "dump", "--json", *how, "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return "", f"py-spy gave no answer in {timeout:g} s"
+        return [], f"py-spy gave no answer in {timeout:g} s"
     except OSError as error:
-        return "", f"py-spy: {error.strerror}"
-    if done.returncode == 0:
-        return done.stdout.decode("utf-8", "replace"), ""
-    return "", f"py-spy: {_reason(done.stderr.decode('utf-8', 'replace'))}"
+        return [], f"py-spy: {error.strerror}"
+    if done.returncode != 0:
+        return [], f"py-spy: {_reason(done.stderr.decode('utf-8', 'replace'))}"
+    try:
+        found = msgspec.json.decode(done.stdout, type=list[_Thread])
+    except msgspec.MsgspecError as error:
+        return [], f"py-spy's answer is not understood: {error}"
+    threads = [
+        ThreadStack(
+            name=thread.thread_name or f"thread {thread.os_thread_id}",
+            os_id=thread.os_thread_id,
+            owns_gil=thread.owns_gil,
+            frames=[_frame_text(frame) for frame in thread.frames],
+        )
+        for thread in found
+    ]
+    return sorted(threads, key=lambda thread: (thread.name != _MAIN, thread.name)), ""
+
+
+def render(threads: list[ThreadStack]) -> str:
+    """Return stacks as text, the main thread first, newest frames first."""
+    lines: list[str] = []
+    for thread in threads:
+        lines.append(thread.name + (" (holds the GIL)" if thread.owns_gil else ""))
+        lines += [f"    {frame}" for frame in thread.frames]
+    return "\n".join(lines)[:_MAX_CHARACTERS]
+
+
+def parse_faulthandler(text: str) -> list[ThreadStack]:
+    """Return the threads in the text of a faulthandler; the one that took the signal is the main one."""
+    threads: list[ThreadStack] = []
+    for line in text.splitlines():
+        if head := _FAULT_THREAD.match(line):
+            name = _MAIN if head[1] == "Current thread" else head[3] or f"thread 0x{head[2].lstrip('0')}"
+            threads.append(ThreadStack(name=name))
+        elif threads and (frame := _FAULT_FRAME.match(line)):
+            threads[-1].frames.append(f"{frame[3]} {Path(frame[1]).name}:{frame[2]}")
+    return sorted(threads, key=lambda thread: (thread.name != _MAIN, thread.name))
+
+
+def newest(found: StageStacks) -> Stack:
+    """Return what a verdict tells of stacks: where the main thread is, and who holds the GIL."""
+    main = next((thread for thread in found.threads if thread.name == _MAIN), None)
+    owner = next((thread for thread in found.threads if thread.owns_gil), None)
+    return Stack(
+        pid=found.pid or 0,
+        main=() if main is None else _top(main.frames),
+        gil_owner="" if owner is None else f"{owner.name} at {' < '.join(_top(owner.frames))}",
+        error=found.error,
+    )
+
+
+def _top(frames: list[str], python: int = 3) -> tuple[str, ...]:
+    """Return the innermost frame that has a name, and the innermost Python ones."""
+    named = [frame for frame in frames if not frame.startswith("? ")]
+    inner = [frame for frame in named if ".py:" in frame or "<string>:" in frame][:python]
+    return tuple(inner if not named or named[0] in inner else [named[0], *inner])
+
+
+def _frame_text(frame: _Frame) -> str:
+    file = frame.short_filename or frame.filename
+    # An address without a symbol is another one in every process, and tells nothing.
+    name = "?" if frame.name.startswith("0x") else frame.name
+    return f"{name} {file}:{frame.line}" if frame.line else f"{name} ({file})"
 
 
 def _find() -> str | None:
@@ -69,7 +180,7 @@ def _ask_process(pid: int, *, stopped: bool, stack_file: Path) -> tuple[str, str
     before = stack_file.stat().st_size if stack_file.is_file() else 0
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR2)
-    deadline = time.monotonic() + _FALLBACK_S
+    deadline = time.monotonic() + FALLBACK_S
     text = ""
     while time.monotonic() < deadline:
         time.sleep(0.02)
@@ -80,4 +191,4 @@ def _ask_process(pid: int, *, stopped: bool, stack_file: Path) -> tuple[str, str
             if fresh == text:
                 return text, ""
             text = fresh
-    return text, "" if text else f"nothing came within {_FALLBACK_S:g} s at {stack_file.name}"
+    return text, "" if text else f"nothing came within {FALLBACK_S:g} s at {stack_file.name}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from pathlib import Path
 
 from ppengine.monitor import proc
+from ppengine.monitor.messages import MessageTrack
 from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
-from ppengine.protocol.reports import StageSample
+from ppengine.protocol.reports import CpuShares, StageSample
 from ppengine.ring import Gauge, Phase, RingReader, Word
 
 SLOW_S = 1.0
-"""Percentiles, cgroup and smaps are read at most this often."""
+"""Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
 """smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
 _STEPS_SHOWN = 8
@@ -26,6 +28,7 @@ class RingFile:
         self.inode = inode
         self.reader = RingReader(path)
         self.track = Track()
+        self.messages = MessageTrack()
 
     def read(self) -> None:
         """Take in what is new."""
@@ -33,6 +36,29 @@ class RingFile:
         fresh = self.reader.since(self.track.seen)
         again = [record for _, record in known if record is not None]
         self.track.feed([*again, *fresh], gone=[seq for seq, record in known if record is None])
+        self.messages.feed([*again, *fresh])
+
+
+class CpuClock:
+    """Turns counted seconds of a process and its main thread into shares of the last second."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, tuple[float, ...]]] = deque()
+
+    def shares(self, now_ns: int, process: proc.Stat, main: proc.Stat, waited_ns: int | None) -> CpuShares | None:
+        """Return the shares; None before there is something to compare with."""
+        figures = (process.user_s, process.system_s, main.user_s, main.system_s, (waited_ns or 0) / 1e9)
+        self._marks.append((now_ns, figures))
+        while len(self._marks) > 2 and now_ns - self._marks[1][0] >= SLOW_S * 1e9:
+            self._marks.popleft()
+        then_ns, before = self._marks[0]
+        if now_ns <= then_ns:
+            return None
+        grown = [round((now - old) * 1e9 / (now_ns - then_ns), 3) for now, old in zip(figures, before, strict=True)]
+        return CpuShares(
+            user=grown[0], system=grown[1], main_user=grown[2], main_system=grown[3],
+            main_waited=None if waited_ns is None else grown[4],
+        )  # fmt: skip
 
 
 class StageWatch:
@@ -44,8 +70,9 @@ class StageWatch:
         self._slow_due = 0.0
         self._step_ms: tuple[float | None, float | None] = (None, None)
         self._pid = 0
-        self._oom_file: Path | None = None
-        self._oom: int | None = None
+        self._cgroup_files: list[Path] = []
+        self._cgroup: dict[str, int] = {}
+        self._cpu = CpuClock()
         self._resident: int | None = None
         self._resident_due = 0.0
         self._range: tuple[int, int, int] = (0, 0, 0)
@@ -68,7 +95,8 @@ class StageWatch:
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
         if pid != self._pid:
-            self._pid, self._oom_file, self._oom, self._resident = pid, proc.oom_file(pid) if pid else None, None, None
+            self._pid, self._cgroup_files, self._cgroup = pid, proc.cgroup_files(pid) if pid else [], {}
+            self._cpu, self._resident = CpuClock(), None
             self._slow_due = self._resident_due = 0.0
 
     def look(self) -> StageSample | None:
@@ -79,8 +107,12 @@ class StageWatch:
         for file in self._files.values():
             file.read()
         now_ns = time.monotonic_ns()
-        stat = proc.read_stat(self._pid)
-        self._slowly(main, alive=stat is not None and stat.state != "Z")
+        stat, thread = proc.read_stat(self._pid), proc.read_stat(self._pid, self._pid)
+        alive = stat is not None and stat.state not in ("Z", "X")
+        waited_ns = proc.waited_ns(self._pid) if alive else None
+        self._slowly(main, alive=alive)
+        main.track.pace.close(now_ns, waited_ns, self._cgroup.get("throttled_usec"))
+        last = main.track.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), main.track.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
         moved_ns = max(main.track.newest_ns, words[Word.MAIN_TICK_NS])
@@ -114,8 +146,16 @@ class StageWatch:
                 stream_info(file.reader.name or name, name, file.track, now_ns) for name, file in self._files.items()
             ],
             timeline=main.track.timeline(now_ns),
-            oom_kills=self._oom,
+            oom_kills=self._cgroup.get("oom_kill"),
             cpu_s=stat.cpu_s if stat else None,
+            main_state=thread.state if thread else None,
+            wchan=proc.wchan(self._pid) if alive else None,
+            main_tick_age_ms=_age(now_ns, words[Word.MAIN_TICK_NS]),
+            last_op=None if last is None else kind_name(last.kind),
+            cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
+            cgroup=self._cgroup,
+            edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
+            pace=main.track.pace.sample(now_ns),
             forward_ms=main.track.forward_ms(),
         )
 
@@ -128,14 +168,14 @@ class StageWatch:
     def _slowly(self, main: RingFile, *, alive: bool) -> None:
         """Refresh what is dear to read, seldom."""
         now = time.monotonic()
+        if now < self._slow_due and alive:
+            return
+        # A dead process's cgroup may outlive it, and its last counts are the ones that matter.
+        self._cgroup = proc.cgroup_counts(self._cgroup_files) or self._cgroup
         if now < self._slow_due:
             return
         self._slow_due = now + SLOW_S
         self._step_ms = main.track.step_ms(time.monotonic_ns())
-        # A dead process's cgroup may outlive it, and its last count is the one that matters.
-        if self._oom_file is not None:
-            count = proc.oom_kills(self._oom_file)
-            self._oom = self._oom if count is None else count
         reader = main.reader
         span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)
         if not alive or not span[1]:

@@ -312,19 +312,32 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     """State changes, oldest first: `0.012s waiting > running`."""
 
 
+class ThreadStack(msgspec.Struct, kw_only=True):
+    """One thread. `frames`: the newest first, `function file:line`."""
+
+    name: str
+    os_id: int | None = None
+    owns_gil: bool = False
+    frames: list[str] = []
+
+
 class StageStacks(msgspec.Struct, kw_only=True):
-    """Stacks of one stage as text; `error` says why there are none."""
+    """Stacks of one stage, as text and by threads; `error` says why there are none, or not the best ones."""
 
     stage: int
     pid: int | None
     text: str = ""
     error: str = ""
+    threads: list[ThreadStack] = []
+    native: bool = False
+    """Frames of native code are among them."""
 
 
 class StacksDetail(msgspec.Struct, kw_only=True):
-    """Stacks of one or all stages."""
+    """Stacks of one or all stages. `ability`: what the agent's self-test found possible, and why not more."""
 
     stages: list[StageStacks]
+    ability: str = ""
 
 
 class LogsDetail(msgspec.Struct, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ppengine.protocol.snapshot import (
@@ -43,6 +45,24 @@ class StageView(msgspec.Struct, kw_only=True):
     device_uuid: str | None = None
     progress: str = ""
     """Loading line of a stage that is not ready."""
+    lost: str = ""
+    """Why this stage cannot go on, by its own last words; empty while it can, or where only its peers say so."""
+
+
+class Finding(msgspec.Struct, kw_only=True, frozen=True):
+    """What a live check of the engine has found: evidence for the diagnosis, and enough to judge by itself.
+
+    `stage` None: the check cannot tell which one. `mismatch` is the shadow check's: tokens differ from the reference's.
+    """
+
+    stage: int | None
+    cause: Literal["stream_order", "stream_owner", "stream_stuck", "non_finite", "mismatch"]
+    summary: str
+    """One line of at most 100 characters."""
+    since_s: float
+    """Since it was first seen."""
+    evidence: list[str] = []
+    """Facts, one a line: both call sites, the bytes or tokens at stake, what would put it right."""
 
 
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
@@ -64,6 +84,53 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     preemptions_total: int
     prefix_hit_tokens_total: int
     dropped_total: int = 0
+    findings: list[Finding] = []
+    """Of the live checks, oldest first; empty while they are off."""
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """One message of an edge as one side recorded it. `state`: 0 handed over, 1 the call returned, 2 done."""
+
+    number: int
+    step: int
+    size: int
+    code: int
+    """See `ring.shape_code`."""
+    state: int
+    age_ms: float
+    """Since it was handed over."""
+
+
+class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
+    """One side of an edge: what is open, and the newest that are done, in the order of their numbers (from 1)."""
+
+    kind: Literal["send", "receive"]
+    peer: int
+    generation: int
+    messages: tuple[Message, ...] = ()
+
+
+class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
+    """Cores used over the last second, by the process and by its main thread."""
+
+    user: float
+    system: float
+    main_user: float
+    main_system: float
+    main_waited: float | None = None
+    """Share of that second in which the main thread could run and had no core; None: the kernel does not say."""
+
+
+class PaceSample(msgspec.Struct, kw_only=True, frozen=True):
+    """Own compute time of a step now, beside what like steps took here before."""
+
+    step_ms: float
+    baseline_ms: float
+    slow_ms: float = 0.0
+    """How long every second has been at least 1.3 times the baseline; 0: the newest was not."""
+    throttled: float | None = None
+    """Share of the last second in which the cgroup's quota held the process back; None: no quota is known."""
+    age_ms: float = 0.0
 
 
 class StageSample(msgspec.Struct, kw_only=True):
@@ -103,6 +170,21 @@ class StageSample(msgspec.Struct, kw_only=True):
     oom_kills: int | None = None
     """`oom_kill` of the process's cgroup memory.events."""
     cpu_s: float | None = None
+    main_state: str | None = None
+    """State letter of the main thread."""
+    wchan: str | None = None
+    """Where in the kernel the main thread sleeps; empty: it does not; None: not readable."""
+    main_tick_age_ms: float | None = None
+    """Age of the main loop's tick."""
+    last_op: str | None = None
+    """Kind of the newest operation of the main thread that has ended."""
+    cpu: CpuShares | None = None
+    cgroup: dict[str, int] = {}
+    """Of memory.events and cpu.stat, as far as readable: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
+    gpu: dict[str, float] | None = None
+    """NVML figures by name (util, power_w, sm_clock_mhz, xid, ...); None without a GPU."""
+    edges: list[EdgeSample] = []
+    pace: PaceSample | None = None
     forward_ms: list[tuple[int, float]] = []
     """Own history: the longest of the recent forwards of up to so many tokens, as (tokens, ms), rising."""
 

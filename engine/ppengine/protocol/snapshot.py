@@ -216,6 +216,15 @@ class Verdict(msgspec.Struct, kw_only=True):
     """False for a stage that only suffers from another."""
 
 
+class WaitInfo(msgspec.Struct, kw_only=True):
+    """One thread, link or driver that waits for another, in words: `stage 2`, `the link from stage 1 to stage 2`."""
+
+    waiter: str
+    on: str
+    what: str
+    since_s: float
+
+
 class Snapshot(msgspec.Struct, kw_only=True):
     """Everything a console shows. At most `MAX_REQUESTS` requests; `requests_total` counts all."""
 
@@ -229,6 +238,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     operations: list[OperationInfo] = []
     throughput: Throughput = msgspec.field(default_factory=Throughput)
     verdicts: list[Verdict] = []
+    waits: list[WaitInfo] = []
+    """Who waits for whom; always, also where nothing is wrong."""
     event_seq: int = 0
     """Sequence of the newest event, so that a reader sees a gap at once."""
     core_age_ms: float | None = None

@@ -21,7 +21,7 @@ from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
 from ppengine.stage.profile_run import activation_bytes, largest_batches
-from ppengine.stage.recorder import Recorder
+from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
@@ -42,12 +42,12 @@ class Boot:
         stage: int,
         rank: int,
         generation: int,
-        rings: tuple[Recorder, Recorder],
+        rings: Rings,
         report: Callable[[str], None],
     ) -> None:
         self._config = config
         self._stage, self._rank, self._generation = stage, rank, generation
-        self._ring, self._send_ring = rings
+        self._ring, self._receive_ring, self._send_ring = rings
         self._report = report
         self._next_report = 0.0
         self._first, self._last = stage == 0, stage == config.stages - 1
@@ -204,7 +204,7 @@ class Boot:
 
         def edge(name: str, upstream: bool, peer: int) -> Edge:
             with self._ring.operation(Kind.COLLECTIVE, peer=peer):
-                return Edge(store, name, upstream, peer)
+                return Edge(store, name, upstream, peer, self._send_ring if upstream else self._receive_ring)
 
         inlet = outbox = tokens = None
         if not self._first:
@@ -213,11 +213,11 @@ class Boot:
             inlet = Inlet(before, limit, model.boundary_size, self._dtype)
         if not self._last:
             behind = edge(f"g{self._generation}-e{stage}", True, stage + 1)
-            outbox = Outbox(behind, self._send_ring, self._ring)
+            outbox = Outbox(behind, self._ring)
         if ahead and self._first:
             tokens = TokenTable(self._ring, edge(tokens_edge, False, stages - 1))
         elif ahead and self._last:
-            outbox = Outbox(edge(tokens_edge, True, 0), self._send_ring, self._ring)
+            outbox = Outbox(edge(tokens_edge, True, 0), self._ring)
         return inlet, outbox, tokens
 
 

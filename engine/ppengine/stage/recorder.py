@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from ppengine.config import EngineConfig
 from ppengine.ring import Kind, RingWriter
@@ -31,6 +32,19 @@ class Recorder(RingWriter):
     def operation(self, kind: Kind, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0) -> _Operation:
         """Begin an operation that ends with the block. `peer`: stage at the other side; `size`: see `ring.Kind`."""
         return _Operation(self, self.begin(kind, step, peer, size, detail))
+
+
+class Rings(NamedTuple):
+    """The rings of a stage's work. `main` and `receive` belong to the main thread, `send` to the one that sends."""
+
+    main: Recorder
+    receive: Recorder
+    send: Recorder
+
+
+def open_rings(config: EngineConfig, stage: int, rank: int, generation: int) -> Rings:
+    """Make the three rings of a stage."""
+    return Rings(*(open_recorder(config, stage, rank, name, generation) for name in Rings._fields))
 
 
 def open_recorder(config: EngineConfig, stage: int, rank: int, thread: str, generation: int) -> Recorder:

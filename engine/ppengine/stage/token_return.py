@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ppengine.ring import Kind
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge
+from ppengine.stage.transport import Edge, Transfer
 
 Slots = NDArray[np.int64]
 KEEP_RETURNS = 32
@@ -30,7 +29,7 @@ class TokenTable:
         self._ring = ring
         self._edge = edge
         self._latest: Slots = np.full(64, -1, np.int64)
-        self._pending: deque[tuple[int, Slots, Tensor, Any]] = deque()
+        self._pending: deque[tuple[int, Slots, Tensor, Transfer]] = deque()
 
     def store(self, slots: Slots, tokens: Slots) -> None:
         """Note what was sampled here."""
@@ -46,7 +45,7 @@ class TokenTable:
         if self._edge is None:
             return
         buffer = torch.empty(len(slots), dtype=torch.int64)
-        self._pending.append((step, slots, buffer, self._edge.receive(buffer)))
+        self._pending.append((step, slots, buffer, self._edge.receive(buffer, step)))
         if len(self._pending) > KEEP_RETURNS:
             self._take_oldest()
 
@@ -64,8 +63,8 @@ class TokenTable:
         self._latest[[slot for slot in slots if slot < len(self._latest)]] = -1
 
     def _take_oldest(self) -> None:
-        step, slots, buffer, work = self._pending.popleft()
+        step, slots, buffer, transfer = self._pending.popleft()
         assert self._edge is not None  # only `expect` fills the queue, and only with an edge
         with self._ring.operation(Kind.TOKEN_RETURN, step, self._edge.peer, buffer.nbytes):
-            self._edge.wait(work)
+            self._edge.wait(transfer)
         self.store(slots, buffer.numpy())

@@ -12,13 +12,13 @@ import threading
 from collections import deque
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ppengine.ring import Gauge, Kind
+from ppengine.ring import DTYPES, Gauge, Kind, shape_code
 from ppengine.stage.recorder import Recorder
 
 FOREVER = timedelta(days=365)
@@ -26,6 +26,7 @@ MAX_UNDELIVERED = 2
 """Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""
 RECEIVE_BUFFERS = 3
 """The one in use and two that fill meanwhile."""
+_CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
 
 
 class PeerLostError(Exception):
@@ -43,11 +44,25 @@ def open_store(path: str, stages: int) -> Any:
     return store
 
 
-class Edge:
-    """One communicator of two processes. `upstream` is the sending side; `peer` the stage at the other end."""
+class Transfer(NamedTuple):
+    """A message handed to the transport: gloo's handle, and its record (0: none)."""
 
-    def __init__(self, store: Any, name: str, upstream: bool, peer: int) -> None:
+    work: Any
+    seq: int
+
+
+class Edge:
+    """One communicator of two processes. `upstream` is the sending side; `peer` the stage at the other end.
+
+    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread that uses the edge:
+    handed over, call returned, done.
+    """
+
+    def __init__(self, store: Any, name: str, upstream: bool, peer: int, ring: Recorder | None = None) -> None:
         self.peer = peer
+        self._ring = ring
+        self._kind = Kind.SEND if upstream else Kind.RECEIVE
+        self._number = 0
         self._other = 1 if upstream else 0
         # The options have no public name, and only they can keep gloo off the outer network interfaces.
         gloo: Any = dist.ProcessGroupGloo
@@ -60,26 +75,36 @@ class Edge:
         except RuntimeError as error:
             raise self._lost(error) from None
 
-    def send(self, tensor: Tensor) -> Any:
+    def send(self, tensor: Tensor, step: int = 0) -> Transfer:
         """Begin to send a contiguous tensor; it must stay unchanged until `wait` of the result returns."""
-        try:
-            return self._group.send([tensor], self._other, 0)
-        except RuntimeError as error:
-            raise self._lost(error) from None
+        return self._hand_over(self._group.send, tensor, step)
 
-    def receive(self, tensor: Tensor) -> Any:
+    def receive(self, tensor: Tensor, step: int = 0) -> Transfer:
         """Begin to receive into a contiguous tensor."""
-        try:
-            return self._group.recv([tensor], self._other, 0)
-        except RuntimeError as error:
-            raise self._lost(error) from None
+        return self._hand_over(self._group.recv, tensor, step)
 
-    def wait(self, work: Any) -> None:
-        """Block until `work` is done, without the GIL. Raises PeerLostError."""
+    def wait(self, transfer: Transfer) -> None:
+        """Block until the transfer is done, without the GIL. Raises PeerLostError."""
         try:
-            work.wait()
+            transfer.work.wait()
         except RuntimeError as error:
             raise self._lost(error) from None
+        if self._ring is not None:
+            self._ring.end(transfer.seq)
+
+    def _hand_over(self, call: Any, tensor: Tensor, step: int) -> Transfer:
+        self._number += 1
+        ring, seq = self._ring, 0
+        if ring is not None:
+            code = _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
+            seq = ring.begin(self._kind, step, self.peer, tensor.nbytes, self._number, code)
+        try:
+            work = call([tensor], self._other, 0)
+        except RuntimeError as error:
+            raise self._lost(error) from None
+        if ring is not None:
+            ring.returned(seq)
+        return Transfer(work, seq)
 
     def _lost(self, error: RuntimeError) -> PeerLostError:
         text = str(error)
@@ -95,7 +120,7 @@ class Inlet:
         self.edge = edge
         # Written once, so that the memory is really there before the profile run counts it.
         self._free = deque(torch.zeros(max_tokens, width, dtype=dtype) for _ in range(RECEIVE_BUFFERS))
-        self._posted: deque[tuple[int, Tensor, Tensor, Any]] = deque()
+        self._posted: deque[tuple[int, Tensor, Tensor, Transfer]] = deque()
         self._waiting: deque[tuple[int, int]] = deque()
         self._in_use: Tensor | None = None
 
@@ -110,10 +135,10 @@ class Inlet:
             self._free.append(self._in_use)
             self._in_use = None
             self._post()
-        number, buffer, view, work = self._posted.popleft()
+        number, buffer, view, transfer = self._posted.popleft()
         if number != step:
             raise PeerLostError(f"step {step} wants hidden states, but those of step {number} come next")
-        self.edge.wait(work)
+        self.edge.wait(transfer)
         self._in_use = buffer
         return view
 
@@ -122,19 +147,15 @@ class Inlet:
             step, tokens = self._waiting.popleft()
             buffer = self._free.popleft()
             view = buffer[:tokens]
-            self._posted.append((step, buffer, view, self.edge.receive(view)))
+            self._posted.append((step, buffer, view, self.edge.receive(view, step)))
 
 
 class Outbox:
-    """Sending side of one edge and the thread that sends: a system call a message that the step loop is spared.
+    """Sending side of one edge and the thread that sends: a system call a message that the step loop is spared."""
 
-    `ring` is that thread's own.
-    """
-
-    def __init__(self, edge: Edge, ring: Recorder, main: Recorder) -> None:
+    def __init__(self, edge: Edge, main: Recorder) -> None:
         self.edge = edge
         self.error: PeerLostError | None = None
-        self._ring = ring
         self._main = main
         self._queue: SimpleQueue[tuple[int, Tensor] | None] = SimpleQueue()
         self._slots = threading.Semaphore(MAX_UNDELIVERED)
@@ -159,11 +180,10 @@ class Outbox:
     def _see_through(self) -> None:
         while (entry := self._queue.get()) is not None:
             step, tensor = entry
-            with self._ring.operation(Kind.SEND, step, self.edge.peer, tensor.nbytes):
-                try:
-                    self.edge.wait(self.edge.send(tensor))
-                except PeerLostError as error:
-                    self.error = error  # for the step loop, which alone talks to the core
+            try:
+                self.edge.wait(self.edge.send(tensor, step))
+            except PeerLostError as error:
+                self.error = error  # for the step loop, which alone talks to the core
             self._count(-1)
             self._slots.release()
 

@@ -23,7 +23,7 @@ from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.boot import Boot
 from ppengine.stage.control import ControlThread, allow_observers
 from ppengine.stage.kv_cache import size_text
-from ppengine.stage.recorder import open_recorder
+from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.transport import PeerLostError
 
@@ -39,8 +39,8 @@ class StageWorker:
     def __init__(self, config: EngineConfig, stage: int, rank: int, generation: int, context: zmq.Context[Any]) -> None:
         self._config = config
         self._stage, self._rank, self._generation = stage, rank, generation
-        self._ring = open_recorder(config, stage, rank, "main", generation)
-        self._send_ring = open_recorder(config, stage, rank, "send", generation)
+        self._rings = open_rings(config, stage, rank, generation)
+        self._ring = self._rings.main
         self._codec = Codec(ToStage)
         self._inbox: deque[Step] = deque()
         self._leaving = False
@@ -76,7 +76,7 @@ class StageWorker:
     def _boot(self) -> Runner | None:
         boot_args = (self._config, self._stage, self._rank, self._generation)
         try:
-            runner, ready = Boot(*boot_args, (self._ring, self._send_ring), self._report).run()
+            runner, ready = Boot(*boot_args, self._rings, self._report).run()
         except (ConfigError, PeerLostError, OSError) as error:
             self._fail(_one_line(error))
             return None
@@ -107,7 +107,9 @@ class StageWorker:
             raise ValueError(f"step {number} came after step {self._newest}; steps count without gaps")
         self._newest = number
         ring.gauge(Gauge.STEP_BEGUN, number)
-        with ring.operation(Kind.STEP, number, size=sum(row.count for row in step.rows)):
+        tokens = sum(row.count for row in step.rows)
+        context = sum(row.start + row.count for row in step.rows)
+        with ring.operation(Kind.STEP, number, size=tokens, detail=context):
             retired = runner.execute(step)
         ring.gauge(Gauge.STEP_FINISHED, number)
         self._send(retired)

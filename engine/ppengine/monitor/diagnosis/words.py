@@ -24,6 +24,21 @@ def doing(stage: StageEvidence) -> str:
     return f"{stage.op}{peer}{step}" + (f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")
 
 
+def where(stage: StageEvidence) -> str:
+    """Return the place in a step where a stage is: its open operation, or what it is past."""
+    if stage.op not in (None, "step"):
+        return doing(stage)
+    step = f" of m{stage.op_step}" if stage.op_step else ""
+    after = f" after {stage.last_op}" if stage.last_op else ""
+    age = f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else ""
+    return f"its own code between operations{step}{after}{age}"
+
+
 def seconds(value: float | None) -> str:
     """Return `3.2s`."""
     return "unknown" if value is None else f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
+
+
+def percent(share: float) -> str:
+    """Return `73 %`."""
+    return f"{share * 100:.0f} %"

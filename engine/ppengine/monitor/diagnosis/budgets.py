@@ -1,0 +1,65 @@
+"""How long things may take before they count as a fault, and what makes an observation good enough to judge by."""
+
+from __future__ import annotations
+
+from ppengine.monitor.evidence import StageEvidence
+
+STOPPED_AFTER_S = 0.2
+"""State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
+STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.5
+"""A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
+UNKNOWN_MS_PER_TOKEN = 10.0
+"""Assumed where a stage has no history."""
+MEMORY_WORK_S = 10.0
+"""Copies, swaps and mapping: their length is not in the tokens."""
+GIL_AFTER_S = 1.5
+CONTENDED = 0.5
+"""Share of a second without a core from which a thread's silence says little: it gets `PATIENCE` times as long."""
+PATIENCE = 4.0
+UNSEEN_AFTER_S = 2.0
+SUFFERS_AFTER_S = 0.5
+STRAGGLER_AFTER_S = 10.0
+UNSCHEDULED_AFTER_S = 3.0
+PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
+MEMORY_OPS = frozenset({"swap_out", "swap_in", "copy", "map"})
+
+
+def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
+    """Return how long nothing may retire: by the work that is held, by memory work, by how busy the host is."""
+    expected = [
+        stage.expected_s if stage.expected_s is not None else stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3
+        for stage in stages
+        if stage.unretired_age_s is not None
+    ]
+    memory_work = any(stage.op in MEMORY_OPS for stage in stages)
+    limit = max(STUCK_AFTER_S, STUCK_FACTOR * max(expected, default=0.0), MEMORY_WORK_S if memory_work else 0.0)
+    return (limit - LOOKING_S) * (PATIENCE if any(is_contended(stage) for stage in stages) else 1.0)
+
+
+def is_contended(stage: StageEvidence) -> bool:
+    """Return whether the main thread has mostly waited for a core."""
+    return stage.cpu is not None and (stage.cpu.main_waited or 0.0) >= CONTENDED
+
+
+def is_unseen(stage: StageEvidence) -> bool:
+    """Return whether nobody has looked at a stage for too long to judge it."""
+    return stage.sample_age_s is None or stage.sample_age_s > UNSEEN_AFTER_S
+
+
+def is_stopped(stage: StageEvidence) -> bool:
+    """Return whether a stage is stopped by a signal, seen twice."""
+    return stage.dead_for_s is None and stage.stopped_for_s is not None and stage.stopped_for_s >= STOPPED_AFTER_S
+
+
+def is_lost(stage: StageEvidence) -> bool:
+    """Return whether a stage is dead, or has said that it cannot go on."""
+    return stage.dead_for_s is not None or bool(stage.lost)
+
+
+def holds_gil(stage: StageEvidence) -> bool:
+    """Return whether a thread of a live stage keeps the GIL: the control thread cannot tick, seen twice."""
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving":
+        return False
+    if stage.process_state in ("T", "D", "Z", "X", None) or (stage.tick_stale_for_s or 0.0) < STOPPED_AFTER_S:
+        return False
+    return (stage.tick_age_s or 0.0) >= GIL_AFTER_S * (PATIENCE if is_contended(stage) else 1.0)

@@ -1,0 +1,38 @@
+"""What the live checks of the stages found, as verdicts: streams, buffers, numbers that are not finite."""
+
+from __future__ import annotations
+
+from ppengine.monitor.diagnosis.case import Case
+from ppengine.protocol.snapshot import Verdict
+
+_ORDER = ("stream_owner", "stream_order", "stream_stuck", "non_finite", "mismatch")
+"""Which of several of one stage is told: who used the wrong stream also broke the order, and so on down."""
+_SUGGEST = {
+    "stream_owner": "give each thread a stream of its own; compare `evidence` for both call sites",
+    "stream_order": "let the consumer wait for the producer's event; strict order tells whether that is all",
+    "stream_stuck": "ppconsole stacks{stage}",
+    "non_finite": "ppconsole logs{stage}; abort the request that is named",
+    "mismatch": "compare the tokens named in the evidence with the reference's",
+}
+
+
+def found(case: Case) -> list[Verdict]:
+    """Return one verdict a stage: the finding that explains the others, and how many more there are."""
+    verdicts = []
+    for stage in sorted({finding.stage for finding in case.evidence.findings}, key=lambda k: -1 if k is None else k):
+        mine = [finding for finding in case.evidence.findings if finding.stage == stage]
+        mine.sort(key=lambda finding: (_ORDER.index(finding.cause), -finding.since_s))
+        first, others = mine[0], mine[1:]
+        where = "" if stage is None else f" --stage {stage}"
+        verdicts.append(
+            Verdict(
+                stage=stage,
+                cause=first.cause,
+                summary=first.summary,
+                since_s=first.since_s,
+                evidence=[*first.evidence, *(f"also {other.cause}: {other.summary}" for other in others)]
+                or ["told by the live check"],
+                suggest=_SUGGEST[first.cause].format(stage=where),
+            )
+        )
+    return verdicts

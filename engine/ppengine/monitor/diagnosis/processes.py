@@ -1,0 +1,154 @@
+"""What became of processes: dead, killed for memory, crashed, out of memory by their own words, cut off, stopped.
+
+The first death is the root; what it tore along within two seconds is an echo of it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import msgspec
+
+from ppengine.monitor.diagnosis.budgets import is_lost, is_stopped
+from ppengine.monitor.diagnosis.case import Case
+from ppengine.monitor.diagnosis.words import doing, exit_words, seconds
+from ppengine.monitor.evidence import StageEvidence
+from ppengine.protocol.snapshot import Cause, Verdict
+
+ECHO_S = 2.0
+_ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "lost stage ")
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|outofmemory|memoryerror|not enough memory|(can't|cannot|could not) allocate memory|does not fit",
+    re.IGNORECASE,
+)
+_LOST_PEER = re.compile(r"lost stage (\d+)")
+_NO_WORDS = re.compile(r"exit code -?\d+|killed by SIG\w+|")
+
+
+def ended(case: Case) -> list[Verdict]:
+    """Return the stages that are dead or have said that they cannot go on.
+
+    Deaths that were seen in one look come in any order: one that blames its peer is no first death.
+    """
+    if case.evidence.stopping:
+        return []
+    lost = [stage for stage in case.evidence.stages if is_lost(stage) and not _may_be_an_echo(case, stage)]
+    if not lost:
+        return []
+    first = min(lost, key=lambda stage: (_blames_peer(stage), -_since(stage)))
+    return [_verdict(case, stage, _cause_of(case, stage, first)) for stage in lost]
+
+
+def stopped(case: Case) -> list[Verdict]:
+    """Return the stages that somebody stopped."""
+    return [_stopped(stage) for stage in case.evidence.stages if is_stopped(stage) and not is_lost(stage)]
+
+
+def _lost_peer(stage: StageEvidence) -> int | None:
+    """Return the stage whose connection closed, by a stage's own words."""
+    found = _LOST_PEER.search(f"{stage.lost} {stage.exit_detail}")
+    return int(found[1]) if found else None
+
+
+def _may_be_an_echo(case: Case, stage: StageEvidence) -> bool:
+    """Return whether a stage blames a peer whose own end may not have been seen yet."""
+    peer = _lost_peer(stage)
+    known = peer is None or any(other.stage == peer and is_lost(other) for other in case.evidence.stages)
+    return not known and _since(stage) < ECHO_S
+
+
+def _since(stage: StageEvidence) -> float:
+    return max(stage.dead_for_s or 0.0, stage.lost_for_s or 0.0)
+
+
+def _last_words(stage: StageEvidence) -> str:
+    told = stage.exit_detail if (stage.exit_code or 0) >= 0 else ""
+    words = stage.lost or told
+    return "" if _NO_WORDS.fullmatch(words) else words
+
+
+def _blames_peer(stage: StageEvidence) -> bool:
+    return any(text in f"{stage.lost} {stage.exit_detail}".lower() for text in _ECHOES)
+
+
+def _cause_of(case: Case, stage: StageEvidence, first: StageEvidence) -> str:
+    """Return what an end is the echo of, empty if it is one of its own."""
+    for verdict in case.found:
+        # Who was sent the wrong message dies of it; who sent it is named.
+        told = (edge for edge in stage.edges if edge.kind == "receive" and edge.peer == verdict.stage)
+        if verdict.cause == "mismatch" and any(told):
+            return f"after the mismatch of stage {verdict.stage}"
+    near = abs(_since(first) - _since(stage)) <= ECHO_S
+    return f"after stage {first.stage} was gone" if stage is not first and near and _blames_peer(stage) else ""
+
+
+def _cause(stage: StageEvidence) -> Cause:
+    code, words = stage.exit_code, _last_words(stage)
+    if code == -signal.SIGKILL:
+        return "killed_oom" if stage.oom_kills else "dead"
+    if _lost_peer(stage) is not None and (code is None or code >= 0):
+        return "link"  # Its peer lives, or this would be an echo.
+    if words and _OUT_OF_MEMORY.search(words):
+        return "out_of_memory"
+    if (code is not None and -code in _CRASHES) or (words and not _blames_peer(stage)):
+        return "crashed"
+    return "dead"
+
+
+_SUMMARIES: dict[Cause, str] = {"killed_oom": " by the out-of-memory killer", "dead": "", "crashed": ""}
+
+
+def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
+    cause, words = _cause(stage), _last_words(stage)
+    how = exit_words(stage.exit_code) if stage.dead_for_s is not None else "cannot go on"
+    summary = f"stage {stage.stage} {how}{_SUMMARIES.get(cause, '')}"
+    if echo:
+        summary += f" {echo}"
+    elif words:
+        summary += f": {words}"
+    evidence = [f"pid {stage.pid}: {how}"]
+    if words:
+        evidence.append(f"last words: {words}")
+    if stage.exit_code == -signal.SIGKILL:
+        kills = stage.oom_kills
+        known = f"cgroup oom_kill +{kills}" if kills else "no cgroup OOM"
+        evidence.append("cgroup oom_kill: not readable" if kills is None else known)
+    if stage.phase not in (None, "serving"):
+        evidence.append(f"in phase {stage.phase}")
+    if stage.op is not None:
+        until_then = max(0.0, (stage.op_age_s or 0.0) - _since(stage))
+        evidence.append(f"was in {doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
+    return Verdict(
+        stage=stage.stage,
+        cause=cause,
+        summary=summary,
+        since_s=_since(stage),
+        evidence=evidence,
+        suggest=_suggest(stage, cause),
+        root=not echo,
+    )
+
+
+def _suggest(stage: StageEvidence, cause: Cause) -> str:
+    logs = f"ppconsole logs --stage {stage.stage}"
+    if cause in ("killed_oom", "out_of_memory"):
+        return f"{logs}; then less memory: ppconsole set-memory, or scheduler.max_num_batched_tokens"
+    return logs
+
+
+def _stopped(stage: StageEvidence) -> Verdict:
+    since = (stage.stopped_for_s or 0.0) + (stage.sample_age_s or 0.0)
+    within = f" in {doing(stage)}" if stage.op not in (None, "idle") else ""
+    evidence = [f"pid {stage.pid}: process state T for {seconds(since)}"]
+    evidence += [f"open operation: {doing(stage)}"] if stage.op else []
+    evidence += [f"holds a step unretired for {seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
+    return Verdict(
+        stage=stage.stage,
+        cause="stopped",
+        summary=f"stage {stage.stage} is stopped by a signal (pid {stage.pid}, state T){within}",
+        since_s=since,
+        evidence=evidence,
+        suggest=f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})",
+    )

@@ -1,0 +1,163 @@
+"""Work that stands still: the waits are followed to the one that waits for nobody, what that one is, is the cause."""
+
+from __future__ import annotations
+
+from ppengine.monitor.diagnosis.budgets import GIL_AFTER_S, PHASE_BUDGET_S, holds_gil, is_unseen, stuck_limit_s
+from ppengine.monitor.diagnosis.case import Case, thread_lines
+from ppengine.monitor.diagnosis.graph import Node, Wait, edge_of, holding, main, message_text, receiving_from
+from ppengine.monitor.diagnosis.words import doing, seconds, where
+from ppengine.monitor.evidence import StageEvidence
+from ppengine.protocol.snapshot import Cause, Verdict
+
+_WAITS = frozenset({"idle", "receive", "send", "collective", "token_return"})
+
+
+def gil_holders(case: Case) -> list[Verdict]:
+    """Return the stages whose control thread cannot run because another thread keeps the GIL."""
+    return [_gil_held(stage) for stage in case.evidence.stages if holds_gil(stage)]
+
+
+def standing_still(case: Case) -> list[Verdict]:
+    """Return who holds up the steps in flight, once none has retired for longer than the work explains."""
+    evidence, graph = case.evidence, case.graph
+    held = holding(evidence)
+    if not evidence.steps_in_flight or not held or None in case.guilty:
+        return []
+    if any(stage.phase in PHASE_BUDGET_S for stage in evidence.stages):
+        return []
+    since = max(stage.unretired_age_s or 0.0 for stage in held)
+    if evidence.since_retired_s is not None:
+        since = min(since, evidence.since_retired_s)
+    limit = stuck_limit_s(evidence.stages)
+    if since <= limit:
+        return []
+    found: dict[int | None, Verdict] = {}
+    for stage in held:
+        chain = graph.follow(main(stage.stage))
+        on_the_way = {main(stage.stage), *(wait.on for wait in chain)}
+        if any(node.stage in case.guilty or node.stage in found for node in on_the_way):
+            continue
+        if found and not _stands_itself(case, chain, stage, limit):
+            continue
+        verdict = _at_the_end(case, stage, chain, since)
+        verdict.evidence.append(f"nothing retired for {seconds(since)}; the limit for this work is {seconds(limit)}")
+        verdict.evidence.append(f"steps in flight {list(evidence.steps_in_flight)}")
+        found[verdict.stage] = verdict
+    return list(found.values())
+
+
+def _stands_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: float) -> bool:
+    """Return whether a second end of waits has stood for as long, so that it is no mere consequence of the first."""
+    last = chain[-1].on if chain else main(stage.stage)
+    return last.kind == "main" and (case.stage(last.stage).op_age_s or 0.0) > limit
+
+
+def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict:
+    """Return the verdict on whom the waits of a stage lead to."""
+    cycle = case.graph.cycle(main(stage.stage))
+    if cycle:
+        return _deadlock(case, cycle, since)
+    last = chain[-1] if chain else None
+    end = last.on if last is not None else main(stage.stage)
+    if end.kind == "link" and last is not None:
+        return _link(case, end, last, since)
+    root = case.stage(end.stage)
+    if end.kind == "send":
+        lines = ["its send thread has taken none of them", *thread_lines(root)]
+        text = f"stage {root.stage}: the send thread is stuck with {root.outbox} messages handed over"
+        return _verdict(root, "self_stuck", text, since, lines)
+    if is_unseen(root):
+        age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
+        text = f"work stands still; stage {root.stage} was {age} sampled"
+        return _verdict(root, "undetermined", text, since, ["missing: a fresh sample; does the agent run?"])
+    if root.op in _WAITS:
+        return _waits_for_nobody(case, root, last, since)
+    lines = [*_who_waits(case, root), *thread_lines(root)]
+    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{_line(root)}", since, lines)
+
+
+def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
+    """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
+    k, finished, oldest = root.stage, root.finished_step, (root.retired_step or 0) + 1
+    if root.op == "idle" and last is not None and last.known and last.step and (finished or 0) >= last.step:
+        done, wanted = ("sending", "waits for") if "not sent" in last.text else ("receiving", "has sent")
+        text = f"stage {k} finished m{last.step} without {done} it; {last.waiter} {wanted} it"
+        return _verdict(root, "mismatch", text, since, [f"{last.waiter}: {last.text}", f"stage {k}: {doing(root)}"])
+    if root.op == "idle" and root.unretired_age_s is not None and None not in (finished, root.retired_step):
+        if (finished or 0) >= oldest:
+            text = f"stage {k} finished step {oldest}, and the core has not heard of it"
+        else:
+            text = f"stage {k} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"
+        lines = [
+            f"stage {k}: {doing(root)}, finished {finished}, acknowledged {root.retired_step}",
+            *thread_lines(root),
+        ]
+        return _verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
+    peer = receiving_from(root, len(case.evidence.stages))
+    text = f"stage {k} is in {doing(root)} and nothing shows why"
+    kind = "send" if root.op == "send" else "receive"
+    edge = edge_of(root, kind, peer) if peer is not None else None
+    shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
+    missing = "missing: what was sent and posted on this edge" + ("" if edge else " by this stage")
+    return _verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
+
+
+def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
+    numbers = sorted({wait.waiter.stage for wait in cycle if wait.waiter.stage >= 0})
+    parts = [f"{wait.waiter} waits for {wait.on}: {wait.text} for {seconds(wait.since_s)}" for wait in cycle]
+    first = max((wait for wait in cycle if wait.waiter.stage >= 0), key=lambda wait: wait.since_s)
+    root = case.stage(first.waiter.stage)
+    names = " and ".join(map(str, numbers))
+    text = f"stages {names} wait for each other" + (f", both in {root.op}" if _same_op(case, numbers) else "")
+    for number in numbers:
+        parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
+    if not all(wait.known for wait in cycle):
+        return _verdict(root, "undetermined", text, since, [*parts, "missing: what was sent and posted on each edge"])
+    return _verdict(root, "deadlock", text, since, parts)
+
+
+def _same_op(case: Case, numbers: list[int]) -> bool:
+    return len({case.stage(number).op for number in numbers}) == 1
+
+
+def _link(case: Case, link: Node, last: Wait, since: float) -> Verdict:
+    sender = case.stage(link.stage)
+    text = f"link stage {link.stage} -> stage {link.peer}: message {last.number} is sent and posted, not delivered"
+    lines = [f"{last.waiter}: {last.text}", f"both processes live; the sender is in {doing(sender)}"]
+    suggest = f"check the network between both; ppconsole stacks --stage {link.stage}"
+    return _verdict(sender, "link", text, since, lines, suggest)
+
+
+def _gil_held(stage: StageEvidence) -> Verdict:
+    age = stage.tick_age_s or GIL_AFTER_S
+    owner = stage.stack.gil_owner if stage.stack is not None and stage.stack.pid == stage.pid else ""
+    by = f" by {owner.partition(' at ')[0]}" if owner else ""
+    text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
+    lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
+    return _verdict(stage, "gil_held", text, age, lines)
+
+
+def _line(stage: StageEvidence) -> str:
+    """Return the line of code where the main thread stands, once its stack is taken."""
+    stack = stage.stack
+    if stack is None or stack.pid != stage.pid or not stack.main:
+        return ""
+    return f", at {next((frame for frame in stack.main if '.py:' in frame), stack.main[0])}"
+
+
+def _who_waits(case: Case, root: StageEvidence) -> list[str]:
+    waits = (wait for wait in case.graph.waits.values() if wait.on == main(root.stage) and not wait.soft)
+    return [f"{wait.waiter} waits for it: {wait.text}" for wait in waits]
+
+
+def _verdict(
+    stage: StageEvidence, cause: Cause, summary: str, since: float, evidence: list[str], suggest: str = ""
+) -> Verdict:
+    return Verdict(
+        stage=stage.stage,
+        cause=cause,
+        summary=summary,
+        since_s=since,
+        evidence=list(evidence),
+        suggest=suggest or f"ppconsole stacks --stage {stage.stage}",
+    )

@@ -1,0 +1,56 @@
+"""Stacks for verdicts: taken once, in the background, when a verdict needs the line of code that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from ppengine.monitor.diagnosis import STACKS_WANTED
+from ppengine.monitor.evidence import Stack
+from ppengine.monitor.stacks import newest
+from ppengine.protocol import frames
+from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.snapshot import Verdict
+
+NONCE = -1
+"""Of the gateway's own questions; consoles' are counted from 1."""
+_AGAIN_S = 1.0
+
+
+class StackProbe:
+    """Asks the agent once for every fault; what it answers is evidence until the fault is gone."""
+
+    def __init__(self, ask: Callable[[Inspect], str]) -> None:
+        """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
+        self._ask = ask
+        self._asked: set[tuple[int, int]] = set()
+        self._not_before = 0.0
+        self.stacks: Mapping[int, Stack] = {}
+        """By pid."""
+
+    def look(self, verdicts: list[Verdict], pids: Mapping[int, int]) -> None:
+        """Ask for the stacks that `verdicts` lack. `pids`: the process of each stage."""
+        wanted: set[tuple[int, int]] = set()
+        for verdict in verdicts:
+            if verdict.root and verdict.cause in STACKS_WANTED and verdict.stage is not None:
+                # Who waits for each other is only understood together.
+                stages = pids if verdict.cause == "deadlock" else [verdict.stage]
+                wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
+        if not wanted:
+            self._asked, self.stacks = set(), {}
+            return
+        for stage, pid in sorted(wanted - self._asked):
+            if time.monotonic() < self._not_before:
+                return
+            if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage)):
+                self._not_before = time.monotonic() + _AGAIN_S
+                return
+            self._asked.add((stage, pid))
+
+    def take(self, answer: Inspected | Failed) -> None:
+        """Keep what the agent answers, for as long as it is asked for."""
+        if isinstance(answer, Inspected):
+            detail = frames.decode_as(StacksDetail, bytes(answer.data))
+            known = {stage.pid: newest(stage) for stage in detail.stages if stage.pid is not None}
+            asked = {pid for _, pid in self._asked}
+            self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in asked}}

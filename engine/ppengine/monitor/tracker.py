@@ -1,0 +1,258 @@
+"""From reports that come and stay away to `Evidence`, with the little memory that ages need.
+
+Since when a process is stopped, dead or silent, when a step last retired, how often the out-of-memory killer struck.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+
+from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
+from ppengine.monitor.rings import expected_ms
+from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
+
+TICK_OLD_S = 1.0
+"""The control thread ticks ten times a second; older than this is not bad luck."""
+OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
+"""A kill is counted before its victim is gone, which can take a while; and read a moment later."""
+
+
+class Run(msgspec.Struct):
+    """An unbroken run of one observation, in monotonic ns."""
+
+    first_ns: int
+    last_ns: int
+
+    @property
+    def length_s(self) -> float:
+        """How long it has lasted."""
+        return (self.last_ns - self.first_ns) / 1e9
+
+
+class Tracked(msgspec.Struct):
+    """Memory of one process. Another pid begins anew."""
+
+    pid: int
+    stopped: Run | None = None
+    dead_ns: int | None = None
+    lost_ns: int | None = None
+    resumed_ns: int | None = None
+    stale: Run | None = None
+    kills: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
+    """Counts of out-of-memory kills with their times, over `OOM_WINDOW_NS`."""
+    grown: int | None = None
+
+    def saw(self, state: str | None, at_ns: int) -> bool:
+        """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
+        was_stopped = self.stopped is not None
+        if state == "T":
+            self.stopped = self.stopped or Run(at_ns, at_ns)
+            self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
+        else:
+            self.stopped = None
+        if state in (None, "Z", "X"):
+            self.dead_ns = self.dead_ns or at_ns
+        if was_stopped and self.stopped is None:
+            self.resumed_ns = at_ns
+            return True
+        return False
+
+    def ticked(self, age_s: float, at_ns: int) -> float:
+        """Enter the age of the control thread's tick; return it without the time of a stop."""
+        if self.resumed_ns is not None:
+            age_s = min(age_s, (at_ns - self.resumed_ns) / 1e9)
+        if age_s < TICK_OLD_S or self.stopped is not None:
+            self.stale = None
+        else:
+            self.stale = self.stale or Run(at_ns, at_ns)
+            self.stale.last_ns = max(self.stale.last_ns, at_ns)
+        return age_s
+
+    def killed(self, count: int | None, at_ns: int) -> int | None:
+        """Enter a count of out-of-memory kills; return by how much it grew around the death, or lately."""
+        if count is not None and (self.dead_ns is None or at_ns - self.dead_ns < OOM_LATE_NS):
+            self.kills.append((at_ns, count))
+            while self.dead_ns is None and at_ns - self.kills[0][0] > OOM_WINDOW_NS:
+                self.kills.popleft()
+            self.grown = count - self.kills[0][1]
+        return self.grown
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """A stage sample with the time of its report on this host's clock. `here`: the stage runs on this host."""
+
+    sample: StageSample
+    mono_ns: int
+    here: bool = True
+
+
+class EvidenceTracker:
+    """Turns the newest reports into `Evidence`."""
+
+    def __init__(self, stages: int, publish_hz: float) -> None:
+        self._keys = [(stage, 0) for stage in range(stages)]
+        self._limit_s = max(2.0, 3.0 / publish_hz)
+        self._processes: dict[object, Tracked] = {}
+        self._retired: dict[Key, int] = {}
+        self._retired_ns: int | None = None
+        self._unscheduled: Run | None = None
+
+    def build(
+        self,
+        now_ns: int,
+        core: CoreReport | None,
+        sightings: dict[Key, Sighting],
+        processes: ProcessReport | None,
+        core_state: tuple[int, str | None] | None,
+        *,
+        stacks: Mapping[int, Stack] | None = None,
+        stopping: bool = False,
+    ) -> Evidence:
+        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid."""
+        listed = processes.processes if processes else []
+        views = {(view.index, view.rank): view for view in core.stages} if core else {}
+        self._note_retired(now_ns, views)
+        stages = tuple(
+            self._stage(now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key))
+            for key in self._keys
+        )
+        known = stacks or {}
+        stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
+        driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state)
+        return Evidence(
+            stages=stages,
+            driver=driver,
+            steps_in_flight=tuple(core.steps_in_flight) if core else (),
+            findings=tuple(core.findings) if core else (),
+            since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
+            stopping=stopping,
+        )
+
+    def _note_retired(self, now_ns: int, views: dict[Key, StageView]) -> None:
+        retired = {key: view.retired_step for key, view in views.items()}
+        if retired != self._retired:
+            self._retired, self._retired_ns = retired, now_ns
+
+    def _tracked(self, name: object, pid: int) -> Tracked:
+        known = self._processes.get(name)
+        if known is None or known.pid != pid:
+            known = self._processes[name] = Tracked(pid)
+        return known
+
+    def _stage(
+        self, now_ns: int, key: Key, view: StageView | None, seen: Sighting | None, process: ProcessInfo | None
+    ) -> StageEvidence:
+        if seen is not None and process is not None and process.exit_code is None and process.pid != seen.sample.pid:
+            seen = None  # The rings of its predecessor.
+        pid = process.pid if process else seen.sample.pid if seen else view.pid if view else None
+        base = StageEvidence(
+            stage=key[0],
+            rank=key[1],
+            pid=pid,
+            retired_step=view.retired_step if view else None,
+            unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
+            unretired_tokens=view.oldest_unretired_tokens if view else 0,
+        )
+        if pid is None:
+            return base
+        tracked = self._tracked(key, pid)
+        if view is not None and view.lost:
+            tracked.lost_ns = tracked.lost_ns or now_ns
+            base = msgspec.structs.replace(base, lost=view.lost, lost_for_s=(now_ns - tracked.lost_ns) / 1e9)
+        if seen is not None and seen.sample.pid == pid:
+            base = self._with_sample(base, tracked, seen, now_ns)
+        if process is not None and process.exit_code is not None:
+            tracked.dead_ns = tracked.dead_ns or now_ns
+            base = msgspec.structs.replace(base, exit_code=process.exit_code, exit_detail=process.detail)
+        dead_for = None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9
+        stopped = None if tracked.stopped is None else tracked.stopped.length_s
+        return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
+
+    def _with_sample(self, base: StageEvidence, tracked: Tracked, seen: Sighting, now_ns: int) -> StageEvidence:
+        sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
+        if tracked.saw(sample.process_state, seen.mono_ns):
+            self._retired_ns = now_ns  # It takes up its work again: the time for it begins anew.
+        tick = None if sample.tick_age_ms is None else tracked.ticked(sample.tick_age_ms / 1e3, seen.mono_ns)
+        expected = expected_ms(sample.forward_ms, base.unretired_tokens)
+        return msgspec.structs.replace(
+            base,
+            process_state=sample.process_state,
+            oom_kills=tracked.killed(sample.oom_kills, seen.mono_ns),
+            main_state=sample.main_state,
+            wchan=sample.wchan,
+            cpu=sample.cpu,
+            tick_age_s=tick,
+            tick_stale_for_s=None if tracked.stale is None else tracked.stale.length_s,
+            phase=sample.phase,
+            phase_age_s=sample.phase_age_ms / 1e3 + age,
+            sample_age_s=age,
+            op=sample.op,
+            op_age_s=None if sample.op_age_ms is None else sample.op_age_ms / 1e3 + age,
+            op_step=sample.op_step,
+            op_peer=sample.op_peer,
+            last_op=sample.last_op,
+            outbox=sample.outbox,
+            edges=tuple(sample.edges),
+            pace=sample.pace,
+            progress_age_s=None if sample.progress_age_ms is None else sample.progress_age_ms / 1e3 + age,
+            finished_step=sample.finished_step,
+            expected_s=_seconds(expected),
+            cpu_s=sample.cpu_s,
+        )
+
+    def _driver(
+        self,
+        now_ns: int,
+        core: CoreReport | None,
+        process: ProcessInfo | None,
+        state: tuple[int, str | None] | None,
+    ) -> DriverEvidence:
+        pid = process.pid if process else state[0] if state else None
+        age = None if core is None else (now_ns - core.mono_ns) / 1e9
+        if pid is None:
+            return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
+        tracked = self._tracked("core", pid)
+        if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
+            self._retired_ns = now_ns
+        if process is not None and process.exit_code is not None:
+            tracked.dead_ns = tracked.dead_ns or now_ns
+        unscheduled = self._note_unscheduled(now_ns, core)
+        return DriverEvidence(
+            pid=pid,
+            exit_code=process.exit_code if process else None,
+            exit_detail=process.detail if process else "",
+            process_state=state[1] if state else None,
+            stopped_for_s=None if tracked.stopped is None else tracked.stopped.length_s,
+            dead_for_s=None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9,
+            report_age_s=age,
+            report_limit_s=self._limit_s,
+            unscheduled_for_s=unscheduled,
+            running=core.queues.running if core else 0,
+        )
+
+    def _note_unscheduled(self, now_ns: int, core: CoreReport | None) -> float | None:
+        """Return for how long requests have run without a step in flight."""
+        if core is None or core.engine.state != "serving" or not core.queues.running or core.steps_in_flight:
+            self._unscheduled = None
+            return None
+        self._unscheduled = self._unscheduled or Run(core.mono_ns, core.mono_ns)
+        self._unscheduled.last_ns = core.mono_ns
+        return self._unscheduled.length_s
+
+
+def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None) -> ProcessInfo | None:
+    """Return the process of a role (and stage): one that runs, else the last one listed."""
+    mine = [
+        process
+        for process in listed
+        if process.role == role and (key is None or (process.stage, process.rank or 0) == key)
+    ]
+    running = [process for process in mine if process.exit_code is None]
+    return next(reversed(running or mine), None)
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3

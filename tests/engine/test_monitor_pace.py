@@ -1,0 +1,112 @@
+"""A stage beside its own past: what is slower, and everything that only looks so."""
+
+import pytest
+from monitor_helpers import record
+from ppengine.monitor.messages import SHOWN_DONE, MessageTrack
+from ppengine.monitor.pace import Pace
+from ppengine.ring import Kind
+
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """A stage that makes `steps` steps a second."""
+
+    def __init__(self):
+        self.pace, self.now_ns, self.waited_ns, self.throttled_us = Pace(), 5 * SECOND, 0, 0
+
+    def run(self, seconds, step_ms, tokens=8, context=800, waited=0.0, throttled=0.0):
+        """Run on; return the newest judgement. `waited`, `throttled`: seconds a second."""
+        for _ in range(seconds):
+            for _ in range(20):
+                self.pace.add(tokens, context, step_ms)
+            self.now_ns += SECOND
+            self.waited_ns += int(waited * 1e9)
+            self.throttled_us += int(throttled * 1e6)
+            self.pace.close(self.now_ns, self.waited_ns, self.throttled_us)
+        return self.pace.sample(self.now_ns)
+
+
+def test_a_slower_stage_is_told_with_its_baseline_and_since_when():
+    clock = Clock()
+    assert clock.run(20, 10.0).slow_ms == 0
+    slow = clock.run(11, 16.0)
+    assert (slow.step_ms, slow.baseline_ms) == (16.0, 10.0) and slow.slow_ms == 11_000
+    assert clock.run(60, 16.0).slow_ms == 71_000, "what is slow does not become the baseline"
+    assert clock.run(1, 10.4).slow_ms == 0
+
+
+def test_less_than_a_third_slower_is_not_told():
+    clock = Clock()
+    clock.run(20, 10.0)
+    assert clock.run(30, 12.5).slow_ms == 0
+
+
+def test_one_slow_second_breaks_off():
+    clock = Clock()
+    clock.run(20, 10.0)
+    for _ in range(6):
+        assert clock.run(3, 20.0).slow_ms <= 3000
+        clock.run(1, 10.0)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(64, 800), (8, 9000), (8, 100), (2048, 2048)])
+def test_other_work_is_not_compared(tokens, context):
+    clock = Clock()
+    clock.run(20, 10.0)
+    assert clock.run(4, 300.0, tokens, context) is None or clock.pace.sample(clock.now_ns).slow_ms == 0
+
+
+def test_a_context_that_grows_is_not_a_straggler():
+    clock = Clock()
+    for context in range(100, 20_000, 60):
+        found = clock.run(1, 1.0 + context / 2000, context=context)
+        assert found is None or found.slow_ms == 0
+
+
+def test_waiting_for_a_core_is_the_machines_fault_and_a_quota_is_the_stages():
+    crowded, capped = Clock(), Clock()
+    crowded.run(20, 10.0)
+    capped.run(20, 10.0)
+    assert crowded.run(12, 18.0, waited=0.16).slow_ms == 0
+    slow = capped.run(12, 18.0, waited=0.16, throttled=0.16)
+    assert slow.slow_ms == 12_000 and slow.throttled == pytest.approx(0.16)
+
+
+def test_a_pause_and_work_without_like_forget_nothing_at_once():
+    clock = Clock()
+    clock.run(20, 10.0)
+    clock.run(12, 16.0)
+    clock.now_ns += 300 * SECOND
+    clock.pace.close(clock.now_ns)
+    assert clock.run(1, 16.0).slow_ms > 12_000
+    clock.run(12, 50.0, tokens=500)
+    assert clock.pace.sample(clock.now_ns) is None or clock.pace.sample(clock.now_ns).slow_ms == 0
+
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+def message(number, begin_ms, end_ms=0.0, kind=Kind.SEND, peer=1, **more):
+    return record(number, kind, begin_ms, end_ms, peer=peer, step=number + 100, size=64, detail=number, code=5, **more)
+
+
+def test_open_messages_and_the_newest_done_are_shown_by_edge():
+    track = MessageTrack()
+    track.feed([message(n, n, n + 0.5) for n in range(1, 41)])
+    track.feed([message(41, 41, returned_ns=42), message(42, 42), message(1, 5, kind=Kind.RECEIVE, peer=0)])
+    track.feed([record(9, Kind.FORWARD, 1.0), record(10, Kind.SEND, 1.0)])
+    sent, received = track.samples(50_000_000)
+    assert (sent.kind, sent.peer, received.kind, received.peer) == ("send", 1, "receive", 0)
+    assert [m.number for m in sent.messages] == [*range(41 - SHOWN_DONE, 43)]
+    assert [m.state for m in sent.messages[-3:]] == [2, 1, 0] and sent.messages[-1].age_ms == 8.0
+    assert (sent.messages[0].step, sent.messages[0].size, sent.messages[0].code) == (129, 64, 5)
+
+
+def test_a_new_generation_of_an_edge_counts_anew():
+    track = MessageTrack()
+    track.feed([message(7, 1.0, 2.0)])
+    track.feed([message(1, 3.0)._replace(generation=1)])
+    track.feed([message(8, 2.0, 2.5)])
+    (edge,) = track.samples(0)
+    assert edge.generation == 1 and [m.number for m in edge.messages] == [1]
