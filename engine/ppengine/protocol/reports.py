@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ppengine.protocol.snapshot import (
@@ -45,6 +47,22 @@ class StageView(msgspec.Struct, kw_only=True):
     """Loading line of a stage that is not ready."""
 
 
+class Finding(msgspec.Struct, kw_only=True, frozen=True):
+    """What a live check of the engine has found: evidence for the diagnosis, and enough to judge by itself.
+
+    `stage` None: the check cannot tell which one. `mismatch` is the shadow check's: tokens differ from the reference's.
+    """
+
+    stage: int | None
+    cause: Literal["stream_order", "stream_owner", "stream_stuck", "non_finite", "mismatch"]
+    summary: str
+    """One line of at most 100 characters."""
+    since_s: float
+    """Since it was first seen."""
+    evidence: list[str] = []
+    """Facts, one a line: both call sites, the bytes or tokens at stake, what would put it right."""
+
+
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """The scheduler's side, `publish_hz` times a second."""
 
@@ -64,6 +82,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     preemptions_total: int
     prefix_hit_tokens_total: int
     dropped_total: int = 0
+    findings: list[Finding] = []
+    """Of the live checks, oldest first; empty while they are off."""
 
 
 class StageSample(msgspec.Struct, kw_only=True):
