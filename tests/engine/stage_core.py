@@ -29,6 +29,7 @@ from ppengine.protocol.steps import (
     Sampled,
     Shutdown,
     StageFailed,
+    StageFindings,
     StageProgress,
     StageReady,
     Step,
@@ -67,6 +68,7 @@ class FakeCore:
         self.failed: list[StageFailed] = []
         self.fatal: list[Retired] = []
         self.pongs: list[ControlPong] = []
+        self.findings: list[StageFindings] = []
         self.retired: dict[int, dict[int, Retired]] = {}
         self.number = 0
         self.slots: set[int] = set()
@@ -128,6 +130,8 @@ class FakeCore:
                 self.failed.append(message)
             elif isinstance(message, ControlPong):
                 self.pongs.append(message)
+            elif isinstance(message, StageFindings):
+                self.findings.append(message)
 
     def until(self, condition: Any, what: str, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds

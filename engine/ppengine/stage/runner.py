@@ -13,6 +13,7 @@ from ppengine.models import StageModel
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Retired, Sampled, Step
 from ppengine.ring import Gauge, Kind
 from ppengine.stage.batch_state import BatchState, Plan
+from ppengine.stage.checks import StageChecks
 from ppengine.stage.kv_cache import HostPool, KvCache
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.sampler import sample_rows
@@ -45,6 +46,7 @@ class Runner:
         inlet: Inlet | None,
         outbox: Outbox | None,
         tokens: TokenTable | None,
+        checks: StageChecks,
     ) -> None:
         self.stage, self.rank, self.generation = stage, rank, generation
         self.cache = cache
@@ -55,6 +57,7 @@ class Runner:
         self._ring = ring
         self._inlet = inlet
         self._tokens = tokens
+        self._checks = checks
 
     def announce(self, step: Step) -> None:
         """Let the transport receive for a step that has come but not begun."""
@@ -63,6 +66,8 @@ class Runner:
 
     def execute(self, step: Step) -> Retired:
         """Do one step and return its acknowledgement. Raises what the model or the transport raises."""
+        if step.checks is not None:
+            self._checks.apply(step.checks)
         self._state.release(step.release)
         if self._tokens is not None and step.release:
             self._tokens.forget(step.release)
