@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import msgspec
+
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Check, StageFindings
 from ppengine.streams.ledger import Ledger
@@ -23,7 +25,8 @@ class StageChecks:
         self.finite = False
         self._stage, self._rank, self._generation = stage, rank, generation
         self._lock = threading.Lock()
-        self._non_finite: dict[str, tuple[Finding, int, int]] = {}
+        self._non_finite: tuple[Finding, int, int] | None = None
+        self._hold_ns = 0
         self._told = {Check.LEDGER: 0, Check.FINITE: 0}
         self._told_at = {Check.LEDGER: 0.0, Check.FINITE: 0.0}
         self._count = {Check.LEDGER: 0, Check.FINITE: 0}
@@ -36,27 +39,29 @@ class StageChecks:
         finite = bool(checks & Check.FINITE)
         with self._lock:
             if finite != self.finite:
-                self._non_finite.clear()
+                self._non_finite = None
                 self._changes += 1
             self.finite = finite
 
-    def non_finite(self, part: str, step: int, finding: Finding) -> None:
-        """Keep the first finding about each part of the stage."""
-        with self._lock:
-            if part not in self._non_finite:
-                self._non_finite[part] = finding, step, time.monotonic_ns()
-                self._changes += 1
+    @property
+    def looks_for_non_finite(self) -> bool:
+        """Whether the finite check is on and has found nothing yet: what comes after the first is its consequence."""
+        return self.finite and self._non_finite is None
 
-    def knows(self, part: str) -> bool:
-        """Return whether there is a finding about a part already."""
-        return part in self._non_finite
+    def non_finite(self, step: int, finding: Finding, hold_s: float = 0.0) -> None:
+        """Keep what the finite check has found first, and tell it after `hold_s`."""
+        with self._lock:
+            if self.finite:
+                self._non_finite = finding, step, time.monotonic_ns()
+                self._hold_ns = time.monotonic_ns() + int(hold_s * 1e9)
+                self._changes += 1
 
     def news(self) -> list[StageFindings]:
         """Return what has changed since the last call; what only came again is told once a second."""
         self._look_for_stuck()
         now, news = time.monotonic(), []
         for check, changes in ((Check.LEDGER, self.ledger.troubles.changes), (Check.FINITE, self._changes)):
-            if changes == self._told[check]:
+            if changes == self._told[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
                 continue
             findings, steps = self._findings(check)
             if len(findings) == self._count[check] and now - self._told_at[check] < AGAIN_S:
@@ -82,17 +87,8 @@ class StageChecks:
         if check is Check.LEDGER:
             findings = self.ledger.findings()
             return findings, [0] * len(findings)
-        now = time.monotonic_ns()
-        with self._lock:
-            kept = list(self._non_finite.values())
-        findings = [
-            Finding(
-                stage=found.stage,
-                cause=found.cause,
-                summary=found.summary,
-                since_s=(now - since) / 1e9,
-                evidence=found.evidence,
-            )
-            for found, _, since in kept
-        ]
-        return findings, [step for _, step, _ in kept]
+        kept = self._non_finite
+        if kept is None:
+            return [], []
+        finding, step, since_ns = kept
+        return [msgspec.structs.replace(finding, since_s=(time.monotonic_ns() - since_ns) / 1e9)], [step]
