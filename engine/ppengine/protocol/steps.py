@@ -204,5 +204,34 @@ class StageFindings(msgspec.Struct, tag="findings", array_like=True, kw_only=Tru
     steps: list[int]
 
 
+class ShadowTask(msgspec.Struct, tag="shadow-task", array_like=True, kw_only=True):
+    """To the reference: repeat a greedy request from its tokens, and compare the outputs from `first` on."""
+
+    nonce: int
+    step: int
+    request: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    first: int
+    min_tokens: int
+    stop_token_ids: list[int]
+
+
+class ShadowReady(msgspec.Struct, tag="shadow-ready", array_like=True, kw_only=True):
+    """The reference has loaded the checkpoint."""
+
+    weights_bytes: int
+
+
+class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only=True):
+    """What came of a task. `difference`: the first token that the same-tokens rule does not allow."""
+
+    nonce: int
+    compared: int
+    difference: Finding | None = None
+
+
 ToStage = Step | Shutdown | ControlPing
-FromStage = Retired | StageReady | StageProgress | StageFailed | ControlPong | StageFindings
+FromStage = (
+    Retired | StageReady | StageProgress | StageFailed | ControlPong | StageFindings | ShadowReady | ShadowAnswer
+)

@@ -30,7 +30,7 @@ from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, open_
 
 _MIB = 2**20
 _REPORT_S = 0.2
-_SEED = 0
+DUMMY_SEED = 0
 """Of dummy weights, so that all stages and all boots agree on them."""
 
 
@@ -101,7 +101,7 @@ class Boot:
             max_model_len=self._config.max_model_len,
         )
         if self._config.profile.model.load_format == "dummy":
-            init_dummy(model, _SEED)
+            init_dummy(model, DUMMY_SEED)
         else:
             load_weights(model, folder, progress=self._loaded)
         return model
