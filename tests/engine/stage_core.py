@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 import time
@@ -42,7 +43,14 @@ THREADS = 1
 class FakeCore:
     """Context manager around `stages` stage processes on the checkpoint in `folder`."""
 
-    def __init__(self, folder: Path, stages: int = 2, start: bool = True, **sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stages: int = 2,
+        start: bool = True,
+        modules: dict[int, str] | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stage-test-"))
         run, rings = self.folder / "run", self.folder / "rings"
         run.mkdir(mode=0o700)
@@ -62,6 +70,7 @@ class FakeCore:
         )  # fmt: skip
         (run / "engine.json").write_bytes(msgspec.json.encode(self.config))
         self.stages = stages
+        self.modules = modules or {}
         self.children: dict[int, Child] = {}
         self.ready: dict[int, StageReady] = {}
         self.progress: list[StageProgress] = []
@@ -101,9 +110,10 @@ class FakeCore:
 
     def start(self, stage: int) -> None:
         args = ["--engine", f"{self.config.run_dir}/engine.json", "--stage", str(stage), "--rank", "0"]
-        env = {"OMP_NUM_THREADS": "1"}
-        log = self.folder / f"stage{stage}.log"
-        self.children[stage] = spawn("ppengine.stage.worker", [*args, "--generation", "1"], log=log, env=env)
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        log, module = self.folder / f"stage{stage}.log", self.modules.get(stage, "ppengine.stage.worker")
+        self.children[stage] = spawn(module, [*args, "--generation", "1"], log=log, env=env)
 
     def log(self, stage: int) -> str:
         return (self.folder / f"stage{stage}.log").read_text()

@@ -151,3 +151,27 @@ def test_stages_switch_at_a_step_boundary_with_the_same_tokens(stages: int, tmp_
             if switch:
                 until(lambda: core.pump() or len({m.stage for m in core.findings}) == stages, "each stage has told")
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_a_live_stage_that_reuses_its_send_buffer_too_early_is_found(planted: bool, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "opt", dtype="float64", layers=3)
+    modules = {1: "standins.reusing_stage"} if planted else {}
+    with FakeCore(folder, 3, modules=modules) as core:
+        core.serve()
+        core.run(checks=Check.LEDGER)
+        sequence = Sequence(core, 0, list(range(10, 21)), [1, 2, 3])
+        sequence.prefill(4)
+        sequence.decode(8)
+        found = [message for message in core.findings if message.findings]
+        if not planted:
+            assert not found
+            return
+        until(lambda: core.pump() or any(message.findings for message in core.findings), "the stage tells")
+        message = next(message for message in core.findings if message.findings)
+        assert (message.stage, message.check) == (1, Check.LEDGER)
+        (finding,) = message.findings
+        assert finding.summary == "stage 1: main rewrites send>2 buffer 0 while send>2 may still read it"
+        text = "\n".join(finding.evidence)
+        assert "on stream send>2 (cpu, owner send, for send), at stage/transport.py:" in text
+        assert "standins/reusing_stage.py:" in text
