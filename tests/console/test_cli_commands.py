@@ -24,6 +24,7 @@ from ppengine.protocol.control import (
     Refused,
     Release,
     Resume,
+    SetCheck,
     SetMemory,
     Stop,
     Submit,
@@ -230,6 +231,9 @@ VERBS = [
     (["drain", "--undo"], Drain(undo=True)),
     (["stop"], Stop()),
     (["continue", "1"], Continue(stage=1)),
+    (["check", "ledger", "on"], SetCheck(check="ledger")),
+    (["check", "strict", "off"], SetCheck(check="strict", mode="off")),
+    (["check", "shadow", "on", "--share", "0.05"], SetCheck(check="shadow", share=0.05)),
 ]
 
 

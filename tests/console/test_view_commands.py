@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Refused,
     Release,
     Resume,
+    SetCheck,
     SetMemory,
     Stop,
     SwapIn,
@@ -42,6 +43,8 @@ from ppengine.protocol.control import (
         ("resume", Resume(), "resume"),
         ("drain --undo", Drain(undo=True), "drain --undo"),
         ("continue 2", Continue(stage=2), "continue 2"),
+        ("check finite on", SetCheck(check="finite"), "check finite on"),
+        ("check shadow on --share=0.05", SetCheck(check="shadow", share=0.05), "check shadow on --share 0.05"),
         ("stop", Stop(), "stop"),
     ],
 )
@@ -60,6 +63,9 @@ def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
         ("set-memory lots", "not a number"),
         ("abort", "takes one argument, not 0"),
         ("pause now", "takes no 'now'"),
+        ("check finite", "takes two words, not 1"),
+        ("check finite maybe", "Invalid enum value 'maybe'"),
+        ("check shadow on --share lots", "Expected `float | null`"),
         ("abort 'r-1", "No closing quotation"),
     ],
 )
@@ -73,6 +79,8 @@ def test_completion():
     assert commands.complete("pre", picture) == "preempt"
     assert commands.complete("abort r-00", picture) == "abort r-0000"
     assert commands.complete("preempt r-1 --mode s", picture) == "preempt r-1 --mode swap"
+    assert commands.complete("check f", picture) == "check finite"
+    assert commands.complete("check finite of", picture) == "check finite off"
     assert commands.complete("", picture) is None and commands.complete("zzz", picture) is None
 
 

@@ -41,11 +41,13 @@ class CoreWorld:
         self.events = []
         self.steps: deque[Step] = deque()
         self.next_token = 5
+        self.shadow_tasks: list[bytes] = []
         self._codec = Codec(ToStage)
         self._count = 0
         self.engine = Engine(
             config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
+            send_shadow=self.shadow_tasks.append,
         )  # fmt: skip
         if serve:
             self.ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 import time
@@ -29,6 +30,7 @@ from ppengine.protocol.steps import (
     Sampled,
     Shutdown,
     StageFailed,
+    StageFindings,
     StageProgress,
     StageReady,
     Step,
@@ -41,7 +43,14 @@ THREADS = 1
 class FakeCore:
     """Context manager around `stages` stage processes on the checkpoint in `folder`."""
 
-    def __init__(self, folder: Path, stages: int = 2, start: bool = True, **sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stages: int = 2,
+        start: bool = True,
+        modules: dict[int, str] | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stage-test-"))
         run, rings = self.folder / "run", self.folder / "rings"
         run.mkdir(mode=0o700)
@@ -61,12 +70,14 @@ class FakeCore:
         )  # fmt: skip
         (run / "engine.json").write_bytes(msgspec.json.encode(self.config))
         self.stages = stages
+        self.modules = modules or {}
         self.children: dict[int, Child] = {}
         self.ready: dict[int, StageReady] = {}
         self.progress: list[StageProgress] = []
         self.failed: list[StageFailed] = []
         self.fatal: list[Retired] = []
         self.pongs: list[ControlPong] = []
+        self.findings: list[StageFindings] = []
         self.retired: dict[int, dict[int, Retired]] = {}
         self.number = 0
         self.slots: set[int] = set()
@@ -99,9 +110,10 @@ class FakeCore:
 
     def start(self, stage: int) -> None:
         args = ["--engine", f"{self.config.run_dir}/engine.json", "--stage", str(stage), "--rank", "0"]
-        env = {"OMP_NUM_THREADS": "1"}
-        log = self.folder / f"stage{stage}.log"
-        self.children[stage] = spawn("ppengine.stage.worker", [*args, "--generation", "1"], log=log, env=env)
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        log, module = self.folder / f"stage{stage}.log", self.modules.get(stage, "ppengine.stage.worker")
+        self.children[stage] = spawn(module, [*args, "--generation", "1"], log=log, env=env)
 
     def log(self, stage: int) -> str:
         return (self.folder / f"stage{stage}.log").read_text()
@@ -128,6 +140,8 @@ class FakeCore:
                 self.failed.append(message)
             elif isinstance(message, ControlPong):
                 self.pongs.append(message)
+            elif isinstance(message, StageFindings):
+                self.findings.append(message)
 
     def until(self, condition: Any, what: str, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds

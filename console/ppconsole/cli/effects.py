@@ -152,6 +152,29 @@ def continue_command(stage: int, common: Common, effect: Effect) -> int:
     return carry_out(Continue(stage=stage), common, effect)
 
 
+@click.command("check")
+@click.argument("check", type=click.Choice(["ledger", "strict", "finite", "shadow"]))
+@click.argument("mode", type=click.Choice(["on", "off"]))
+@click.option("--share", type=float, metavar="S", help="Of the steps, for `shadow on`; 0.01 if left out.")
+@effect_options
+def check_command(check: Any, mode: Any, share: float | None, common: Common, effect: Effect) -> int:
+    """Switch a live CHECK on or off.
+
+    All stages do it at one step, while requests run.
+
+    \b
+    ledger  who hands which buffer to whom, and what orders the two
+    strict  wait for every operation before the next (as CUDA_LAUNCH_BLOCKING, without a restart)
+    finite  values that leave a stage: the first that is NaN or infinite
+    shadow  a single-stage reference repeats a share of the steps and compares tokens
+
+    What they find is told by `explain`; off forgets it.
+    """
+    from ppengine.protocol.control import SetCheck
+
+    return carry_out(SetCheck(check=check, mode=mode, share=share), common, effect)
+
+
 def carry_out(verb: Any, common: Common, effect: Effect) -> int:
     """Send one verb, print what becomes of it, and return the exit code."""
     return run(lambda: _carry_out(verb, common, effect))

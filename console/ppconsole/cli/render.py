@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ppengine.protocol.control import RequestDetail, StacksDetail
 from ppengine.protocol.discovery import EngineRecord
-from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot, StageInfo, Verdict
+from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
 
 from ppconsole.model.facts import verdict_text
 from ppconsole.model.safe import clean
@@ -38,6 +38,8 @@ def table(names: str, rows: Sequence[Sequence[str]], right: Sequence[str] = ()) 
 def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
     """Return the whole picture: the engine, verdicts, stages, pool, requests, operations."""
     lines = [engine_line(snapshot)]
+    if text := checks_text(snapshot.engine.checks):
+        lines.append(f"  checks: {text}")
     if snapshot.engine.message:
         lines.append(f"  {clean(snapshot.engine.message)}")
     lines += [f"!{verdict_text(verdict)}" for verdict in snapshot.verdicts]
@@ -52,6 +54,19 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
         line = f"OP {operation.id} {operation.verb} by {operation.by}: {operation.state} {operation.progress}"
         lines.append(clean(line).rstrip())
     return lines
+
+
+def checks_text(checks: ChecksInfo) -> str:
+    """Return the live checks that are on, and what came of them; empty when none is."""
+    names = [name for name in ("ledger", "strict", "finite") if getattr(checks, name)]
+    if checks.shadow:
+        names.append(
+            f"shadow {checks.shadow:.2%} ({clean(checks.shadow_state)}, {checks.shadow_compared} tokens compared, "
+            f"{checks.shadow_skipped} steps left out)"
+        )
+    elif checks.shadow_state:
+        names.append(f"shadow {clean(checks.shadow_state)}")
+    return f"{', '.join(names)}; {checks.findings} findings" if names else ""
 
 
 def engine_line(snapshot: Snapshot) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
+import msgspec
 from ppengine.protocol.control import (
     Abort,
     Continue,
@@ -13,6 +14,7 @@ from ppengine.protocol.control import (
     Preempt,
     Release,
     Resume,
+    SetCheck,
     SetMemory,
     Stop,
     Submit,
@@ -47,6 +49,7 @@ VERBS: dict[str, Usage] = {
     "resume": Usage("resume", "undo pause"),
     "drain": Usage("drain [--undo]", "refuse new requests, finish those that are here"),
     "continue": Usage("continue STAGE", "wake a stage that was stopped by a signal"),
+    "check": Usage("check ledger|strict|finite|shadow on|off [--share S]", "switch a live check in all stages"),
     "stop": Usage("stop", "stop the engine and all its processes"),
     "submit": Usage("submit PROMPT", "send a prompt"),
 }
@@ -73,12 +76,14 @@ def parse(line: str, selected: str | None = None) -> Verb:
     return _of_engine(name, plain, options) or _of_request(name, plain, options, selected)
 
 
-_ALLOWED: dict[str, dict[str, tuple[str, ...]]] = {
+_ALLOWED: dict[str, dict[str, tuple[str, ...] | None]] = {
     "preempt": {"--mode": ("recompute", "swap"), "--hold": ()},
     "swap-out": {"--no-hold": ()},
     "pause": {"--mode": ("wait", "keep", "abort")},
     "drain": {"--undo": ()},
+    "check": {"--share": None},
 }
+"""Options of a verb and what each may be: nothing at all, one of these, or (None) what the engine takes."""
 
 
 def _options(name: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -95,7 +100,7 @@ def _options(name: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
         if word not in allowed:
             raise UsageError(f"{name} has no option {word}; it is written: {VERBS[name].form}")
         choices = allowed[word]
-        value = queue.pop(0) if choices and queue else ""
+        value = queue.pop(0) if choices != () and queue else ""
         if choices and value not in choices:
             raise UsageError(f"{word} is {value!r}; it must be one of {', '.join(choices)}")
         options[word] = value
@@ -110,6 +115,8 @@ def _of_engine(name: str, plain: list[str], options: dict[str, str]) -> Verb | N
             return SetMemory(utilization=float(value)) if name == "set-memory" else Continue(stage=int(value))
         except ValueError:
             raise UsageError(f"{value!r} is not a number; it is written: {VERBS[name].form}") from None
+    if name == "check":
+        return _check(plain, options)
     if name not in ("pause", "resume", "drain", "stop"):
         return None
     if plain:
@@ -120,6 +127,17 @@ def _of_engine(name: str, plain: list[str], options: dict[str, str]) -> Verb | N
     if name == "drain":
         return Drain(undo="--undo" in options)
     return Resume() if name == "resume" else Stop()
+
+
+def _check(plain: list[str], options: dict[str, str]) -> Verb:
+    """Return the switch of a check."""
+    if len(plain) != 2:
+        raise UsageError(f"check takes two words, not {len(plain)}; it is written: {VERBS['check'].form}")
+    words = {"check": plain[0], "mode": plain[1], "share": options.get("--share")}
+    try:
+        return msgspec.convert(words, SetCheck, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"check {shlex.join(plain)}: {error}; it is written: {VERBS['check'].form}") from None
 
 
 def _of_request(name: str, plain: list[str], options: dict[str, str], selected: str | None) -> Verb:
@@ -178,6 +196,8 @@ def target_of(verb: Verb) -> str:
             return f"stage {verb.stage}"
         case SetMemory():
             return "memory of all stages"
+        case SetCheck():
+            return f"the {verb.check} check of all stages"
         case Submit():
             return "a new request"
         case _:
@@ -209,6 +229,9 @@ def words_of(verb: Verb) -> list[str]:
             return [name_of(verb), verb.request]
         case SetMemory():
             return ["set-memory", f"{verb.utilization:g}"]
+        case SetCheck():
+            share = [] if verb.share is None else ["--share", f"{verb.share:g}"]
+            return ["check", verb.check, verb.mode, *share]
         case Pause():
             return ["pause", "--mode", verb.mode]
         case Drain():
@@ -240,9 +263,12 @@ def complete(line: str, snapshot: Snapshot | None) -> str | None:
         verb = head.split(" ", 1)[0]
         options = [*_ALLOWED.get(verb, {})]
         if head.endswith("--mode"):
-            options = list(_ALLOWED.get(verb, {}).get("--mode", ()))
+            options = list(_ALLOWED.get(verb, {}).get("--mode") or ())
         elif snapshot is not None and ("REQUEST" in VERBS.get(verb, Usage("", "")).form or verb == "show"):
             options += [request.id for request in snapshot.requests if request.state != "finished"]
+        elif verb == "check" and "--" not in last:
+            words = head.split(" ")[1:]
+            options = ["on", "off"] if words else ["ledger", "strict", "finite", "shadow"]
         elif snapshot is not None and verb == "continue":
             options += [str(stage.index) for stage in snapshot.stages]
     found = next((option for option in options if option.startswith(last) and option != last), None)

@@ -18,6 +18,7 @@ from ppengine.checkpoint import read_spec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.core.engine import GENERATION, Engine
 from ppengine.core.report import Reporter
+from ppengine.core.shadow import IDENTITY
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
@@ -52,8 +53,9 @@ class Loop:
         spec = read_spec(Path(config.model_path))
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
-            config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened
-        )
+            config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
+            send_shadow=self._send_shadow,
+        )  # fmt: skip
         self._reporter = Reporter(self.engine)
         self._dropped = 0
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
@@ -152,6 +154,9 @@ class Loop:
         for identity in self._identities:
             self._steps.send_multipart([identity, payload], zmq.NOBLOCK)
 
+    def _send_shadow(self, payload: bytes) -> None:
+        self._steps.send_multipart([IDENTITY, payload], zmq.NOBLOCK)
+
     def _reply(self, client: bytes, message: msgspec.Struct) -> None:
         if isinstance(message, Refused):
             log.info("refused: %s (%s)", message.text, message.code)
@@ -172,6 +177,7 @@ class Loop:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
         self._push(self._reporter.build(self._dropped))
+        self.engine.checks.shadow.stop()
         payload = encode(Shutdown(GENERATION))
         for index in range(self._config.stages):
             for prefix in ("s", "c"):

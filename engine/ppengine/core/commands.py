@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Refused,
     Release,
     Resume,
+    SetCheck,
     SetMemory,
     Stop,
     Submit,
@@ -128,6 +129,8 @@ class Commands:
             self._resume(client, command)
         elif isinstance(verb, Drain):
             self._drain_verb(client, command, verb)
+        elif isinstance(verb, SetCheck):
+            self._engine.checks.handle(client, command, verb)
         else:
             raise CommandError("UNSUPPORTED", f"{type(verb).__name__.lower()} is not for the core")
 

@@ -10,6 +10,7 @@ import msgspec
 from ppengine.checkpoint import ModelSpec
 from ppengine.config import EngineConfig
 from ppengine.core.capacity import Capacity
+from ppengine.core.checks import Checks
 from ppengine.core.commands import Commands
 from ppengine.core.endings import ending_of
 from ppengine.core.operations import Operations
@@ -22,7 +23,16 @@ from ppengine.protocol.frames import encode
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.steps import Retired, StageFailed, StageProgress, StageReady, Step
+from ppengine.protocol.steps import (
+    Retired,
+    ShadowAnswer,
+    ShadowReady,
+    StageFailed,
+    StageFindings,
+    StageProgress,
+    StageReady,
+    Step,
+)
 from ppengine.request import Request
 from ppengine.scheduler import DoesNotFit, Effect, Retirement, Scheduler
 from ppengine.tokenizer import Tokenizer
@@ -42,6 +52,7 @@ class Engine:
         send_step: Callable[[bytes], None],
         reply: Callable[[bytes, msgspec.Struct], None],
         happened: Callable[[Event], None],
+        send_shadow: Callable[[bytes], None],
     ) -> None:
         self.config = config
         self.spec = spec
@@ -65,6 +76,8 @@ class Engine:
         self.prompt_tokens_total = 0
         self.output_tokens_total = 0
         self._send_step = send_step
+        self.send_shadow = send_shadow
+        self.checks = Checks(self)
         self.clock = time.monotonic
         self._begun = self.clock()
 
@@ -118,6 +131,11 @@ class Engine:
             self.message = message.text
         elif isinstance(message, StageFailed):
             self._lose(message.stage, message.text)
+        elif isinstance(message, StageFindings):
+            if message.generation == GENERATION:
+                self.checks.take(message)
+        elif isinstance(message, ShadowReady | ShadowAnswer):
+            self.checks.take(message)
 
     def on_processes(self, report: ProcessReport) -> None:
         """The supervisor says who is alive."""
@@ -279,6 +297,7 @@ class Engine:
             return
         for flight in self.board.take_retired():
             self._retire(flight)
+        self.checks.shadow.watch()
         for note in self.scheduler.notes():
             self.event(f"request.{note.kind}", f"{note.request} {note.text}", request=note.request)
         self.commands.settle()
@@ -294,6 +313,9 @@ class Engine:
         elif flight.errors:
             self.event("step.error", f"m{flight.number}: {'; '.join(flight.errors)}")
         retirement: Retirement = self.scheduler.retire(flight.number, flight.sampled)
+        self.checks.retired(flight.number)
+        if self.checks.shadow.share:
+            self.checks.shadow.retired(flight.number, [request for request, *_ in retirement.tokens])
         self.prompt_tokens_total += retirement.prompt_tokens
         for request, token, logprob, top in retirement.tokens:
             self.output_tokens_total += 1

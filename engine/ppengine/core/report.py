@@ -54,6 +54,7 @@ class Reporter:
             preemptions_total=scheduler.preemptions_total,
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             dropped_total=dropped,
+            findings=engine.checks.findings(),
         )
 
     def _info(self) -> EngineInfo:
@@ -78,6 +79,7 @@ class Reporter:
             max_num_seqs=profile.scheduler.max_num_seqs,
             schedule_ahead=profile.scheduler.schedule_ahead,
             message=engine.message,
+            checks=engine.checks.info(),
         )
 
     def _request(self, request: Request) -> RequestInfo:

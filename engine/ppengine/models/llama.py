@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
 
 from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
@@ -56,11 +57,16 @@ class LlamaStage(StageModel):
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         return functional.embedding(token_ids, part_of(self.embedding, "first"))
 
-    def _run(self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]) -> Tensor:
+    def _parts(
+        self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Tensor]]:
         rope = Rope(self._cos, self._sin, batch.positions)
-        for layer, cache in zip(self.layers, kv, strict=True):
-            hidden = layer(hidden, rope, plan, cache)
-        return hidden
+        layers = cast(Iterable[LlamaLayer], self.layers)
+        for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
+            hidden = layer.attend(hidden, rope, plan, cache)
+            yield index, "attention", hidden
+            layer.feed(hidden)
+            yield index, "MLP", hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = rms_norm(hidden, part_of(self.norm, "last"), self.spec.norm_eps)
@@ -88,8 +94,8 @@ class LlamaLayer(nn.Module):
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
         self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
 
-    def forward(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
-        """Return the residual stream [T, H] behind this layer."""
+    def attend(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
+        """Return the residual stream [T, H] behind the attention, as a new tensor."""
         heads, count = self.heads, hidden.shape[0]
         both = heads + self.kv_heads
         qkv = self.qkv(rms_norm(hidden, self.input_norm, self.eps)).view(count, both + self.kv_heads, self.head_dim)
@@ -98,6 +104,8 @@ class LlamaLayer(nn.Module):
             qkv[:, heads:both] = rms_norm(qkv[:, heads:both], self.k_norm, self.eps)
         rotate(qkv, both, *rope)
         store_kv(kv, qkv, plan.slots)
-        hidden = self.out.added(hidden, paged_attention(qkv, kv, plan))
+        return self.out.added(hidden, paged_attention(qkv, kv, plan))
+
+    def feed(self, hidden: Tensor) -> None:
+        """Add the MLP to the residual stream [T, H] in place."""
         self.down.add_to(hidden, silu_and_mul(self.gate_up(rms_norm(hidden, self.mlp_norm, self.eps))))
-        return hidden

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import cast
+
 import torch
 from ppkernels.batch import Batch
 from ppkernels.norms import layer_norm
@@ -56,10 +59,15 @@ class OptStage(StageModel):
         positions = positions + POSITION_OFFSET
         return hidden.add_(functional.embedding(positions, part_of(self.positions, "first")))
 
-    def _run(self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]) -> Tensor:
-        for layer, cache in zip(self.layers, kv, strict=True):
-            hidden = layer(hidden, plan, cache)
-        return hidden
+    def _parts(
+        self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Tensor]]:
+        layers = cast(Iterable[OptLayer], self.layers)
+        for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
+            hidden = layer.attend(hidden, plan, cache)
+            yield index, "attention", hidden
+            hidden = layer.feed(hidden)
+            yield index, "MLP", hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.norm is not None:
@@ -101,15 +109,17 @@ class OptLayer(nn.Module):
         self.down = table.linear([(prefix + "fc2", hidden)], spec.intermediate_size, spec.mlp_bias)
         self.mlp_norm = LayerNorm(prefix + "final_layer_norm", spec, table)
 
-    def forward(self, hidden: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
-        """Return the residual stream [T, H] behind this layer."""
+    def attend(self, hidden: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
+        """Return the residual stream [T, H] behind the attention, as a new tensor."""
         heads, count = self.heads, hidden.shape[0]
         qkv = self.qkv(self.attention_norm(hidden) if self.norm_before else hidden)
         qkv = qkv.view(count, 3 * heads, self.head_dim)
         store_kv(kv, qkv, plan.slots)
         hidden = self.out.added(hidden, paged_attention(qkv, kv, plan))
-        if not self.norm_before:
-            hidden = self.attention_norm(hidden)
+        return hidden if self.norm_before else self.attention_norm(hidden)
+
+    def feed(self, hidden: Tensor) -> Tensor:
+        """Return the residual stream [T, H] behind the MLP; `hidden` may be written."""
         inner = self.up(self.mlp_norm(hidden) if self.norm_before else hidden)
         self.down.add_to(hidden, self.activation(inner))
         return hidden if self.norm_before else self.mlp_norm(hidden)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
 
 import torch
 from ppkernels.batch import Batch
@@ -53,8 +55,16 @@ class StageModel(nn.Module, ABC):
 
         `kv` has one tensor a layer of this stage, [blocks, 2, kv_heads, block_size, head_dim].
         """
+        # A deque of one takes an iterator to its end without a loop of Python's.
+        return deque(self.parts(hidden, batch, kv), 1)[0][2]
+
+    def parts(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Tensor]]:
+        """Run as `run` does, and yield layer, part (`attention` or `MLP`) and the residual stream behind it.
+
+        What is yielded is good until the next part is asked for. Call it in inference mode.
+        """
         plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
-        return self._run(hidden, batch, plan, kv)
+        return self._parts(hidden, batch, plan, kv)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -65,7 +75,9 @@ class StageModel(nn.Module, ABC):
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _run(self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]) -> Tensor: ...
+    def _parts(
+        self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Tensor]]: ...
 
     @abstractmethod
     def _logits(self, hidden: Tensor) -> Tensor: ...

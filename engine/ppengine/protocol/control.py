@@ -135,8 +135,25 @@ class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fiel
     stage: int
 
 
+CheckName = Literal["ledger", "strict", "finite", "shadow"]
+
+
+class SetCheck(msgspec.Struct, tag="check", kw_only=True, forbid_unknown_fields=True):
+    """Switch a live check, in all stages at one step. Off also forgets what it has found.
+
+    `ledger`: hand-offs between streams and threads; `strict`: wait for every operation before the next; `finite`:
+    values that leave a stage; `shadow`: a single-stage reference repeats a `share` of the steps.
+    """
+
+    check: CheckName
+    mode: Literal["on", "off"] = "on"
+    share: float | None = None
+    """Of the steps, above 0 and at most 1; `shadow` alone has one."""
+
+
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
+    | SetCheck
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 

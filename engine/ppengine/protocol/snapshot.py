@@ -24,6 +24,27 @@ Cause = Literal[
 ]  # fmt: skip
 
 
+class ChecksInfo(msgspec.Struct, kw_only=True):
+    """The live checks, as every stage applies them since step `step`."""
+
+    ledger: bool = False
+    """Hand-offs between streams and threads are checked."""
+    strict: bool = False
+    """Every operation is waited for before the next."""
+    finite: bool = False
+    """Values at stage boundaries are checked."""
+    shadow: float = 0.0
+    """Share of the steps that a single-stage reference repeats."""
+    step: int = 0
+    shadow_state: str = ""
+    """`loading`, `ready`, or why there is no reference; empty while it is off."""
+    shadow_compared: int = 0
+    """Tokens compared since it was switched on."""
+    shadow_skipped: int = 0
+    """Steps that were due while the reference was busy."""
+    findings: int = 0
+
+
 class EngineInfo(msgspec.Struct, kw_only=True):
     """The engine as a whole. `step` is the number of the last scheduled step."""
 
@@ -47,6 +68,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     consoles: int = 0
     message: str = ""
     """Loading progress, or why the engine is degraded."""
+    checks: ChecksInfo = msgspec.field(default_factory=ChecksInfo)
 
 
 class DeviceInfo(msgspec.Struct, kw_only=True):

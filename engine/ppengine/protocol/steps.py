@@ -1,16 +1,18 @@
 """Numbered steps from the core to every stage, and what comes back. Integers only: stages rebuild metadata.
 
 A stage executes steps strictly in order of `number`, and inside one step in this order:
-`release`, `register`, `tables`, `map_blocks`, `moves` (in list order), `rows` (forward, send or sample), then
-acknowledges with `Retired`. Because every stage keeps this order, a block that a step moves or reuses was read
+`checks`, `release`, `register`, `tables`, `map_blocks`, `moves` (in list order), `rows` (forward, send or sample),
+then acknowledges with `Retired`. Because every stage keeps this order, a block that a step moves or reuses was read
 and written by all older steps before.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import msgspec
+
+from ppengine.protocol.reports import Finding
 
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
@@ -27,6 +29,17 @@ class MoveKind(IntEnum):
     """Device block to host block."""
     IN = 2
     """Host block to device block."""
+
+
+class Check(IntFlag):
+    """Live checks of a stage; see `Step.checks`."""
+
+    LEDGER = 1
+    """Declare hand-offs between streams and threads to the ledger."""
+    STRICT = 2
+    """Wait for every operation before the next is begun."""
+    FINITE = 4
+    """Look for values that are not finite where they leave the stage."""
 
 
 class Move(msgspec.Struct, array_like=True, frozen=True):
@@ -88,6 +101,8 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     """Make exactly this many device blocks mapped, from block 0 on."""
     moves: list[Move] = []
     rows: list[Row] = []
+    checks: int | None = None
+    """From this step on exactly these checks (`Check`) are on, on every stage; None: as they are."""
 
 
 class Sampled(msgspec.Struct, array_like=True):
@@ -175,5 +190,48 @@ class ControlPong(msgspec.Struct, tag="control-pong", array_like=True):
     rank: int
 
 
+class StageFindings(msgspec.Struct, tag="findings", array_like=True, kw_only=True):
+    """All that one check of a stage has found, sent by the control thread when it changes.
+
+    `steps`: for each finding the step in which it was first seen, 0 where that is not known.
+    """
+
+    generation: int
+    stage: int
+    rank: int
+    check: int
+    findings: list[Finding]
+    steps: list[int]
+
+
+class ShadowTask(msgspec.Struct, tag="shadow-task", array_like=True, kw_only=True):
+    """To the reference: repeat a greedy request from its tokens, and compare the outputs from `first` on."""
+
+    nonce: int
+    step: int
+    request: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    first: int
+    min_tokens: int
+    stop_token_ids: list[int]
+
+
+class ShadowReady(msgspec.Struct, tag="shadow-ready", array_like=True, kw_only=True):
+    """The reference has loaded the checkpoint."""
+
+    weights_bytes: int
+
+
+class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only=True):
+    """What came of a task. `difference`: the first token that the same-tokens rule does not allow."""
+
+    nonce: int
+    compared: int
+    difference: Finding | None = None
+
+
 ToStage = Step | Shutdown | ControlPing
-FromStage = Retired | StageReady | StageProgress | StageFailed | ControlPong
+FromStage = (
+    Retired | StageReady | StageProgress | StageFailed | ControlPong | StageFindings | ShadowReady | ShadowAnswer
+)

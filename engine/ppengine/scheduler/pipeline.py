@@ -108,7 +108,7 @@ class Pipeline:
             request.in_flight.append(number)
             self.draft.touched.append(request)
 
-    def emit(self, rows: list[Row], map_blocks: int | None = None) -> Step:
+    def emit(self, rows: list[Row], map_blocks: int | None = None, checks: int | None = None) -> Step:
         """Send the draft: return it as a step and begin the next one."""
         tables = [
             (request.slot, first, request.blocks[first:])
@@ -126,6 +126,7 @@ class Pipeline:
             map_blocks=map_blocks,
             moves=self._moves,
             rows=rows,
+            checks=checks,
         )
         self.unretired.append(self.draft)
         self.micro_batches += bool(rows)

@@ -181,6 +181,10 @@ class Scheduler:
         self._resizer.mapping(num_blocks)
         return self._pipeline.emit([], map_blocks=num_blocks)
 
+    def checks_step(self, checks: int) -> Step:
+        """Return the step from which on exactly these live checks are on in every stage."""
+        return self._pipeline.emit([], checks=checks)
+
     def finish_resize(self, num_blocks: int) -> ResizeReport:
         """End a change: `num_blocks` are mapped on every stage."""
         return self._resizer.finish(num_blocks)

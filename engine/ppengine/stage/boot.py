@@ -19,6 +19,7 @@ from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.steps import Register, Row, StageReady
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.batch_state import BatchState, Plan
+from ppengine.stage.checks import StageChecks
 from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
 from ppengine.stage.profile_run import activation_bytes, largest_batches
 from ppengine.stage.recorder import Rings
@@ -29,7 +30,7 @@ from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, open_
 
 _MIB = 2**20
 _REPORT_S = 0.2
-_SEED = 0
+DUMMY_SEED = 0
 """Of dummy weights, so that all stages and all boots agree on them."""
 
 
@@ -44,8 +45,10 @@ class Boot:
         generation: int,
         rings: Rings,
         report: Callable[[str], None],
+        checks: StageChecks,
     ) -> None:
         self._config = config
+        self._checks = checks
         self._stage, self._rank, self._generation = stage, rank, generation
         self._ring, self._receive_ring, self._send_ring = rings
         self._report = report
@@ -81,6 +84,7 @@ class Boot:
             inlet=inlet,
             outbox=outbox,
             tokens=tokens,
+            checks=self._checks,
         )
         return runner, ready
 
@@ -96,7 +100,7 @@ class Boot:
             max_model_len=self._config.max_model_len,
         )
         if self._config.profile.model.load_format == "dummy":
-            init_dummy(model, _SEED)
+            init_dummy(model, DUMMY_SEED)
         else:
             load_weights(model, folder, progress=self._loaded)
         return model
@@ -198,6 +202,7 @@ class Boot:
         ahead = self._config.profile.scheduler.schedule_ahead
         if stages == 1:
             return None, None, TokenTable(self._ring) if ahead else None
+        ledger = self._checks.ledger
         self._report(f"stage {stage}: waits for its neighbours")
         store = open_store(f"{self._config.run_dir}/store-{self._generation}", stages)
         tokens_edge = f"g{self._generation}-tokens"
@@ -210,14 +215,14 @@ class Boot:
         if not self._first:
             before = edge(f"g{self._generation}-e{stage - 1}", False, stage - 1)
             limit = self._config.profile.scheduler.max_num_batched_tokens
-            inlet = Inlet(before, limit, model.boundary_size, self._dtype)
+            inlet = Inlet(before, limit, model.boundary_size, self._dtype, ledger)
         if not self._last:
             behind = edge(f"g{self._generation}-e{stage}", True, stage + 1)
-            outbox = Outbox(behind, self._ring)
+            outbox = Outbox(behind, self._ring, ledger)
         if ahead and self._first:
-            tokens = TokenTable(self._ring, edge(tokens_edge, False, stages - 1))
+            tokens = TokenTable(self._ring, edge(tokens_edge, False, stages - 1), ledger)
         elif ahead and self._last:
-            outbox = Outbox(edge(tokens_edge, True, 0), self._ring)
+            outbox = Outbox(edge(tokens_edge, True, 0), self._ring, ledger)
         return inlet, outbox, tokens
 
 

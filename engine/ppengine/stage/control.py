@@ -1,7 +1,8 @@
 """The control thread: answers for its stage while the step loop computes, waits or is stuck.
 
 It never touches tensors or a device. Its tick ten times a second tells a process that holds the GIL from one that
-merely waits; its socket answers pings and takes Shutdown when the step loop cannot.
+merely waits; its socket answers pings, tells what the live checks have found, and takes Shutdown when the step loop
+cannot.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from ppengine.config import EngineConfig
@@ -35,7 +37,14 @@ class ControlThread(threading.Thread):
     """Start it first, `close` it last. `stop` is set when Shutdown came here; the step loop looks at it."""
 
     def __init__(
-        self, context: zmq.Context[Any], config: EngineConfig, stage: int, rank: int, generation: int, main: Recorder
+        self,
+        context: zmq.Context[Any],
+        config: EngineConfig,
+        stage: int,
+        rank: int,
+        generation: int,
+        main: Recorder,
+        news: Callable[[], Sequence[msgspec.Struct]],
     ) -> None:
         super().__init__(name="control", daemon=True)
         self.stop = threading.Event()
@@ -44,6 +53,7 @@ class ControlThread(threading.Thread):
         self._config = config
         self._stage, self._rank, self._generation = stage, rank, generation
         self._main = main
+        self._news = news
 
     def run(self) -> None:
         """Tick and answer until closed."""
@@ -61,6 +71,9 @@ class ControlThread(threading.Thread):
                 self._main.thread_tick()
                 if deadline is not None and time.monotonic() > deadline:
                     os._exit(0)
+                for news in self._news():
+                    with contextlib.suppress(zmq.Again):
+                        socket.send(encode(news), zmq.NOBLOCK)
                 if socket.poll(int(TICK_S * 1000)):
                     message = _decode(codec, socket.recv())
                     if isinstance(message, ControlPing):

@@ -13,6 +13,8 @@ from ppengine.models import StageModel
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Retired, Sampled, Step
 from ppengine.ring import Gauge, Kind
 from ppengine.stage.batch_state import BatchState, Plan
+from ppengine.stage.checks import StageChecks
+from ppengine.stage.finite import FiniteCheck
 from ppengine.stage.kv_cache import HostPool, KvCache
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.sampler import sample_rows
@@ -45,6 +47,7 @@ class Runner:
         inlet: Inlet | None,
         outbox: Outbox | None,
         tokens: TokenTable | None,
+        checks: StageChecks,
     ) -> None:
         self.stage, self.rank, self.generation = stage, rank, generation
         self.cache = cache
@@ -55,6 +58,8 @@ class Runner:
         self._ring = ring
         self._inlet = inlet
         self._tokens = tokens
+        self._checks = checks
+        self._finite = FiniteCheck(stage, model, state, cache, checks)
 
     def announce(self, step: Step) -> None:
         """Let the transport receive for a step that has come but not begun."""
@@ -63,6 +68,8 @@ class Runner:
 
     def execute(self, step: Step) -> Retired:
         """Do one step and return its acknowledgement. Raises what the model or the transport raises."""
+        if step.checks is not None:
+            self._checks.apply(step.checks)
         self._state.release(step.release)
         if self._tokens is not None and step.release:
             self._tokens.forget(step.release)
@@ -107,6 +114,8 @@ class Runner:
                 hidden = self._inlet.take(number)
         with ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
             out = self._model.run(hidden, plan.batch, self.cache.layers)
+            if self._checks.looks_for_non_finite:
+                self._finite.look(number, plan, hidden, out)
         if self._model.last:
             return self._finish(number, plan, out)
         self._send(number, out.contiguous())
@@ -131,6 +140,8 @@ class Runner:
             return []
         with self._ring.operation(Kind.HEAD, number, size=rows):
             logits = self._model.logits(hidden[torch.from_numpy(plan.last_tokens)])
+            if self._checks.looks_for_non_finite:
+                self._finite.look_at_logits(number, plan, logits)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
         with self._ring.operation(Kind.SAMPLE, number, size=rows):
             tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())

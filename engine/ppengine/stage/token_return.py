@@ -12,6 +12,9 @@ from torch import Tensor
 from ppengine.ring import Kind
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.transport import Edge, Transfer
+from ppengine.streams.actors import Buffer, Mark
+from ppengine.streams.ledger import Ledger
+from ppengine.streams.storage import StorageBuffers
 
 Slots = NDArray[np.int64]
 KEEP_RETURNS = 32
@@ -25,11 +28,15 @@ class TokenTable:
     returns are taken in, in step order, when a row needs one (`tokens`).
     """
 
-    def __init__(self, ring: Recorder, edge: Edge | None = None) -> None:
+    def __init__(self, ring: Recorder, edge: Edge | None = None, ledger: Ledger | None = None) -> None:
         self._ring = ring
         self._edge = edge
+        self._ledger = ledger = ledger or Ledger()
+        name = "" if edge is None else f"tokens<{edge.peer}"
+        self._stream = ledger.stream(name, "receive") if edge is not None else None
+        self._buffers = StorageBuffers(ledger, f"{name} buffer")
         self._latest: Slots = np.full(64, -1, np.int64)
-        self._pending: deque[tuple[int, Slots, Tensor, Transfer]] = deque()
+        self._pending: deque[tuple[int, Slots, Tensor, Transfer, tuple[Buffer, Mark] | None]] = deque()
 
     def store(self, slots: Slots, tokens: Slots) -> None:
         """Note what was sampled here."""
@@ -44,8 +51,11 @@ class TokenTable:
         """Post the receive for the tokens that the last stage will sample for `slots` in `step`."""
         if self._edge is None:
             return
-        buffer = torch.empty(len(slots), dtype=torch.int64)
-        self._pending.append((step, slots, buffer, self._edge.receive(buffer, step)))
+        buffer, declared = torch.empty(len(slots), dtype=torch.int64), None
+        if self._ledger.on and self._stream is not None:
+            known = self._buffers.of(buffer.untyped_storage(), buffer.data_ptr(), buffer.nbytes)
+            declared = known, self._ledger.launch(self._stream, f"tokens of m{step}", writes=[known])
+        self._pending.append((step, slots, buffer, self._edge.receive(buffer, step), declared))
         if len(self._pending) > KEEP_RETURNS:
             self._take_oldest()
 
@@ -63,8 +73,11 @@ class TokenTable:
         self._latest[[slot for slot in slots if slot < len(self._latest)]] = -1
 
     def _take_oldest(self) -> None:
-        step, slots, buffer, transfer = self._pending.popleft()
+        step, slots, buffer, transfer, declared = self._pending.popleft()
         assert self._edge is not None  # only `expect` fills the queue, and only with an edge
         with self._ring.operation(Kind.TOKEN_RETURN, step, self._edge.peer, buffer.nbytes):
             self._edge.wait(transfer)
+        if self._ledger.on and declared is not None:
+            self._ledger.sync(declared[1])
+            self._ledger.read(declared[0], f"tokens of m{step}")
         self.store(slots, buffer.numpy())

@@ -4,6 +4,9 @@ Shapes are known from the step, so tensors travel without a shape message into p
 once; a thread waits for them in order, keeps the tensors alive until they are delivered, and tells how many are not.
 Timeouts are as good as infinite: a hang is for the diagnosis to name. A dead peer is different: gloo sees its
 connection close, and both sides of this module then raise `PeerLostError`.
+
+With the ledger on, gloo's own threads are streams of the thread that calls them, and every hand-off between step loop,
+send thread and gloo is declared.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from torch import Tensor
 
 from ppengine.ring import DTYPES, Gauge, Kind, shape_code
 from ppengine.stage.recorder import Recorder
+from ppengine.streams.actors import Buffer, Mark
+from ppengine.streams.ledger import Ledger
+from ppengine.streams.storage import StorageBuffers
 
 FOREVER = timedelta(days=365)
 MAX_UNDELIVERED = 2
@@ -116,61 +122,103 @@ class Edge:
 class Inlet:
     """Receiving side of the edge from the stage before. Receives are posted as soon as a step is known."""
 
-    def __init__(self, edge: Edge, max_tokens: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, edge: Edge, max_tokens: int, width: int, dtype: torch.dtype, ledger: Ledger | None = None
+    ) -> None:
         self.edge = edge
+        self._ledger = ledger = ledger or Ledger()
+        self._stream = ledger.stream(f"recv<{edge.peer}", "receive")
         # Written once, so that the memory is really there before the profile run counts it.
-        self._free = deque(torch.zeros(max_tokens, width, dtype=dtype) for _ in range(RECEIVE_BUFFERS))
-        self._posted: deque[tuple[int, Tensor, Tensor, Transfer]] = deque()
+        self._free = deque(
+            (torch.zeros(max_tokens, width, dtype=dtype), ledger.buffer(f"recv<{edge.peer} {index}"))
+            for index in range(RECEIVE_BUFFERS)
+        )
+        self._posted: deque[tuple[int, tuple[Tensor, Buffer], Tensor, Transfer, Mark | None]] = deque()
         self._waiting: deque[tuple[int, int]] = deque()
-        self._in_use: Tensor | None = None
+        self._in_use: tuple[Tensor, Buffer] | None = None
 
     def expect(self, step: int, tokens: int) -> None:
         """Announce, in step order, that `step` brings hidden states of `tokens` tokens."""
         self._waiting.append((step, tokens))
-        self._post()
+        if not self._ledger.strict:
+            self._post()
 
     def take(self, step: int) -> Tensor:
         """Return the hidden states [tokens, width] of the oldest expected step; valid until the next `take`."""
         if self._in_use is not None:
             self._free.append(self._in_use)
             self._in_use = None
-            self._post()
-        number, buffer, view, transfer = self._posted.popleft()
+            if not self._ledger.strict:
+                self._post()
+        if not self._posted:
+            self._post(1)
+        number, buffer, view, transfer, mark = self._posted.popleft()
         if number != step:
             raise PeerLostError(f"step {step} wants hidden states, but those of step {number} come next")
         self.edge.wait(transfer)
         self._in_use = buffer
+        if self._ledger.on and mark is not None:
+            self._ledger.sync(mark)
+            self._ledger.read(buffer[1], f"forward of m{step}", depth=1)
         return view
 
-    def _post(self) -> None:
-        while self._waiting and self._free:
+    def _post(self, most: int = RECEIVE_BUFFERS) -> None:
+        while self._waiting and self._free and most:
+            most -= 1
             step, tokens = self._waiting.popleft()
             buffer = self._free.popleft()
-            view = buffer[:tokens]
-            self._posted.append((step, buffer, view, self.edge.receive(view, step)))
+            view, mark = buffer[0][:tokens], None
+            if self._ledger.on:
+                mark = self._ledger.launch(self._stream, f"receive of m{step}", writes=[buffer[1]])
+            self._posted.append((step, buffer, view, self.edge.receive(view, step), mark))
+
+
+class _Parcel(NamedTuple):
+    """One send: what the ledger knows of it, and whom to tell in strict order."""
+
+    step: int
+    tensor: Tensor
+    declared: tuple[Buffer, Mark] | None
+    delivered: threading.Event | None
 
 
 class Outbox:
     """Sending side of one edge and the thread that sends: a system call a message that the step loop is spared."""
 
-    def __init__(self, edge: Edge, main: Recorder) -> None:
+    def __init__(self, edge: Edge, main: Recorder, ledger: Ledger | None = None) -> None:
         self.edge = edge
         self.error: PeerLostError | None = None
         self._main = main
-        self._queue: SimpleQueue[tuple[int, Tensor] | None] = SimpleQueue()
-        self._slots = threading.Semaphore(MAX_UNDELIVERED)
+        self._ledger = ledger or Ledger()
+        self._buffers = StorageBuffers(self._ledger, f"send>{edge.peer} buffer")
+        self._queue: SimpleQueue[_Parcel | None] = SimpleQueue()
+        # A permit is what the send thread hands back with a delivery; the first ones were nobody's.
+        self._permits: SimpleQueue[Mark | None] = SimpleQueue()
+        for _ in range(MAX_UNDELIVERED):
+            self._permits.put(None)
         self._depth = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._see_through, name="send", daemon=True)
         self._thread.start()
 
     def put(self, step: int, tensor: Tensor) -> None:
-        """Send `tensor` and keep it until delivered; blocks while `MAX_UNDELIVERED` are under way."""
-        self._slots.acquire()
+        """Send `tensor` and keep it until delivered; blocks while `MAX_UNDELIVERED` are under way.
+
+        In strict order it returns when the tensor is delivered.
+        """
+        permit, ledger, declared = self._permits.get(), self._ledger, None
         if self.error is not None:
             raise self.error
+        if ledger.on:
+            ledger.acquire(permit)
+            buffer = self._buffers.of(tensor.untyped_storage(), tensor.data_ptr(), tensor.nbytes)
+            ledger.write(buffer, f"result of m{step}", depth=1)
+            declared = buffer, ledger.release("queue")
         self._count(1)
-        self._queue.put((step, tensor))
+        parcel = _Parcel(step, tensor, declared, threading.Event() if ledger.strict else None)
+        self._queue.put(parcel)
+        if parcel.delivered is not None:
+            parcel.delivered.wait()
 
     def close(self, timeout: float) -> None:
         """Let what was handed over be delivered, for at most `timeout` seconds."""
@@ -178,14 +226,25 @@ class Outbox:
         self._thread.join(timeout)
 
     def _see_through(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            step, tensor = entry
+        ledger = self._ledger
+        stream = ledger.stream(f"send>{self.edge.peer}", "send", owner=ledger.thread("send"))
+        while (parcel := self._queue.get()) is not None:
+            mark = permit = None
+            if ledger.on and parcel.declared is not None:
+                buffer, handed = parcel.declared
+                ledger.acquire(handed)
+                mark = ledger.launch(stream, f"send of m{parcel.step}", reads=[buffer])
             try:
-                self.edge.wait(self.edge.send(tensor, step))
+                self.edge.wait(self.edge.send(parcel.tensor, parcel.step))
             except PeerLostError as error:
                 self.error = error  # for the step loop, which alone talks to the core
+            if ledger.on and mark is not None:
+                ledger.sync(mark)
+                permit = ledger.release("delivery")
             self._count(-1)
-            self._slots.release()
+            self._permits.put(permit)
+            if parcel.delivered is not None:
+                parcel.delivered.set()
 
     def _count(self, change: int) -> None:
         with self._lock:

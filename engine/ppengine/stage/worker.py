@@ -21,6 +21,7 @@ from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import Retired, Shutdown, StageFailed, StageProgress, Step, ToStage
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.boot import Boot
+from ppengine.stage.checks import StageChecks
 from ppengine.stage.control import ControlThread, allow_observers
 from ppengine.stage.kv_cache import size_text
 from ppengine.stage.recorder import open_rings
@@ -45,7 +46,9 @@ class StageWorker:
         self._inbox: deque[Step] = deque()
         self._leaving = False
         self._newest = 0
-        self._control = ControlThread(context, config, stage, rank, generation, self._ring)
+        self._checks = StageChecks(stage, rank, generation)
+        self._checks.ledger.thread("main")
+        self._control = ControlThread(context, config, stage, rank, generation, self._ring, self._checks.news)
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, f"s{stage}.{rank}".encode())
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -76,7 +79,7 @@ class StageWorker:
     def _boot(self) -> Runner | None:
         boot_args = (self._config, self._stage, self._rank, self._generation)
         try:
-            runner, ready = Boot(*boot_args, self._rings, self._report).run()
+            runner, ready = Boot(*boot_args, self._rings, self._report, self._checks).run()
         except (ConfigError, PeerLostError, OSError) as error:
             self._fail(_one_line(error))
             return None

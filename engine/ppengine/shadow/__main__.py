@@ -1,0 +1,55 @@
+"""`python -m ppengine.shadow --engine RUN_DIR/engine.json`: takes tasks from the core until its lifeline closes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+import zmq
+
+from ppengine import lifeline, logs
+from ppengine.config import EngineConfig
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.steps import ShadowReady, ShadowTask
+from ppengine.shadow.reference import Reference
+
+log = logging.getLogger("ppengine.shadow")
+_NICE = 10
+"""It looks on: the stages come first."""
+
+
+def main() -> int:
+    """Load, say so, and answer tasks. Exit code 1: could not load."""
+    parser = argparse.ArgumentParser(prog="python -m ppengine.shadow")
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
+    lifeline.add_argument(parser)
+    arguments = parser.parse_args()
+    lifeline.adopt(arguments.lifeline)
+    logs.start()
+    os.nice(_NICE)
+    torch.set_num_threads(1)
+    config = EngineConfig.load(arguments.engine)
+    try:
+        reference = Reference(config)
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, b"shadow")
+    socket.connect(config.endpoint("steps"))
+    socket.send(encode(ShadowReady(weights_bytes=reference.weights_bytes)))
+    log.info("the reference is ready: %s", config.model_path)
+    tasks = Codec(ShadowTask)
+    while True:
+        task = tasks.decode(socket.recv())
+        assert isinstance(task, ShadowTask)
+        socket.send(encode(reference.judge(task)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The live checks of one stage: which are on, and what they have found, for the control thread to tell."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+
+from ppengine.protocol.reports import Finding
+from ppengine.protocol.steps import Check, StageFindings
+from ppengine.streams.ledger import Ledger
+
+AGAIN_S = 1.0
+"""Least time between two messages about findings that only come again."""
+STUCK_S = 5.0
+"""Age at which an operation that no other stage is part of counts as stuck."""
+
+
+class StageChecks:
+    """Switched by the step loop, between two steps; read by the control thread."""
+
+    def __init__(self, stage: int, rank: int, generation: int) -> None:
+        self.ledger = Ledger(stage)
+        self.finite = False
+        self._stage, self._rank, self._generation = stage, rank, generation
+        self._lock = threading.Lock()
+        self._non_finite: tuple[Finding, int, int] | None = None
+        self._hold_ns = 0
+        self._told = {Check.LEDGER: 0, Check.FINITE: 0}
+        self._told_at = {Check.LEDGER: 0.0, Check.FINITE: 0.0}
+        self._count = {Check.LEDGER: 0, Check.FINITE: 0}
+        self._changes = 0
+
+    def apply(self, checks: int) -> None:
+        """Make exactly `checks` (see `Check`) on. What a check has found goes when it is switched."""
+        self.ledger.switch(bool(checks & Check.LEDGER))
+        self.ledger.strict = bool(checks & Check.STRICT)
+        finite = bool(checks & Check.FINITE)
+        with self._lock:
+            if finite != self.finite:
+                self._non_finite = None
+                self._changes += 1
+            self.finite = finite
+
+    @property
+    def looks_for_non_finite(self) -> bool:
+        """Whether the finite check is on and has found nothing yet: what comes after the first is its consequence."""
+        return self.finite and self._non_finite is None
+
+    def non_finite(self, step: int, finding: Finding, hold_s: float = 0.0) -> None:
+        """Keep what the finite check has found first, and tell it after `hold_s`."""
+        with self._lock:
+            if self.finite:
+                self._non_finite = finding, step, time.monotonic_ns()
+                self._hold_ns = time.monotonic_ns() + int(hold_s * 1e9)
+                self._changes += 1
+
+    def news(self) -> list[StageFindings]:
+        """Return what has changed since the last call; what only came again is told once a second."""
+        self._look_for_stuck()
+        now, news = time.monotonic(), []
+        for check, changes in ((Check.LEDGER, self.ledger.troubles.changes), (Check.FINITE, self._changes)):
+            if changes == self._told[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
+                continue
+            findings, steps = self._findings(check)
+            if len(findings) == self._count[check] and now - self._told_at[check] < AGAIN_S:
+                continue
+            self._told[check], self._told_at[check], self._count[check] = changes, now, len(findings)
+            news.append(
+                StageFindings(
+                    generation=self._generation,
+                    stage=self._stage,
+                    rank=self._rank,
+                    check=check,
+                    findings=findings,
+                    steps=steps,
+                )
+            )
+        return news
+
+    def _look_for_stuck(self) -> None:
+        if self.ledger.on:
+            self.ledger.check_stuck(STUCK_S)
+
+    def _findings(self, check: Check) -> tuple[list[Finding], list[int]]:
+        if check is Check.LEDGER:
+            findings = self.ledger.findings()
+            return findings, [0] * len(findings)
+        kept = self._non_finite
+        if kept is None:
+            return [], []
+        finding, step, since_ns = kept
+        return [msgspec.structs.replace(finding, since_s=(time.monotonic_ns() - since_ns) / 1e9)], [step]

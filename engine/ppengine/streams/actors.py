@@ -1,0 +1,114 @@
+"""What the ledger keeps of streams, threads and buffers: small objects of integers.
+
+An actor is whatever does things one after the other: a stream or a thread. Its clock says how far it has seen every
+other actor; an access is ordered before an actor exactly when that actor's clock has reached the access's tick.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ppengine.streams.sites import Site
+
+
+class Actor:
+    """A stream (`owner` is the thread that may launch on it) or a thread (`owner` None)."""
+
+    __slots__ = (
+        "alive", "clock", "completed", "created", "current", "current_at", "device", "id", "name", "op", "op_ns",
+        "owner", "purpose", "tick",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, purpose: str, device: str, owner: Actor | None, created: Site) -> None:
+        self.id = number
+        self.name = name
+        self.purpose = purpose
+        self.device = device
+        self.owner = owner
+        self.created = created
+        self.alive = True
+        self.current: Actor | None = None
+        """Thread: the stream it has made its current one."""
+        self.current_at: tuple[Actor, Site] | None = None
+        """Stream: the thread that made it a current stream last, and where."""
+        self.op = ""
+        """Stream: what was launched last."""
+        self.op_ns = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was ordered before what."""
+        self.tick = 1
+        self.clock: dict[int, int] = {}
+        self.completed = 0
+        """Stream: tick of the newest operation that is known to be done."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether this is a stream."""
+        return self.owner is not None
+
+    def join(self, other: Actor, tick: int, clock: dict[int, int]) -> None:
+        """Order everything that `other` had done at `tick`, and had seen then, before what this actor does next."""
+        mine = self.clock
+        if other is self or mine.get(other.id, 0) >= tick:
+            return  # What came with that tick is known: ticks grow whenever a clock has grown and travels.
+        for actor, seen in clock.items():
+            if seen > mine.get(actor, 0):
+                mine[actor] = seen
+        mine[other.id] = tick
+
+    def has_seen(self, access: Access) -> bool:
+        """Return whether `access` is ordered before what this actor does next."""
+        return access.actor is self or self.clock.get(access.actor.id, 0) >= access.tick
+
+    def text(self) -> str:
+        """Return `stream metadata (cuda:0, owner main)` or `thread main`."""
+        if self.owner is None:
+            return f"thread {self.name}"
+        return f"stream {self.name} ({self.device}, owner {self.owner.name}, for {self.purpose})"
+
+
+class Access(NamedTuple):
+    """One read or write of a buffer: by whom, at which tick, as part of what, where in the code."""
+
+    actor: Actor
+    tick: int
+    what: str
+    site: Site
+
+
+class Mark(NamedTuple):
+    """A point in an actor's order that others can wait for: an event, or a message from thread to thread."""
+
+    session: int
+    """Of the ledger; a mark from before it was switched on orders nothing."""
+    actor: Actor
+    tick: int
+    clock: dict[int, int]
+    via: str
+
+
+class Buffer:
+    """Memory that streams, threads or stages hand to each other. `generation` counts its contents."""
+
+    __slots__ = ("device", "freed", "generation", "name", "readers", "size", "writer")
+
+    def __init__(self, name: str, device: str, size: int = 0) -> None:
+        self.name = name
+        self.device = device
+        self.size = size
+        self.generation = 0
+        self.writer: Access | None = None
+        self.readers: dict[int, Access] = {}
+        """Newest read of this generation, by actor."""
+        self.freed: tuple[Access, Mark] | None = None
+
+    def forget(self) -> None:
+        """Forget who reads and writes it."""
+        self.writer = self.freed = None
+        self.readers.clear()
+
+    def text(self) -> str:
+        """Return `seqstart generation 7`."""
+        return f"{self.name} generation {self.generation}"

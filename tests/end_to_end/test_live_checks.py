@@ -1,0 +1,173 @@
+"""Live checks on engines that serve: switched under load with the same tokens, silent on health, loud on a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+from checkpoints import make_checkpoint
+from engines import wait_until
+from ppengine.executor.process import session
+from ppengine.protocol.control import SetCheck
+from ppengine.protocol.snapshot import Event
+from safetensors.torch import load_file, save_file
+from serving import Operator, Served
+
+from profiles import small
+
+STAGES, LAYERS, STEPS = 3, 6, 150
+PROMPTS = reference.prompts(4, 100, low=20, high=40, seed=33)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_root: Path) -> Path:
+    return make_checkpoint(
+        checkpoint_root / "checks", "opt", dtype="float64", layers=LAYERS, max_position_embeddings=2048
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Served]:
+    with Served(small(folder, stages=STAGES, scheduler={"schedule_ahead": True})) as served:
+        yield served
+
+
+def told(op: Operator) -> list[Event]:
+    """Return the findings that were told as events."""
+    return [event for event in op.events if event.kind.startswith("check.")]
+
+
+async def finding(op: Operator, cause: str) -> Event:
+    """Return the first finding of a cause once it is told."""
+    async with asyncio.timeout(20):
+        while True:
+            for event in told(op):
+                if event.kind == f"check.{cause}":
+                    return event
+            await asyncio.sleep(0.05)
+
+
+async def test_switched_on_and_off_under_load_with_the_same_tokens(engine: Served, folder: Path) -> None:
+    async with engine.operator() as op:
+        names = await op.submit_all(PROMPTS, max_tokens=STEPS)
+        await op.request(names[0], lambda request: request.output_tokens > 3, "writes")
+        for check in ("ledger", "finite", "strict"):
+            end = await op.do(SetCheck(check=check))
+            assert end.step is not None
+            assert end.text == f"in all stages from step {end.step} on"
+            await op.until(lambda picture, name=check: getattr(picture.engine.checks, name), f"{check} is shown")
+        for check in ("ledger", "finite", "strict"):
+            await op.do(SetCheck(check=check, mode="off"))
+        for name, prompt in zip(names, PROMPTS, strict=True):
+            assert await op.tokens(name) == reference.greedy(folder, prompt, STEPS)
+        for check in ("ledger", "finite", "strict"):
+            await op.do(SetCheck(check=check))
+        names = await op.submit_all(PROMPTS, max_tokens=40)
+        for name, prompt in zip(names, PROMPTS, strict=True):
+            assert await op.tokens(name) == reference.greedy(folder, prompt, 40)
+        await asyncio.sleep(0.3)  # Control threads tell within a tick of 0.1 s.
+        assert told(op) == []
+        assert op.picture.engine.checks.findings == 0
+        for check in ("ledger", "finite", "strict"):
+            await op.do(SetCheck(check=check, mode="off"))
+
+
+def test_from_the_command_line(engine: Served) -> None:
+    planned = engine.cli("check", "finite", "on", "--dry-run")
+    assert planned.code == 0
+    assert planned.out.startswith("check planned: from the next step on every stage looks once over what it hands on")
+    assert "checks:" not in engine.cli("status").out
+    assert engine.cli("check", "finite", "on", "--reason", "a look").code == 0
+    wait_until(lambda: "checks: finite; 0 findings" in engine.cli("status").out, "status shows it")
+    shown = engine.cli("status", "--json").json["engine"]["checks"]
+    assert (shown["finite"], shown["ledger"], shown["strict"]) == (True, False, False)
+    assert engine.cli("check", "finite", "off").code == 0
+    wrong = engine.cli("check", "finite", "on", "--share", "0.5")
+    assert wrong.code == 2
+    assert "check finite on has no share" in wrong.error
+
+
+@pytest.mark.parametrize(
+    ("weight", "stage", "part"),
+    [("layers.3.fc2.weight", 1, "layer 3 MLP"), ("layers.5.self_attn.v_proj.weight", 2, "layer 5 attention")],
+)
+async def test_a_poisoned_layer_is_named(folder: Path, tmp_path: Path, weight: str, stage: int, part: str) -> None:
+    """A NaN in one weight of the checkpoint: the engine serves on, and says where it comes from once it looks."""
+    poisoned = tmp_path / "poisoned"
+    shutil.copytree(folder, poisoned)
+    file = poisoned / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = [key for key in tensors if key.endswith(weight)]
+    tensors[name][2, 3] = torch.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+    with Served(small(poisoned, stages=STAGES)) as engine:
+        async with engine.operator() as op:
+            await op.do(SetCheck(check="finite"))
+            request = await op.submit(PROMPTS[0], max_tokens=10)
+            event = await finding(op, "non_finite")
+            assert event.stage == stage
+            assert event.text.startswith(f"stage {stage}: {part} gives NaN in m")
+            assert event.text.endswith(f", request {request}")
+            await op.tokens(request)
+            picture = await op.until(lambda picture: picture.engine.checks.findings, "it is counted")
+            assert picture.engine.checks.findings == 1, "the stages behind it only pass it on"
+            await op.do(SetCheck(check="finite", mode="off"))
+            await op.until(lambda picture: not picture.engine.checks.findings, "off forgets it")
+
+
+async def test_the_reference_agrees_and_ends_with_its_switch(engine: Served) -> None:
+    async with engine.operator() as op:
+        await op.do(SetCheck(check="shadow", share=1.0))
+        names = await op.submit_all(PROMPTS, max_tokens=60)
+        await op.all_tokens(names)
+        picture = await op.until(lambda picture: picture.engine.checks.shadow_compared > 20, "tokens are compared")
+        assert picture.engine.checks.shadow_state == "ready"
+        assert told(op) == []
+        (shadow,) = children_named("ppengine.shadow", engine.pids["core"])
+        await op.do(SetCheck(check="shadow", mode="off"))
+        wait_until(lambda: not session(shadow), "the reference has ended")
+        assert op.picture.engine.state == "serving"
+
+
+async def test_a_pipeline_that_differs_from_its_checkpoint_is_found(folder: Path, tmp_path: Path) -> None:
+    """The weights on disk change after the stages have read them: what the reference gives is another text."""
+    changed = tmp_path / "changed"
+    shutil.copytree(folder, changed)
+    with Served(small(changed, stages=2)) as engine:
+        async with engine.operator() as op:
+            file = changed / "model.safetensors"
+            tensors = load_file(file)
+            (name,) = [key for key in tensors if key.endswith("layers.1.fc2.weight")]
+            tensors[name].neg_()
+            # Not in place: the stages may have the old file mapped.
+            save_file(tensors, changed / "new", metadata={"format": "pt"})
+            (changed / "new").replace(file)
+            await op.do(SetCheck(check="shadow", share=1.0))
+            request = await op.submit(PROMPTS[1], max_tokens=30)
+            event = await finding(op, "mismatch")
+            theirs = reference.greedy(changed, PROMPTS[1], 30)
+            ours = await op.tokens(request)
+            at = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+            position = len(PROMPTS[1]) + at
+            assert event.text == (
+                f"request {request}: token {ours[at]} at position {position}, the reference gives {theirs[at]}"
+            )
+            assert ours == reference.greedy(folder, PROMPTS[1], 30)
+
+
+def children_named(module: str, parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == parent and module in words:
+            found.append(int(path.name))
+    return found

@@ -1,0 +1,21 @@
+"""A real stage with a planted mistake: what it sends lies in one buffer, filled again before the last send is done."""
+
+import torch
+from ppengine.stage import worker
+from ppengine.stage.transport import Outbox
+
+honest = Outbox.put
+buffers: list[torch.Tensor] = []
+
+
+def put(self: Outbox, step: int, tensor: torch.Tensor) -> None:
+    """Copy into the one buffer and send that."""
+    if not buffers:
+        buffers.append(torch.empty(4096, tensor.shape[-1], dtype=tensor.dtype))
+    view = buffers[0][: len(tensor)]
+    view.copy_(tensor)
+    honest(self, step, view)
+
+
+Outbox.put = put
+worker.main()
