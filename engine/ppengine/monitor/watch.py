@@ -159,6 +159,11 @@ class StageWatch:
             forward_ms=main.track.forward_ms(),
         )
 
+    def messages(self, ring: str) -> MessageTrack | None:
+        """Return what the ring `send` or `receive` tells of messages."""
+        file = self._files.get(ring)
+        return None if file is None else file.messages
+
     def close(self) -> None:
         """Unmap all rings."""
         for file in self._files.values():

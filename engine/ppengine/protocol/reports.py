@@ -108,6 +108,8 @@ class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
     peer: int
     generation: int
     messages: tuple[Message, ...] = ()
+    conflict: tuple[Message | None, Message] | None = None
+    """Of a sender: the last message on which the receiver's record differs, as sent (None: left out) and as posted."""
 
 
 class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
