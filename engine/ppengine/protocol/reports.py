@@ -27,6 +27,7 @@ class StageView(msgspec.Struct, kw_only=True):
     retired_step: int
     """Newest step that this stage has acknowledged."""
     oldest_unretired_age_ms: float | None
+    oldest_unretired_step: int | None = None
     oldest_unretired_tokens: int = 0
     """Tokens of that step: expected time scales with work."""
     capacity: int | None = None

@@ -90,7 +90,12 @@ def build(evidence: Evidence) -> Graph:
 def holding(evidence: Evidence) -> list[StageEvidence]:
     """Return the stages that have not retired a step that was sent, the one with the oldest first."""
     owing = [stage for stage in evidence.stages if stage.unretired_age_s is not None]
-    return sorted(owing, key=lambda stage: (stage.retired_step or 0, stage.stage))
+    return sorted(owing, key=lambda stage: (oldest_step(stage), stage.stage))
+
+
+def oldest_step(stage: StageEvidence) -> int:
+    """Return the number of the oldest step that a stage has not retired: without gaps, the one after the newest."""
+    return (stage.retired_step or 0) + 1 if stage.unretired_step is None else stage.unretired_step
 
 
 def receiving_from(stage: StageEvidence, count: int) -> int | None:
@@ -205,5 +210,5 @@ def _driver_wait(evidence: Evidence) -> Wait | None:
     if not evidence.steps_in_flight or not held:
         return None
     first = held[0]
-    step = (first.retired_step or 0) + 1
+    step = oldest_step(first)
     return Wait(DRIVER, main(first.stage), f"m{step} to be retired", first.unretired_age_s or 0.0, step)

@@ -102,6 +102,8 @@ _SUMMARIES: dict[Cause, str] = {"killed_oom": " by the out-of-memory killer", "d
 
 def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     cause, words = _cause(stage), _last_words(stage)
+    if echo and cause == "link":
+        cause = "starved" if stage.dead_for_s is None else "dead"
     how = exit_words(stage.exit_code) if stage.dead_for_s is not None else "cannot go on"
     summary = f"stage {stage.stage} {how}{_SUMMARIES.get(cause, '')}"
     if echo:

@@ -12,7 +12,16 @@ from ppengine.monitor.diagnosis.budgets import (
     stuck_limit_s,
 )
 from ppengine.monitor.diagnosis.case import Case, thread_lines
-from ppengine.monitor.diagnosis.graph import Node, Wait, edge_of, holding, main, message_text, receiving_from
+from ppengine.monitor.diagnosis.graph import (
+    Node,
+    Wait,
+    edge_of,
+    holding,
+    main,
+    message_text,
+    oldest_step,
+    receiving_from,
+)
 from ppengine.monitor.diagnosis.words import doing, seconds, where
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, Verdict
@@ -107,13 +116,13 @@ def _in_own_code(stage: StageEvidence) -> bool:
 
 def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
     """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
-    k, finished, oldest = root.stage, root.finished_step, (root.retired_step or 0) + 1
+    k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
     if root.op == "idle" and last is not None and last.known and last.step and (finished or 0) >= last.step:
         done, wanted = ("sending", "waits for") if "not sent" in last.text else ("receiving", "has sent")
         text = f"stage {k} finished m{last.step} without {done} it; {last.waiter} {wanted} it"
         return _verdict(root, "mismatch", text, since, [f"{last.waiter}: {last.text}", f"stage {k}: {doing(root)}"])
-    if root.op == "idle" and root.unretired_age_s is not None and None not in (finished, root.retired_step):
-        if (finished or 0) >= oldest:
+    if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
+        if finished >= oldest:
             text = f"stage {k} finished step {oldest}, and the core has not heard of it"
         else:
             text = f"stage {k} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"
