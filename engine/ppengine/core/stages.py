@@ -127,6 +127,7 @@ class StageBoard:
                 ready=ready is not None,
                 retired_step=self._retired[key],
                 oldest_unretired_age_ms=None if oldest is None else (now - oldest.sent_ns) / 1e6,
+                oldest_unretired_step=None if oldest is None else oldest.number,
                 oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
                 capacity=capacities[index] if capacities else None,
                 mapped=mapped,

@@ -22,11 +22,12 @@ import zmq
 
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
+from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
-from ppengine.protocol.reports import AgentReport
+from ppengine.protocol.reports import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
 
@@ -46,6 +47,7 @@ class Sampler:
         self._folder = Path(config.ring_dir)
         self._watches: dict[tuple[int, int], StageWatch] = {}
         self._node = socket.gethostname()
+        self._comparer = Comparer()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
         self._scanned_ns = 0
         self.pids: dict[int, int] = {}
@@ -66,7 +68,22 @@ class Sampler:
         seen = [(self._watches[key], self._watches[key].look()) for key in sorted(self._watches)]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
+        self._compare(stages)
         return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
+
+    def _compare(self, stages: list[StageSample]) -> None:
+        """Hold both ends of every edge of this node against each other, and tell the sender's sample."""
+        now_ns = time.monotonic_ns()
+        for sample in stages:
+            for index, edge in enumerate(sample.edges):
+                ends = self._watches.get((sample.index, sample.rank)), self._watches.get((edge.peer, sample.rank))
+                if edge.kind != "send" or ends[0] is None or ends[1] is None:
+                    continue
+                sent, posted = ends[0].messages("send"), ends[1].messages("receive")
+                if sent is not None and posted is not None:
+                    self._comparer.look(now_ns, sample.index, edge.peer, sent, posted)
+                    conflict = self._comparer.conflict(sample.index, edge.peer, now_ns)
+                    sample.edges[index] = msgspec.structs.replace(edge, conflict=conflict)
 
     def _scan(self) -> dict[tuple[int, int], dict[str, tuple[Path, int]]]:
         """Return path and inode of every ring by stage; the folder is read only after it has changed."""

@@ -65,6 +65,7 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     retired_step: int | None = None
     unretired_age_s: float | None = None
     """Age of the oldest step that the core sent and this stage has not acknowledged; None: there is none."""
+    unretired_step: int | None = None
     unretired_tokens: int = 0
     expected_s: float | None = None
     """What that step should take here by the stage's own history."""

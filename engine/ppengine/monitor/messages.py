@@ -10,7 +10,10 @@ from ppengine.ring import Kind, Record
 
 SHOWN_DONE = 12
 """Of the messages that are done, so many of the newest: both sides look at the same ones, within a few steps."""
-_KEPT = 64
+_KEPT = 256
+"""More than an edge carries between two looks."""
+CONFLICT_KEPT_NS = 300_000_000_000
+"""What differed once has spoiled results: it is told for five minutes, also when all is well again."""
 _KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
 
 
@@ -45,6 +48,46 @@ class MessageTrack:
             )
             for (kind, peer), known in self._edges.items()
         ]
+
+    def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Record]]:
+        """Return generation and records by number of one edge; without records where there is none."""
+        return self._generations.get((kind.value, peer), -1), self._edges.get((kind.value, peer), {})
+
+
+class Comparer:
+    """Holds the records of both ends of an edge against each other, each message once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._found: dict[tuple[int, int], tuple[int, Record | None, Record]] = {}
+
+    def look(self, now_ns: int, sender: int, receiver: int, sent: MessageTrack, posted: MessageTrack) -> None:
+        """Compare what is new on the edge from `sender` to `receiver`."""
+        edge = sender, receiver
+        generation, out = sent.edge(Kind.SEND, receiver)
+        other, into = posted.edge(Kind.RECEIVE, sender)
+        if generation != other or not out or not into:
+            return
+        known, last = self._seen.get(edge, (generation, 0))
+        if known != generation:
+            last = 0
+            self._found.pop(edge, None)
+        # Newest first to be seen by both: what only one side has by now is looked at again.
+        both = min(max(out), max(into))
+        for number in sorted(number for number in into if last < number <= both and number >= min(out)):
+            one = out.get(number)
+            two = into[number]
+            if one is None or (one.step, one.size, one.code) != (two.step, two.size, two.code):
+                self._found[edge] = now_ns, one, two
+                break
+        self._seen[edge] = generation, both
+
+    def conflict(self, sender: int, receiver: int, now_ns: int) -> tuple[Message | None, Message] | None:
+        """Return the newest conflict of an edge that is not too old."""
+        at_ns, one, two = self._found.get((sender, receiver), (0, None, None))
+        if two is None or now_ns - at_ns > CONFLICT_KEPT_NS:
+            return None
+        return None if one is None else _message(one, now_ns), _message(two, now_ns)
 
 
 def _shown(known: dict[int, Record], now_ns: int) -> tuple[Message, ...]:

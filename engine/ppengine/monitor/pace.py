@@ -31,6 +31,8 @@ class Point(NamedTuple):
     tokens: float
     context: float
     ms: float
+    waited_ms: float
+    """Without a core, the quota's part excluded."""
 
 
 class Pace:
@@ -62,11 +64,11 @@ class Pace:
         waited_ms = _grown(self._waited_ns, waited_ns) / 1e6
         throttled_ms = _grown(self._throttled_us, throttled_us) / 1e3
         share = None if throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
-        # A core that others have is not this stage's fault; a quota of its own is.
-        ms = self._ms - max(0.0, waited_ms - throttled_ms)
-        if self._count and begun and ms > self._ms / 2:
-            point = Point(self._tokens / self._count, self._context / self._count, ms / self._count)
-            self._judge(point, begun, now_ns, share)
+        if self._count and begun:
+            # A core that others have is not this stage's fault; a quota of its own is.
+            others_ms = max(0.0, waited_ms - throttled_ms)
+            sums = (self._tokens, self._context, self._ms, others_ms)
+            self._judge(Point(*(value / self._count for value in sums)), begun, now_ns, share)
         self._since_ns, self._waited_ns, self._throttled_us = now_ns, waited_ns, throttled_us
         self._count = self._tokens = self._context = 0
         self._ms = 0.0
@@ -85,15 +87,19 @@ class Pace:
         )
 
     def _judge(self, point: Point, begun_ns: int, now_ns: int, throttled: float | None) -> None:
-        baseline = self._baseline(point)
-        if baseline is None:
+        like = self._like(point)
+        if not like:
             self._unjudged += 1
             if self._slow_since_ns is None or self._unjudged > _UNJUDGED:
                 self._slow_since_ns = self._newest = None
                 self._points.append(point)
             return
+        baseline = statistics.median(old.ms for old in like)
+        slow = point.ms >= SLOW_RATIO * baseline
+        if slow and point.waited_ms - statistics.median(old.waited_ms for old in like) > (point.ms - baseline) / 2:
+            return  # The host may explain it: such a second tells nothing.
         self._unjudged = 0
-        if point.ms < SLOW_RATIO * baseline:
+        if not slow:
             self._slow_since_ns = None
             self._points.append(point)
         elif self._slow_since_ns is None:
@@ -104,10 +110,10 @@ class Pace:
         )
         self._newest = now_ns, found
 
-    def _baseline(self, point: Point) -> float | None:
-        """Return the median own time of a step over the nearest points of like work; None if there are too few."""
-        like = sorted((distance, old.ms) for old in self._points if (distance := _distance(old, point)) <= LIKE)
-        return statistics.median(ms for _, ms in like[:MOST]) if len(like) >= LEAST else None
+    def _like(self, point: Point) -> list[Point]:
+        """Return the nearest points of like work; none if there are too few."""
+        like = sorted((distance, old) for old in self._points if (distance := _distance(old, point)) <= LIKE)
+        return [old for _, old in like[:MOST]] if len(like) >= LEAST else []
 
 
 def _distance(one: Point, other: Point) -> float:

@@ -154,6 +154,7 @@ class EvidenceTracker:
             pid=pid,
             retired_step=view.retired_step if view else None,
             unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
+            unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
         )
         if pid is None:

@@ -18,6 +18,8 @@ SLOW_S = 1.0
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
 """smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
 _STEPS_SHOWN = 8
+_OWNERS = {"receive": "main"}
+"""Threads that write a ring of another name."""
 
 
 class RingFile:
@@ -143,7 +145,8 @@ class StageWatch:
             gauges=gauges if gauges["total_bytes"] else {},
             kv_resident=self._resident,
             streams=[
-                stream_info(file.reader.name or name, name, file.track, now_ns) for name, file in self._files.items()
+                stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
+                for name, file in self._files.items()
             ],
             timeline=main.track.timeline(now_ns),
             oom_kills=self._cgroup.get("oom_kill"),
@@ -158,6 +161,11 @@ class StageWatch:
             pace=main.track.pace.sample(now_ns),
             forward_ms=main.track.forward_ms(),
         )
+
+    def messages(self, ring: str) -> MessageTrack | None:
+        """Return what the ring `send` or `receive` tells of messages."""
+        file = self._files.get(ring)
+        return None if file is None else file.messages
 
     def close(self) -> None:
         """Unmap all rings."""

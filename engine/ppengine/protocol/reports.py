@@ -27,6 +27,7 @@ class StageView(msgspec.Struct, kw_only=True):
     retired_step: int
     """Newest step that this stage has acknowledged."""
     oldest_unretired_age_ms: float | None
+    oldest_unretired_step: int | None = None
     oldest_unretired_tokens: int = 0
     """Tokens of that step: expected time scales with work."""
     capacity: int | None = None
@@ -108,6 +109,8 @@ class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
     peer: int
     generation: int
     messages: tuple[Message, ...] = ()
+    conflict: tuple[Message | None, Message] | None = None
+    """Of a sender: the last message on which the receiver's record differs, as sent (None: left out) and as posted."""
 
 
 class CpuShares(msgspec.Struct, kw_only=True, frozen=True):

@@ -26,8 +26,10 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     driver.driver,
     findings.found,
     stuck.gil_holders,
+    stuck.idlers_in_vain,
     slow.slow_phases,
     stuck.standing_still,
+    messages.remembered,
     slow.stragglers,
     suffer.sufferers,
 )

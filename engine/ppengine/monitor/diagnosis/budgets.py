@@ -13,9 +13,12 @@ UNKNOWN_MS_PER_TOKEN = 10.0
 MEMORY_WORK_S = 10.0
 """Copies, swaps and mapping: their length is not in the tokens."""
 GIL_AFTER_S = 1.5
-CONTENDED = 0.5
-"""Share of a second without a core from which a thread's silence says little: it gets `PATIENCE` times as long."""
-PATIENCE = 4.0
+IDLE_TURN_S = 1.5
+"""The main loop turns ten times a second while it is idle."""
+SPINS = 0.5
+"""Share of a core from which a thread does not merely wait."""
+LEAST_SHARE = 0.1
+"""Work takes longer where a thread gets no core; no more than ten times is granted."""
 UNSEEN_AFTER_S = 2.0
 SUFFERS_AFTER_S = 0.5
 STRAGGLER_AFTER_S = 10.0
@@ -26,19 +29,35 @@ MEMORY_OPS = frozenset({"swap_out", "swap_in", "copy", "map"})
 
 def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
     """Return how long nothing may retire: by the work that is held, by memory work, by how busy the host is."""
-    expected = [
-        stage.expected_s if stage.expected_s is not None else stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3
-        for stage in stages
-        if stage.unretired_age_s is not None
-    ]
+    expected = [_expected_s(stage) for stage in stages if stage.unretired_age_s is not None]
     memory_work = any(stage.op in MEMORY_OPS for stage in stages)
     limit = max(STUCK_AFTER_S, STUCK_FACTOR * max(expected, default=0.0), MEMORY_WORK_S if memory_work else 0.0)
-    return (limit - LOOKING_S) * (PATIENCE if any(is_contended(stage) for stage in stages) else 1.0)
+    return limit - LOOKING_S
 
 
-def is_contended(stage: StageEvidence) -> bool:
-    """Return whether the main thread has mostly waited for a core."""
-    return stage.cpu is not None and (stage.cpu.main_waited or 0.0) >= CONTENDED
+def _expected_s(stage: StageEvidence) -> float:
+    known = stage.expected_s
+    expected = stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if known is None else known
+    waited = stage.cpu.main_waited or 0.0 if stage.cpu is not None else 0.0
+    return expected / max(LEAST_SHARE, 1.0 - waited)
+
+
+def really_waits(stage: StageEvidence) -> bool:
+    """Return whether a stage whose open operation is a wait may be in it, by where its main thread is.
+
+    A message is waited for in a futex. What spins, or sleeps elsewhere, is in code of its own between two records.
+    """
+    if stage.cpu is not None and stage.cpu.main_user + stage.cpu.main_system >= SPINS:
+        return False
+    return not stage.wchan or "futex" in stage.wchan
+
+
+def idles_in_vain(stage: StageEvidence) -> bool:
+    """Return whether the main loop has stopped turning although it is idle, while the process gets its turns."""
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving" or stage.op != "idle":
+        return False
+    ticks = stage.tick_age_s is not None and stage.tick_age_s < IDLE_TURN_S / 2
+    return ticks and (stage.progress_age_s or 0.0) - (stage.sample_age_s or 0.0) >= IDLE_TURN_S
 
 
 def is_unseen(stage: StageEvidence) -> bool:
@@ -62,4 +81,4 @@ def holds_gil(stage: StageEvidence) -> bool:
         return False
     if stage.process_state in ("T", "D", "Z", "X", None) or (stage.tick_stale_for_s or 0.0) < STOPPED_AFTER_S:
         return False
-    return (stage.tick_age_s or 0.0) >= GIL_AFTER_S * (PATIENCE if is_contended(stage) else 1.0)
+    return (stage.tick_age_s or 0.0) >= GIL_AFTER_S

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ppengine.monitor.diagnosis.budgets import holds_gil, is_lost, is_stopped, is_unseen
+from ppengine.monitor.diagnosis.budgets import holds_gil, idles_in_vain, is_lost, is_stopped, is_unseen, really_waits
 from ppengine.monitor.evidence import Evidence, StageEvidence
 from ppengine.protocol.reports import EdgeSample, Message
 from ppengine.ring import shape_text
@@ -90,7 +90,12 @@ def build(evidence: Evidence) -> Graph:
 def holding(evidence: Evidence) -> list[StageEvidence]:
     """Return the stages that have not retired a step that was sent, the one with the oldest first."""
     owing = [stage for stage in evidence.stages if stage.unretired_age_s is not None]
-    return sorted(owing, key=lambda stage: (stage.retired_step or 0, stage.stage))
+    return sorted(owing, key=lambda stage: (oldest_step(stage), stage.stage))
+
+
+def oldest_step(stage: StageEvidence) -> int:
+    """Return the number of the oldest step that a stage has not retired: without gaps, the one after the newest."""
+    return (stage.retired_step or 0) + 1 if stage.unretired_step is None else stage.unretired_step
 
 
 def receiving_from(stage: StageEvidence, count: int) -> int | None:
@@ -113,7 +118,7 @@ def _inert(stage: StageEvidence) -> bool:
 
 
 def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence: Evidence) -> Wait | None:
-    if _inert(stage) or is_unseen(stage):
+    if _inert(stage) or is_unseen(stage) or idles_in_vain(stage):
         return None
     node, since = main(stage.stage), stage.op_age_s or 0.0
     if stage.op == "idle":
@@ -121,8 +126,14 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
         if owes or not evidence.steps_in_flight:
             return None
         return Wait(node, DRIVER, "its next step", since, soft=True)
-    if stage.op == "send" and edge_of(stage, "send", -1 if stage.op_peer is None else stage.op_peer) is not None:
+    if (
+        stage.op == "send"
+        and really_waits(stage)
+        and edge_of(stage, "send", -1 if stage.op_peer is None else stage.op_peer) is not None
+    ):
         return Wait(node, Node("send", stage.stage), f"room to hand over m{stage.op_step}", since, stage.op_step)
+    if not really_waits(stage):
+        return None
     peer = stages.get(number) if (number := receiving_from(stage, len(stages))) is not None else None
     if peer is None or peer is stage:
         return None
@@ -133,11 +144,13 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
     return _receive_wait(stage, peer, since) if stage.op in ("receive", "token_return") else None
 
 
-def _receive_wait(stage: StageEvidence, peer: StageEvidence, since: float) -> Wait:
+def _receive_wait(stage: StageEvidence, peer: StageEvidence, since: float) -> Wait | None:
     node, step = main(stage.stage), stage.op_step
     mine = edge_of(stage, "receive", peer.stage)
     posted = [message for message in mine.messages if message.state < 2] if mine else []
     message = next((message for message in posted if message.step == step), None)
+    if mine is not None and message is None:
+        return None  # It has not posted what it waits for, or has it already: no peer can help.
     if mine is None or message is None:
         return Wait(node, main(peer.stage), f"m{step}", since, step, known=False)
     text, number = message_text(message), message.number
@@ -197,5 +210,5 @@ def _driver_wait(evidence: Evidence) -> Wait | None:
     if not evidence.steps_in_flight or not held:
         return None
     first = held[0]
-    step = (first.retired_step or 0) + 1
+    step = oldest_step(first)
     return Wait(DRIVER, main(first.stage), f"m{step} to be retired", first.unretired_age_s or 0.0, step)

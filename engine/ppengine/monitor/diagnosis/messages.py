@@ -1,4 +1,4 @@
-"""Messages on which the two sides of an edge do not agree: number by number, step, bytes, shape."""
+"""Messages on which the two ends of an edge do not agree: number by number, step, bytes, shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.reports import EdgeSample, Message
 from ppengine.protocol.snapshot import Verdict
 
+FRESH_S = 10.0
+"""What else goes wrong so soon after a mismatch is its consequence."""
+
 
 class Conflict(NamedTuple):
     """The first message of an edge on which its sides differ; `sent` None: the sender left this number out."""
@@ -20,6 +23,15 @@ class Conflict(NamedTuple):
 
 def mismatched(case: Case) -> list[Verdict]:
     """Return the edges whose sides differ, each at the stage that sends: the receiver posts what the step says."""
+    return [verdict for verdict in _all(case) if verdict.since_s <= FRESH_S]
+
+
+def remembered(case: Case) -> list[Verdict]:
+    """Return the mismatches of a while ago: what a stage is in now comes before them."""
+    return [verdict for verdict in _all(case) if verdict.since_s > FRESH_S]
+
+
+def _all(case: Case) -> list[Verdict]:
     found = []
     for receiver in case.evidence.stages:
         for posted in receiver.edges:
@@ -27,7 +39,10 @@ def mismatched(case: Case) -> list[Verdict]:
             if posted.kind != "receive" or sender is None or sender.dead_for_s is not None:
                 continue
             sent = edge_of(sender, "send", receiver.stage)
-            conflict = first_conflict(sent, posted) if sent and sent.generation == posted.generation else None
+            if sent is None or sent.generation != posted.generation:
+                continue
+            # Where one agent sees both ends it has compared every message; else these are the newest ones.
+            conflict = Conflict(*sent.conflict) if sent.conflict else first_conflict(sent, posted)
             if conflict is not None:
                 found.append(_verdict(sender, receiver, conflict))
     return found

@@ -102,6 +102,8 @@ _SUMMARIES: dict[Cause, str] = {"killed_oom": " by the out-of-memory killer", "d
 
 def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     cause, words = _cause(stage), _last_words(stage)
+    if echo and cause == "link":
+        cause = "starved" if stage.dead_for_s is None else "dead"
     how = exit_words(stage.exit_code) if stage.dead_for_s is not None else "cannot go on"
     summary = f"stage {stage.stage} {how}{_SUMMARIES.get(cause, '')}"
     if echo:
@@ -117,7 +119,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         evidence.append("cgroup oom_kill: not readable" if kills is None else known)
     if stage.phase not in (None, "serving"):
         evidence.append(f"in phase {stage.phase}")
-    if stage.op is not None:
+    if stage.op is not None and stage.dead_for_s is not None:
         until_then = max(0.0, (stage.op_age_s or 0.0) - _since(stage))
         evidence.append(f"was in {doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
     return Verdict(

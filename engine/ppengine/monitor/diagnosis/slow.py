@@ -63,7 +63,7 @@ def _straggler(stage: StageEvidence) -> Verdict:
     pace, ratio = stage.pace, _ratio(stage)
     assert pace is not None and ratio is not None  # `_is_slow` has looked
     evidence = [
-        f"own time of a step {pace.step_ms:.1f} ms, like steps took {pace.baseline_ms:.1f} ms here before",
+        f"own time of a step {pace.step_ms:.1f} ms; like steps took {pace.baseline_ms:.1f} ms here before",
     ]
     if pace.throttled is None:
         evidence.append("cpu quota of its cgroup: none, or not readable")

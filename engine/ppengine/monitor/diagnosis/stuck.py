@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from ppengine.monitor.diagnosis.budgets import GIL_AFTER_S, PHASE_BUDGET_S, holds_gil, is_unseen, stuck_limit_s
+from ppengine.monitor.diagnosis.budgets import (
+    GIL_AFTER_S,
+    PHASE_BUDGET_S,
+    holds_gil,
+    idles_in_vain,
+    is_unseen,
+    really_waits,
+    stuck_limit_s,
+)
 from ppengine.monitor.diagnosis.case import Case, thread_lines
-from ppengine.monitor.diagnosis.graph import Node, Wait, edge_of, holding, main, message_text, receiving_from
+from ppengine.monitor.diagnosis.graph import (
+    Node,
+    Wait,
+    edge_of,
+    holding,
+    main,
+    message_text,
+    oldest_step,
+    receiving_from,
+)
 from ppengine.monitor.diagnosis.words import doing, seconds, where
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, Verdict
 
 _WAITS = frozenset({"idle", "receive", "send", "collective", "token_return"})
+
+
+def idlers_in_vain(case: Case) -> list[Verdict]:
+    """Return the stages whose main loop stands although there is nothing to do: the next step would find it so."""
+    return [
+        _verdict(
+            stage, "self_stuck", f"stage {stage.stage}: its main loop stands while idle{_line(stage)}",
+            stage.progress_age_s or 0.0,
+            [f"the main loop turned {seconds(stage.progress_age_s)} ago, ten times a second is right",
+             *thread_lines(stage)],
+        )
+        for stage in case.evidence.stages
+        if idles_in_vain(stage)
+    ]  # fmt: skip
 
 
 def gil_holders(case: Case) -> list[Verdict]:
@@ -70,21 +101,28 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
         text = f"work stands still; stage {root.stage} was {age} sampled"
         return _verdict(root, "undetermined", text, since, ["missing: a fresh sample; does the agent run?"])
-    if root.op in _WAITS:
+    if root.op in _WAITS and not _in_own_code(root):
         return _waits_for_nobody(case, root, last, since)
     lines = [*_who_waits(case, root), *thread_lines(root)]
     return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{_line(root)}", since, lines)
 
 
+def _in_own_code(stage: StageEvidence) -> bool:
+    """Return whether a stage is not in the wait that its open operation says, or has not posted what it waits for."""
+    if stage.op == "idle":
+        return False
+    return not really_waits(stage) or (stage.op in ("receive", "token_return") and bool(stage.edges))
+
+
 def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
     """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
-    k, finished, oldest = root.stage, root.finished_step, (root.retired_step or 0) + 1
+    k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
     if root.op == "idle" and last is not None and last.known and last.step and (finished or 0) >= last.step:
         done, wanted = ("sending", "waits for") if "not sent" in last.text else ("receiving", "has sent")
         text = f"stage {k} finished m{last.step} without {done} it; {last.waiter} {wanted} it"
         return _verdict(root, "mismatch", text, since, [f"{last.waiter}: {last.text}", f"stage {k}: {doing(root)}"])
-    if root.op == "idle" and root.unretired_age_s is not None and None not in (finished, root.retired_step):
-        if (finished or 0) >= oldest:
+    if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
+        if finished >= oldest:
             text = f"stage {k} finished step {oldest}, and the core has not heard of it"
         else:
             text = f"stage {k} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"

@@ -29,9 +29,9 @@ def where(stage: StageEvidence) -> str:
     if stage.op not in (None, "step"):
         return doing(stage)
     step = f" of m{stage.op_step}" if stage.op_step else ""
-    after = f" after {stage.last_op}" if stage.last_op else ""
+    after = f" after {stage.last_op}" if stage.last_op else " between operations"
     age = f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else ""
-    return f"its own code between operations{step}{after}{age}"
+    return f"its own code{after}{step}{age}"
 
 
 def seconds(value: float | None) -> str:

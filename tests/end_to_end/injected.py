@@ -1,0 +1,165 @@
+"""Faults put into a real stage from outside: a folder on its PYTHONPATH whose `sitecustomize` obeys SIGUSR1.
+
+The handler runs in the main thread, between two bytecodes of the step loop, wherever that is. The word in the file
+`<folder>/<pid>` says what to do. Nothing of the engine knows of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+SITE = """
+import ctypes, os, re, signal, sys, time
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def pause_in_python(seconds):
+    time.sleep(seconds)
+
+
+def spin(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def keep_the_gil(seconds):
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(int(seconds * 1e6)))
+
+
+def raise_an_error(seconds):
+    raise ValueError("the weights of layer 3 are gone")
+
+
+def run_out_of_memory(seconds):
+    raise MemoryError("cannot allocate 17 GiB")
+
+
+def abort(seconds):
+    os.abort()
+
+
+def skip_a_send(seconds):
+    from ppengine.stage.transport import Outbox
+    put = Outbox.put
+
+    def skip(self, step, tensor):
+        Outbox.put = put
+    Outbox.put = skip
+
+
+def send_less(seconds):
+    from ppengine.stage.transport import Outbox
+    put = Outbox.put
+
+    def shorter(self, step, tensor):
+        Outbox.put = put
+        put(self, step, tensor[..., : tensor.shape[-1] // 2].contiguous())
+    Outbox.put = shorter
+
+
+def lose_on_the_wire(seconds):
+    from ppengine.stage.transport import Edge
+
+    class Lost:
+        def wait(self):
+            time.sleep(seconds)
+
+    hand_over = Edge._hand_over
+
+    def lose(self, call, tensor, step):
+        if self._kind != 6:
+            return hand_over(self, call, tensor, step)
+        Edge._hand_over = hand_over
+        return hand_over(self, lambda *_: Lost(), tensor, step)
+    Edge._hand_over = lose
+
+
+def forget_to_receive(seconds):
+    from ppengine.stage.transport import Inlet
+    post = Inlet._post
+
+    def later(self):
+        self._held = getattr(self, "_held", time.monotonic())
+        if time.monotonic() - self._held > seconds:
+            Inlet._post = post
+            post(self)
+    Inlet._post = later
+
+    take = Inlet.take
+
+    def wait_for_it(self, step):
+        while not self._posted:
+            time.sleep(0.05)
+            self._post()
+        return take(self, step)
+    Inlet.take = wait_for_it
+
+
+def lose_a_step(seconds):
+    StageWorker = sys.modules["__main__"].StageWorker
+    take = StageWorker._take
+
+    def losing(self, runner, timeout_ms):
+        before = len(self._inbox)
+        take(self, runner, timeout_ms)
+        if len(self._inbox) > before:
+            StageWorker._take = take
+            self._inbox.clear()
+    StageWorker._take = losing
+
+
+def lose_an_answer(seconds):
+    StageWorker = sys.modules["__main__"].StageWorker
+    from ppengine.protocol.steps import Retired
+    send = StageWorker._send
+
+    def losing(self, message):
+        StageWorker._send = send
+        if not isinstance(message, Retired):
+            send(self, message)
+    StageWorker._send = losing
+
+
+def slow_down(seconds):
+    from ppengine.models.stage import StageModel
+    run = StageModel.run
+
+    def slower(self, *args):
+        begun = time.monotonic()
+        found = run(self, *args)
+        time.sleep(2 * (time.monotonic() - begun))
+        return found
+    StageModel.run = slower
+
+
+def obey(number, frame):
+    word, seconds = (FOLDER / str(os.getpid())).read_text().split()
+    globals()[word](float(seconds))
+
+
+signal.signal(signal.SIGUSR1, obey)
+"""
+
+
+class Injector:
+    """Makes the folder and tells a stage what to do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(SITE)
+
+    @property
+    def path(self) -> str:
+        """PYTHONPATH for the engine."""
+        return os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
+
+    def tell(self, pid: int, word: str, seconds: float = 6.0) -> None:
+        """Let process `pid` do `word` (a function of `SITE`)."""
+        (self.folder / str(pid)).write_text(f"{word} {seconds}")
+        os.kill(pid, signal.SIGUSR1)

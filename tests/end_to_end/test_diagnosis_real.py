@@ -1,0 +1,193 @@
+"""Faults put into real stages from outside, idle and under load: named in time, at the right stage, with the line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import reference
+from checkpoints import make_checkpoint
+from injected import Injector
+from operators import Operator
+from ppengine.protocol.control import Abort
+from ppengine.protocol.snapshot import Snapshot, Verdict
+from serving import Served
+
+from profiles import small
+
+STAGES = 3
+PROMPT = reference.prompts(1, 100, low=30, high=30, seed=5)[0]
+HANG_S, DEATH_S, STACKS_S = 2.0, 1.0, 5.0
+BUSY_S = 1.0
+"""Allowed on top of each: the machine that runs the tests may be busy, and looking takes turns."""
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_root: Path) -> Path:
+    return make_checkpoint(
+        checkpoint_root / "diagnosis", "opt", dtype="float64", layers=6, max_position_embeddings=2048
+    )
+
+
+@pytest.fixture(scope="module")
+def injector(tmp_path_factory: pytest.TempPathFactory) -> Injector:
+    return Injector(tmp_path_factory.mktemp("injected"))
+
+
+def serve(folder: Path, injector: Injector) -> Served:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", injector.path)
+        return Served(small(folder, stages=STAGES, model={"max_model_len": 2048}))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, injector: Injector) -> Iterator[Served]:
+    """For faults that pass by themselves."""
+    with serve(folder, injector) as served:
+        yield served
+
+
+@pytest.fixture
+def spoiled(folder: Path, injector: Injector) -> Iterator[Served]:
+    """For faults that an engine does not recover from."""
+    served = serve(folder, injector)
+    try:
+        yield served
+    finally:
+        served.remove()
+
+
+def the_root(picture: Snapshot) -> Verdict | None:
+    roots = [verdict for verdict in picture.verdicts if verdict.root]
+    assert len(roots) < 2, roots
+    return roots[0] if roots else None
+
+
+async def named(op: Operator, since: float, stage: int, cause: str, limit: float) -> Verdict:
+    """Wait for a first verdict, which must be the right one, in time; all others are sufferers."""
+    picture = await op.until(lambda picture: the_root(picture) is not None, f"stage {stage} is {cause}")
+    took, root = time.monotonic() - since, the_root(picture)
+    assert root is not None
+    print(f"stage {stage} {cause}: named after {took:.2f} s: {root.summary}")
+    assert (root.stage, root.cause) == (stage, cause), root
+    assert took < limit + BUSY_S
+    assert {verdict.cause for verdict in picture.verdicts if not verdict.root} <= {"starved", "blocked"}
+    return root
+
+
+async def loaded(op: Operator, count: int = 3) -> list[str]:
+    names = await op.submit_all([PROMPT] * count, max_tokens=1900)
+    await op.request(names[0], lambda request: request.output_tokens > 3, "writes")
+    return names
+
+
+async def quiet(op: Operator, names: list[str]) -> None:
+    await op.until(lambda picture: not picture.verdicts, "the verdict is cleared")
+    for name in names:
+        await op.do(Abort(request=name))
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+@pytest.mark.parametrize(
+    ("word", "cause"), [("pause_in_python", "self_stuck"), ("spin", "self_stuck"), ("keep_the_gil", "gil_held")]
+)
+async def test_a_hang_is_named_with_its_line_and_cleared(
+    engine: Served, injector: Injector, stage: int, word: str, cause: str
+) -> None:
+    async with engine.operator() as op:
+        await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
+        names = await loaded(op)
+        since = time.monotonic()
+        injector.tell(engine.pids[f"stage{stage}"], word, 7.0)
+        await named(op, since, stage, cause, HANG_S)
+
+        def has_line(picture: Snapshot) -> bool:
+            root = the_root(picture)
+            return root is not None and any(f"{word} " in fact and ".py:" in fact for fact in root.evidence)
+
+        await op.until(has_line, "the line of code is told")
+        assert time.monotonic() - since < STACKS_S + BUSY_S
+        ran = await asyncio.to_thread(engine.cli, "explain")
+        assert ran.code == 10
+        assert ran.out.startswith(f"STAGE {stage} {cause} ")
+        assert f"{word} " in ran.out.splitlines()[0]
+        assert "who waits for whom:" in ran.out
+        told = await asyncio.to_thread(engine.cli, "explain", "--json")
+        assert told.json["waits"]
+        await quiet(op, names)
+
+
+async def test_a_main_loop_that_hangs_while_idle_is_named_before_any_request(
+    engine: Served, injector: Injector
+) -> None:
+    async with engine.operator() as op:
+        await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
+        since = time.monotonic()
+        injector.tell(engine.pids["stage1"], "pause_in_python", 5.0)
+        root = await named(op, since, 1, "self_stuck", HANG_S)
+        assert "while idle" in root.summary
+        await quiet(op, [])
+
+
+async def test_receives_that_are_not_posted(engine: Served, injector: Injector) -> None:
+    async with engine.operator() as op:
+        names = await loaded(op)
+        since = time.monotonic()
+        injector.tell(engine.pids["stage1"], "forget_to_receive", 5.0)
+        await named(op, since, 1, "self_stuck", HANG_S)
+        await quiet(op, names)
+
+
+@pytest.mark.parametrize(
+    ("word", "stage", "cause", "limit"),
+    [
+        ("skip_a_send", 1, "mismatch", HANG_S), ("send_less", 0, "mismatch", HANG_S),
+        ("lose_on_the_wire", 1, "link", HANG_S), ("lose_a_step", 2, "link", HANG_S),
+        ("lose_an_answer", 0, "link", HANG_S), ("raise_an_error", 1, "crashed", DEATH_S),
+        ("run_out_of_memory", 2, "out_of_memory", DEATH_S), ("abort", 0, "crashed", DEATH_S),
+    ],
+)  # fmt: skip
+async def test_what_breaks_for_good(
+    spoiled: Served, injector: Injector, word: str, stage: int, cause: str, limit: float
+) -> None:
+    async with spoiled.operator() as op:
+        await loaded(op)
+        since = time.monotonic()
+        injector.tell(spoiled.pids[f"stage{stage}"], word, 60.0)
+        await named(op, since, stage, cause, limit)
+
+
+@pytest.mark.parametrize(
+    ("number", "load", "cause"),
+    [(signal.SIGSEGV, True, "crashed"), (signal.SIGSEGV, False, "crashed"), (signal.SIGKILL, True, "dead")],
+)
+async def test_what_kills(spoiled: Served, number: signal.Signals, load: bool, cause: str) -> None:
+    async with spoiled.operator() as op:
+        if load:
+            await loaded(op)
+        since = time.monotonic()
+        os.kill(spoiled.pids["stage1"], number)
+        root = await named(op, since, 1, cause, DEATH_S)
+        if number == signal.SIGKILL:
+            await op.until(lambda p: "no cgroup OOM" in str(p.verdicts), "it was not the out-of-memory killer")
+        assert root.root
+
+
+def test_stacks_are_grouped_and_say_how_they_were_taken(engine: Served) -> None:
+    ran = engine.cli("stacks")
+    assert ran.code == 0
+    titles = [line for line in ran.out.splitlines() if line.startswith("stage")]
+    assert any(title == "stages 0, 1, 2: control" for title in titles), titles
+    assert ran.out.splitlines()[0].startswith("pids: stage 0 ")
+    detail = engine.cli("stacks", "--json").json
+    assert detail["ability"]
+    assert {thread["name"] for thread in detail["stages"][1]["threads"]} >= {"MainThread", "control", "send"}
+    found = engine.cli("doctor", "--json").json
+    assert [finding["text"] for finding in found if finding["what"] == "stacks"] == [
+        f"{engine.config.id}: {detail['ability']}"
+    ]

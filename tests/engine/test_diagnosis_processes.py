@@ -1,0 +1,241 @@
+"""Ends of processes, silence of the core, findings, slowness: every cause, and what only looks like it."""
+
+import msgspec
+import pytest
+from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, with_stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monitor_helpers import stage
+from ppengine.monitor.diagnosis import build, diagnose
+from ppengine.monitor.diagnosis.graph import main
+from ppengine.monitor.evidence import DriverEvidence
+from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, Message, PaceSample
+
+
+def roots(verdicts):
+    return [(verdict.stage, verdict.cause) for verdict in verdicts if verdict.root]
+
+
+# --- ends ---------------------------------------------------------------------------------------------------
+
+ENDS = [
+    ({"exit_code": -9, "oom_kills": 1}, "killed_oom"), ({"exit_code": -9, "oom_kills": 0}, "dead"),
+    ({"exit_code": -9, "oom_kills": None}, "dead"), ({"exit_code": -15}, "dead"), ({"exit_code": 0}, "dead"),
+    ({"exit_code": 1}, "dead"), ({"exit_code": 1, "exit_detail": "exit code 1"}, "dead"),
+    ({"exit_code": -11, "exit_detail": "killed by SIGSEGV"}, "crashed"), ({"exit_code": -6}, "crashed"),
+    ({"exit_code": -7}, "crashed"), ({"exit_code": 1, "exit_detail": "KeyError: 'w'"}, "crashed"),
+    ({"exit_code": 1, "exit_detail": "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"}, "out_of_memory"),
+    ({"exit_code": 8, "exit_detail": "does not fit: weights 9M + activations 1M"}, "out_of_memory"),
+    ({"exit_code": 1, "exit_detail": "DefaultCPUAllocator: can't allocate memory: you tried"}, "out_of_memory"),
+    ({"exit_code": None}, "dead"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+@pytest.mark.parametrize(("end", "cause"), ENDS)
+def test_how_a_process_ended(count, k, end, cause):
+    stages = with_stage(pipeline_held_at(count, k, 0.6), k, process_state="Z", dead_for_s=0.1, **end)
+    verdicts = diagnose(stuck(stages, 0.6))
+    assert roots(verdicts) == [(k, cause)]
+    assert {v.cause for v in verdicts if not v.root} <= {"starved", "blocked"} and len(verdicts) == count
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [("ValueError: no slot 7", "crashed"), ("MemoryError: cannot allocate 9 GiB", "out_of_memory")],
+)
+def test_a_stage_that_says_that_it_cannot_go_on_and_lives(count, k, words, cause):
+    stages = with_stage(pipeline_held_at(count, k, 0.6), k, lost=words, lost_for_s=0.1, op="idle")
+    root = diagnose(stuck(stages, 0.6))[0]
+    assert (root.stage, root.cause) == (k, cause) and words in root.summary and f"last words: {words}" in root.evidence
+
+
+def test_who_blames_a_peer_waits_for_the_peers_own_end():
+    lost = {"lost": "lost stage 1: it closed the connection", "op": "idle"}
+    early = with_stage(pipeline_held_at(3, 1, 0.6), 0, lost_for_s=0.1, **lost)
+    assert diagnose(stuck(early, 0.6)) == [], "the end of stage 1 has not been seen yet"
+    dead = with_stage(early, 1, exit_code=-9, dead_for_s=0.05, process_state="Z", oom_kills=0)
+    verdicts = diagnose(stuck(dead, 0.6))
+    assert roots(verdicts) == [(1, "dead")]
+    assert {v.stage: v.cause for v in verdicts[1:]} == {0: "starved", 2: "starved"}
+    assert "after stage 1 was gone" in next(v for v in verdicts if v.stage == 0).summary
+    alone = with_stage(early, 0, lost_for_s=2.5)
+    assert roots(diagnose(stuck(alone, 2.6)))[0] == (0, "link"), "stage 1 lives: the connection is what broke"
+
+
+def test_an_end_while_the_engine_stops_is_none():
+    stages = with_stage(healthy(2), 1, lost="lost stage 0: it closed the connection", lost_for_s=9.0)
+    stages = with_stage(stages, 0, exit_code=0, dead_for_s=9.0)
+    assert diagnose(evidence(stages, stopping=True)) == []
+
+
+# --- the core -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("core", "words"),
+    [
+        ({"exit_code": -9, "dead_for_s": 0.1}, "was killed by SIGKILL"),
+        ({"stopped_for_s": 0.3}, "stopped by a signal"), ({"report_age_s": 2.5}, "has not reported for 2.5s"),
+        ({"unscheduled_for_s": 3.2, "running": 4}, "schedules nothing for 4 running requests"),
+    ],
+)  # fmt: skip
+def test_the_core(core, words):
+    root, *others = diagnose(stuck(pipeline_held_at(3, 1), driver=DriverEvidence(pid=7, **core)))
+    assert (root.stage, root.cause) == (None, "driver") and words in root.summary
+    assert all(not verdict.root for verdict in others)
+
+
+@pytest.mark.parametrize("core", [{"unscheduled_for_s": 2.0}, {"report_age_s": 1.0}, {"stopped_for_s": 0.1}, {}])
+def test_a_core_that_is_only_late(core):
+    assert diagnose(evidence(healthy(2), driver=DriverEvidence(pid=7, **core))) == []
+
+
+def test_stages_without_work_starve_by_a_core_that_is_stopped():
+    held = {"unretired_age_s": 3.0, "op_age_s": 3.0}
+    stages = [stage(0, op_age_s=3.0), stage(1, op="receive", op_step=8, op_peer=0, **held)]
+    root, *others = diagnose(stuck(stages, 3.0, driver=DriverEvidence(pid=7, stopped_for_s=3.0)))
+    assert root.cause == "driver"
+    assert {v.stage: v.cause for v in others} == {0: "starved", 1: "starved"}
+    assert "by the engine core" in others[0].summary
+
+
+# --- findings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", ["stream_order", "stream_owner", "stream_stuck", "non_finite", "mismatch"])
+@pytest.mark.parametrize("where", [0, 1, None])
+def test_a_finding_is_a_root_with_its_evidence(cause, where):
+    finding = Finding(stage=where, cause=cause, summary=f"{cause} told", since_s=3.0, evidence=["call site a.py:1"])
+    (root,) = diagnose(evidence(healthy(2), findings=(finding,)))
+    assert (root.stage, root.cause, root.summary, root.root) == (where, cause, f"{cause} told", True)
+    assert root.evidence == ["call site a.py:1"] and root.suggest
+
+
+def test_of_several_findings_the_one_that_explains_the_others_is_told():
+    findings = tuple(
+        Finding(stage=1, cause=cause, summary=f"{cause} x", since_s=age, evidence=[])
+        for cause, age in (("non_finite", 9.0), ("stream_order", 1.0), ("stream_owner", 2.0))
+    )
+    (root,) = diagnose(evidence(healthy(2), findings=findings))
+    assert root.cause == "stream_owner" and "also non_finite: non_finite x" in root.evidence
+
+
+def test_a_finding_explains_why_its_stage_stands_and_a_death_comes_before_it():
+    finding = Finding(stage=1, cause="stream_stuck", summary="stream copy stands", since_s=3.0)
+    assert roots(diagnose(stuck(pipeline_held_at(3, 1), findings=(finding,)))) == [(1, "stream_stuck")]
+    dead = with_stage(pipeline_held_at(3, 1), 1, exit_code=-9, dead_for_s=1.0, oom_kills=0)
+    assert roots(diagnose(stuck(dead, findings=(finding,)))) == [(1, "dead")]
+
+
+# --- slowness -----------------------------------------------------------------------------------------------
+
+
+def pace(step_ms=16.0, slow_s=11.0, throttled=None, age_s=0.5):
+    return PaceSample(step_ms=step_ms, baseline_ms=10.0, slow_ms=slow_s * 1e3, throttled=throttled, age_ms=age_s * 1e3)
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+@pytest.mark.parametrize("throttled", [None, 0.0, 0.4])
+def test_a_straggler(count, k, throttled):
+    stages = [msgspec.structs.replace(one, pace=pace(10.5, 0.0)) for one in healthy(count)]
+    (root,) = diagnose(evidence(with_stage(stages, k, pace=pace(throttled=throttled))))
+    assert (root.stage, root.cause) == (k, "straggler") and f"stage {k} is 1.6x slower" in root.summary
+    assert ("cpu quota holds it back" in root.summary) == (throttled == 0.4)
+    assert "own time of a step 16.0 ms; like steps took 10.0 ms here before" in root.evidence
+
+
+@pytest.mark.parametrize("changes", [{"slow_s": 9.0}, {"slow_s": 0.0}, {"age_s": 9.0}])
+def test_slow_for_less_than_ten_seconds_or_some_time_ago(changes):
+    stages = with_stage(healthy(2), 1, pace=pace(**changes))
+    assert diagnose(evidence(stages)) == []
+
+
+def test_when_all_are_slower_the_host_is_and_no_stage():
+    stages = [msgspec.structs.replace(one, pace=pace()) for one in healthy(3)]
+    assert diagnose(evidence(stages)) == []
+    capped = with_stage(stages, 1, pace=pace(throttled=0.5))
+    assert roots(diagnose(evidence(capped))) == [(1, "straggler")]
+
+
+def test_slowness_is_not_told_beside_a_fault():
+    stages = with_stage(pipeline_held_at(3, 1), 0, pace=pace())
+    assert roots(diagnose(stuck(stages))) == [(1, "self_stuck")]
+
+
+# --- whatever comes: a root waits for nobody ----------------------------------------------------------------
+
+ages = st.one_of(st.none(), st.floats(0, 100))
+messages = st.lists(
+    st.builds(
+        Message, st.integers(1, 9), st.integers(1, 9), st.sampled_from([64, 128]), st.just(5), st.integers(0, 2),
+        st.floats(0, 9000),
+    ), max_size=4,
+)  # fmt: skip
+edges = st.lists(
+    st.builds(
+        EdgeSample, kind=st.sampled_from(["send", "receive"]), peer=st.integers(0, 3), generation=st.integers(1, 2),
+        messages=messages.map(tuple),
+    ), max_size=3,
+)  # fmt: skip
+cpus = st.one_of(
+    st.none(),
+    st.builds(
+        CpuShares, user=st.floats(0, 4), system=st.floats(0, 1), main_user=st.floats(0, 1), main_system=st.floats(0, 1),
+        main_waited=st.one_of(st.none(), st.floats(0, 1.2)),
+    ),
+)  # fmt: skip
+any_stage = st.fixed_dictionaries(
+    {
+        "exit_code": st.one_of(st.none(), st.sampled_from([-11, -9, 0, 1])), "dead_for_s": st.one_of(st.none(), ages),
+        "exit_detail": st.sampled_from(["", "ValueError: x", "lost stage 1: it closed the connection"]),
+        "lost": st.sampled_from(["", "", "", "ValueError: x", "lost stage 0: it closed the connection"]),
+        "lost_for_s": st.floats(0, 5), "process_state": st.sampled_from(["R", "S", "D", "T", "Z", None]),
+        "stopped_for_s": st.one_of(st.none(), st.floats(0, 3)),
+        "phase": st.sampled_from(["serving", "serving", "serving", "load", None]), "phase_age_s": st.floats(0, 1000),
+        "sample_age_s": st.one_of(st.none(), st.floats(0, 3)),
+        "op": st.sampled_from([None, "idle", "receive", "send", "forward", "token_return", "collective", "step"]),
+        "op_age_s": ages, "op_step": st.integers(1, 9), "op_peer": st.one_of(st.none(), st.integers(0, 4)),
+        "outbox": st.one_of(st.none(), st.integers(0, 2)), "edges": edges.map(tuple), "cpu": cpus,
+        "wchan": st.sampled_from([None, "", "futex_do_wait", "hrtimer_nanosleep"]), "tick_age_s": ages,
+        "tick_stale_for_s": ages, "progress_age_s": ages, "finished_step": st.one_of(st.none(), st.integers(0, 9)),
+        "retired_step": st.one_of(st.none(), st.integers(0, 9)), "unretired_age_s": ages,
+        "unretired_tokens": st.integers(0, 99),
+        "pace": st.one_of(st.none(), st.builds(pace, st.floats(5, 30), st.floats(0, 30))),
+    }
+)  # fmt: skip
+SELF_MADE = {"starved", "blocked", "mismatch", "straggler", "non_finite"}
+"""Told of a stage whatever it is in at this moment; the first two are never roots."""
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    made=st.lists(any_stage, min_size=1, max_size=4), in_flight=st.lists(st.integers(1, 9), max_size=3), since=ages,
+    report_age=ages, stopping=st.booleans(), found=st.booleans(),
+)  # fmt: skip
+def test_no_root_waits_for_another_stage(made, in_flight, since, report_age, stopping, found):
+    stages = [stage(k, **changes) for k, changes in enumerate(made)]
+    finding = Finding(stage=0, cause="non_finite", summary="nan", since_s=1.0)
+    facts = evidence(
+        stages, steps_in_flight=tuple(in_flight), since_retired_s=since, stopping=stopping,
+        driver=DriverEvidence(report_age_s=report_age), findings=(finding,) if found else (),
+    )  # fmt: skip
+    verdicts, graph = diagnose(facts), build(facts)
+    assert verdicts == diagnose(facts), "a pure function"
+    assert not verdicts or verdicts[0].root
+    places = [verdict.stage for verdict in verdicts if verdict.stage is not None]
+    assert len(places) == len(set(places)), "a stage has one verdict"
+    for verdict in verdicts:
+        assert len(verdict.summary) <= 100 and verdict.evidence
+        if verdict.cause in ("starved", "blocked"):
+            assert not verdict.root
+        if not verdict.root or verdict.stage is None or verdict.cause in SELF_MADE:
+            continue
+        chain = graph.follow(main(verdict.stage))
+        others = {wait.on.stage for wait in chain if wait.on.kind == "main"} - {verdict.stage}
+        cycle = graph.cycle(main(verdict.stage))
+        assert not others or verdict.stage in {wait.waiter.stage for wait in cycle} or verdict.cause == "link", (
+            verdict,
+            chain,
+        )
