@@ -200,6 +200,18 @@ def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     assert cli("stacks", "--json").rows[0]["stages"][0]["stage"] == 0
 
 
+def test_streams_prints_the_ledger(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("streams")
+    assert run.code == 0, run.err
+    lines = run.out.splitlines()
+    assert lines[0] == "stage 1: 1 findings"
+    assert lines[2].split(maxsplit=7) == ["send>2", "send", "cpu", "send", "yes", "1", "2.5ms", "send of m7"]
+    assert lines[4].split() == ["thread", "main", "thread", "send", "queue", "7"]
+    assert "result of m7 (thread main) send of m7 (stream send>2)" in lines[6]
+    assert lines[7] == "! stream_order: stage 1: main rewrites send>2 buffer 0 while send>2 may still read it"
+    assert cli("streams", "--json").rows[0]["stages"][0]["buffers"][0]["generation"] == 7
+
+
 def test_explain_is_10_for_a_fault_and_0_for_none(cli: Cli, fake: FakeGateway) -> None:
     fine = cli("explain")
     assert fine.code == 0

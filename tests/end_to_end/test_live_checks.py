@@ -13,7 +13,7 @@ import torch
 from checkpoints import make_checkpoint
 from engines import wait_until
 from ppengine.executor.process import session
-from ppengine.protocol.control import SetCheck
+from ppengine.protocol.control import LedgerDetail, SetCheck
 from ppengine.protocol.snapshot import Event
 from safetensors.torch import load_file, save_file
 from serving import Operator, Served
@@ -70,7 +70,17 @@ async def test_switched_on_and_off_under_load_with_the_same_tokens(engine: Serve
         names = await op.submit_all(PROMPTS, max_tokens=40)
         for name, prompt in zip(names, PROMPTS, strict=True):
             assert await op.tokens(name) == reference.greedy(folder, prompt, 40)
-        await asyncio.sleep(0.3)  # Control threads tell within a tick of 0.1 s.
+        await asyncio.sleep(1.2)  # Control threads tell findings within a tick of 0.1 s, the rest once a second.
+        detail = await op.link.inspect("ledger")
+        assert isinstance(detail, LedgerDetail)
+        assert [ledger.stage for ledger in detail.stages] == list(range(STAGES))
+        names = [{stream.name for stream in ledger.streams} for ledger in detail.stages]
+        assert names == [{"send>1", "tokens<2"}, {"recv<0", "send>2"}, {"recv<1", "send>0"}]
+        for ledger in detail.stages:
+            assert all(handoff.count for handoff in ledger.handoffs)
+            assert {(h.producer, h.consumer) for h in ledger.handoffs} >= {("thread main", "thread send")}
+            assert ledger.buffers
+            assert ledger.findings == []
         assert told(op) == []
         assert op.picture.engine.checks.findings == 0
         for check in ("ledger", "finite", "strict"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from ppengine.streams.fakes import FakeError, FakeRuntime, LifoPool
 from ppengine.streams.ledger import Ledger
+from ppengine.streams.picture import picture
 from ppengine.streams.storage import StorageBuffers
 
 
@@ -190,6 +191,29 @@ def test_switching_forgets(ledger: Ledger) -> None:
     ledger.wait(b, stale)
     ledger.launch(b, "read", reads=[buffer])
     assert len(causes(ledger)) == 2, "a rewrites under b, b reads without a wait"
+
+
+def test_the_picture_shows_streams_hand_offs_and_who_still_reads(ledger: Ledger) -> None:
+    compute, send = ledger.stream("compute", "compute", "cuda:0"), ledger.stream("send", "send to stage 1", "cuda:0")
+    buffer = ledger.buffer("hidden", "cuda:0", 64)
+    ledger.launch(compute, "forward of m1", writes=[buffer])
+    ledger.wait(send, ledger.record(compute, "filled m1"))
+    mark = ledger.launch(send, "send of m1", reads=[buffer])
+    shown = picture(ledger, stage=2, rank=0)
+    assert [(s.name, s.owner, s.purpose, s.alive, s.op, s.pending) for s in shown.streams] == [
+        ("compute", "main", "compute", True, "forward of m1", 1),
+        ("send", "main", "send to stage 1", True, "send of m1", 1),
+    ]
+    assert [(h.producer, h.consumer, h.event, h.count) for h in shown.handoffs] == [
+        ("stream compute", "stream send", "filled", 1)
+    ]
+    (row,) = shown.buffers
+    assert (row.generation, row.writer) == (1, "forward of m1 (stream compute)")
+    assert row.in_flight == row.readers == ["send of m1 (stream send)"]
+    ledger.sync(mark)
+    (row,) = picture(ledger, stage=2, rank=0).buffers
+    assert (row.readers, row.in_flight) == (["send of m1 (stream send)"], [])
+    assert [s.pending for s in picture(ledger, stage=2, rank=0).streams] == [1, 0]
 
 
 class Storage:

@@ -18,7 +18,7 @@ COMMANDS = {
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "effects", "check": "effects", "explain": "details", "stacks": "details",
-    "record": "recordings", "replay": "recordings", "bench": "serving",
+    "streams": "streams", "record": "recordings", "replay": "recordings", "bench": "serving",
 }  # fmt: skip
 
 

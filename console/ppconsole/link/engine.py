@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Fetched,
     Inspect,
     Inspected,
+    LedgerDetail,
     LogsDetail,
     Outcome,
     Refused,
@@ -42,6 +43,7 @@ _DETAILS: dict[InspectWhat, type[Detail]] = {
     "stacks": StacksDetail,
     "logs": LogsDetail,
     "blocks": BlocksDetail,
+    "ledger": LedgerDetail,
 }
 
 

@@ -12,6 +12,7 @@ from ppengine.protocol.control import (
     Deferred,
     ErrorCode,
     Fetched,
+    LedgerDetail,
     LogsDetail,
     Outcome,
     Refused,
@@ -22,8 +23,8 @@ from ppengine.protocol.control import (
 from ppengine.protocol.snapshot import Event, Snapshot
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
-InspectWhat = Literal["request", "stacks", "logs", "blocks"]
-Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail
+InspectWhat = Literal["request", "stacks", "logs", "blocks", "ledger"]
+Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail | LedgerDetail
 Progress = Callable[[Accepted | Deferred], None]
 
 

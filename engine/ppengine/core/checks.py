@@ -12,10 +12,10 @@ import msgspec
 
 from ppengine.core.operations import Operation
 from ppengine.core.shadow import Shadow
-from ppengine.protocol.control import Command, Outcome, SetCheck
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.control import Command, LedgerDetail, Outcome, SetCheck
+from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
-from ppengine.protocol.steps import Check, ShadowAnswer, ShadowReady, StageFindings
+from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -53,6 +53,7 @@ class Checks:
         self._step = 0
         self._switching: list[tuple[int, Operation]] = []
         self._told: dict[tuple[int, int], _Told] = {}
+        self._ledgers: dict[int, StageLedger] = {}
         self.shadow = Shadow(engine)
 
     # --- the verb -------------------------------------------------------------------------------------------
@@ -75,6 +76,8 @@ class Checks:
             return
         flag = FLAGS[verb.check]
         self._flags = self._flags | flag if on else self._flags & ~flag
+        if verb.check == "ledger":
+            self._ledgers.clear()
         step = engine.scheduler.checks_step(self._flags)
         engine.send(step)
         self._switching.append((step.number, operation))
@@ -104,13 +107,17 @@ class Checks:
     def restate(self) -> None:
         """Tell stages that have begun anew which checks are on."""
         self._told.clear()
+        self._ledgers.clear()
         if self._flags:
             self._engine.send(self._engine.scheduler.checks_step(self._flags))
 
     # --- what they find -------------------------------------------------------------------------------------
 
-    def take(self, message: StageFindings | ShadowReady | ShadowAnswer) -> None:
+    def take(self, message: StageFindings | LedgerPicture | ShadowReady | ShadowAnswer) -> None:
         """Take what a stage or the reference says."""
+        if isinstance(message, LedgerPicture):
+            self._ledgers[message.ledger.stage] = message.ledger
+            return
         if not isinstance(message, StageFindings):
             self.shadow.take(message)
             return
@@ -138,6 +145,12 @@ class Checks:
             check == Check.FINITE and earlier < stage and min(told.steps) <= step
             for (earlier, check), told in self._told.items()
         )
+
+    def ledger(self, stage: int | None) -> LedgerDetail:
+        """Return the newest pictures of the ledger, of one stage or of all."""
+        on = bool(self._flags & Check.LEDGER)
+        wanted = [ledger for index, ledger in sorted(self._ledgers.items()) if stage in (None, index)]
+        return LedgerDetail(on=on, stages=wanted if on else [])
 
     def info(self) -> ChecksInfo:
         """Return what a snapshot says of them."""

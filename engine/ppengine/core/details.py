@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 
 def answer(engine: Engine, question: Inspect) -> Inspected | Failed:
-    """Return the answer to an Inspect of a request or of the blocks."""
+    """Return the answer to an Inspect of a request, of the blocks or of the ledger."""
     detail: msgspec.Struct
     if not engine.serving:
         return Failed(nonce=question.nonce, code="BUSY", text=f"the engine is {engine.state}: {engine.message}")
     if question.what == "blocks":
         detail = _blocks(engine)
+    elif question.what == "ledger":
+        if question.stage is not None and question.stage >= engine.config.stages:
+            text = f"no stage {question.stage}: this engine has 0 to {engine.config.stages - 1}"
+            return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
+        detail = engine.checks.ledger(question.stage)
     elif question.what == "request":
         name = question.request or ""
         members = engine.members(name)

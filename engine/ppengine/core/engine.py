@@ -24,6 +24,7 @@ from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import (
+    LedgerPicture,
     Retired,
     ShadowAnswer,
     ShadowReady,
@@ -131,7 +132,7 @@ class Engine:
             self.message = message.text
         elif isinstance(message, StageFailed):
             self._lose(message.stage, message.text)
-        elif isinstance(message, StageFindings):
+        elif isinstance(message, StageFindings | LedgerPicture):
             if message.generation == GENERATION:
                 self.checks.take(message)
         elif isinstance(message, ShadowReady | ShadowAnswer):

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.reports import StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
 
@@ -281,17 +282,17 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
 
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, or all), `logs`,
-    `blocks` (owner map, run-length encoded), `output` (newest output text of any request)."""
+    `blocks` (owner map, run-length encoded), `ledger` (streams, hand-offs and buffers of `stage`, or all)."""
 
     nonce: int
-    what: Literal["request", "stacks", "logs", "blocks"]
+    what: Literal["request", "stacks", "logs", "blocks", "ledger"]
     request: str | None = None
     stage: int | None = None
     lines: int = 200
 
 
 class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
-    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`."""
+    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`, `LedgerDetail`."""
 
     nonce: int
     what: str
@@ -368,6 +369,13 @@ class BlocksDetail(msgspec.Struct, kw_only=True):
 
     mapped: int
     runs: list[tuple[int, str, str]]
+
+
+class LedgerDetail(msgspec.Struct, kw_only=True):
+    """Streams, hand-offs and buffers of the stages; none while the ledger is off."""
+
+    on: bool
+    stages: list[StageLedger]
 
 
 class Failed(msgspec.Struct, tag="bulk-failed", kw_only=True):

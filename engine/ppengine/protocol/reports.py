@@ -66,6 +66,57 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     """Facts, one a line: both call sites, the bytes or tokens at stake, what would put it right."""
 
 
+class LedgerStream(msgspec.Struct, kw_only=True):
+    """One stream of a stage; a stage on a CPU has one for each direction of each edge."""
+
+    name: str
+    owner: str
+    """The thread that alone may launch on it."""
+    device: str
+    purpose: str
+    alive: bool
+    op: str = ""
+    """The oldest operation that is not known to be done."""
+    age_ms: float | None = None
+    pending: int = 0
+    """Launched and not known to be done."""
+
+
+class LedgerHandOff(msgspec.Struct, kw_only=True):
+    """Producer and consumer, each a stream or a thread, what orders them, and how often it did."""
+
+    producer: str
+    consumer: str
+    event: str
+    count: int
+
+
+class LedgerBuffer(msgspec.Struct, kw_only=True):
+    """One communication buffer. `generation` counts its contents; `writer` and `readers` are of the newest one."""
+
+    name: str
+    device: str
+    bytes: int
+    generation: int
+    writer: str
+    readers: list[str]
+    in_flight: list[str]
+    """Those of the readers that are not known to be done."""
+    freed: bool = False
+
+
+class StageLedger(msgspec.Struct, kw_only=True):
+    """The stream and buffer ledger of one stage, once a second while it is on."""
+
+    stage: int
+    rank: int
+    streams: list[LedgerStream]
+    handoffs: list[LedgerHandOff]
+    buffers: list[LedgerBuffer]
+    """Newest first, at most 32."""
+    findings: list[Finding] = []
+
+
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """The scheduler's side, `publish_hz` times a second."""
 

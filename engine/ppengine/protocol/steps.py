@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 
 import msgspec
 
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.reports import Finding, StageLedger
 
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
@@ -204,6 +204,13 @@ class StageFindings(msgspec.Struct, tag="findings", array_like=True, kw_only=Tru
     steps: list[int]
 
 
+class LedgerPicture(msgspec.Struct, tag="ledger", array_like=True, kw_only=True):
+    """The ledger of a stage, sent by the control thread once a second while it is on."""
+
+    generation: int
+    ledger: StageLedger
+
+
 class ShadowTask(msgspec.Struct, tag="shadow-task", array_like=True, kw_only=True):
     """To the reference: repeat a greedy request from its tokens, and compare the outputs from `first` on."""
 
@@ -233,5 +240,13 @@ class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only
 
 ToStage = Step | Shutdown | ControlPing
 FromStage = (
-    Retired | StageReady | StageProgress | StageFailed | ControlPong | StageFindings | ShadowReady | ShadowAnswer
+    Retired
+    | StageReady
+    | StageProgress
+    | StageFailed
+    | ControlPong
+    | StageFindings
+    | LedgerPicture
+    | ShadowReady
+    | ShadowAnswer
 )

@@ -8,11 +8,12 @@ import time
 import msgspec
 
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import Check, StageFindings
+from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
 from ppengine.streams.ledger import Ledger
+from ppengine.streams.picture import picture
 
 AGAIN_S = 1.0
-"""Least time between two messages about findings that only come again."""
+"""Least time between two messages about findings that only come again, and between two pictures of the ledger."""
 STUCK_S = 5.0
 """Age at which an operation that no other stage is part of counts as stuck."""
 
@@ -31,6 +32,7 @@ class StageChecks:
         self._told_at = {Check.LEDGER: 0.0, Check.FINITE: 0.0}
         self._count = {Check.LEDGER: 0, Check.FINITE: 0}
         self._changes = 0
+        self._pictured_at = 0.0
 
     def apply(self, checks: int) -> None:
         """Make exactly `checks` (see `Check`) on. What a check has found goes when it is switched."""
@@ -56,10 +58,16 @@ class StageChecks:
                 self._hold_ns = time.monotonic_ns() + int(hold_s * 1e9)
                 self._changes += 1
 
-    def news(self) -> list[StageFindings]:
+    def news(self) -> list[StageFindings | LedgerPicture]:
         """Return what has changed since the last call; what only came again is told once a second."""
-        self._look_for_stuck()
-        now, news = time.monotonic(), []
+        now = time.monotonic()
+        news: list[StageFindings | LedgerPicture] = []
+        if self.ledger.on:
+            self.ledger.check_stuck(STUCK_S)
+            if now - self._pictured_at >= AGAIN_S:
+                self._pictured_at = now
+                shown = picture(self.ledger, stage=self._stage, rank=self._rank)
+                news.append(LedgerPicture(generation=self._generation, ledger=shown))
         for check, changes in ((Check.LEDGER, self.ledger.troubles.changes), (Check.FINITE, self._changes)):
             if changes == self._told[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
                 continue
@@ -78,10 +86,6 @@ class StageChecks:
                 )
             )
         return news
-
-    def _look_for_stuck(self) -> None:
-        if self.ledger.on:
-            self.ledger.check_stuck(STUCK_S)
 
     def _findings(self, check: Check) -> tuple[list[Finding], list[int]]:
         if check is Check.LEDGER:

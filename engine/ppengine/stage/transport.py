@@ -245,6 +245,8 @@ class Outbox:
             self._permits.put(permit)
             if parcel.delivered is not None:
                 parcel.delivered.set()
+        ledger.close(stream)
+        ledger.leave()
 
     def _count(self, change: int) -> None:
         with self._lock:

@@ -6,17 +6,21 @@ other actor; an access is ordered before an actor exactly when that actor's cloc
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from ppengine.streams.sites import Site
+
+OPEN_MOST = 1024
+"""Operations of a stream that are remembered as open; more are under way only where nobody ever waits."""
 
 
 class Actor:
     """A stream (`owner` is the thread that may launch on it) or a thread (`owner` None)."""
 
     __slots__ = (
-        "alive", "clock", "completed", "created", "current", "current_at", "device", "id", "name", "op", "op_ns",
-        "owner", "purpose", "tick",
+        "alive", "clock", "created", "current", "current_at", "device", "done", "id", "name", "open", "owner",
+        "purpose", "tick",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, purpose: str, device: str, owner: Actor | None, created: Site) -> None:
@@ -31,17 +35,16 @@ class Actor:
         """Thread: the stream it has made its current one."""
         self.current_at: tuple[Actor, Site] | None = None
         """Stream: the thread that made it a current stream last, and where."""
-        self.op = ""
-        """Stream: what was launched last."""
-        self.op_ns = 0
         self.reset()
 
     def reset(self) -> None:
         """Forget what was ordered before what."""
         self.tick = 1
         self.clock: dict[int, int] = {}
-        self.completed = 0
-        """Stream: tick of the newest operation that is known to be done."""
+        self.done = 0
+        """Stream: tick up to which everything is known to be done."""
+        self.open: deque[tuple[int, Site, str, int]] = deque(maxlen=OPEN_MOST)
+        """Stream: tick, call site, what and when of what was launched and is not known to be done, oldest first."""
 
     @property
     def is_stream(self) -> bool:
@@ -61,6 +64,16 @@ class Actor:
     def has_seen(self, access: Access) -> bool:
         """Return whether `access` is ordered before what this actor does next."""
         return access.actor is self or self.clock.get(access.actor.id, 0) >= access.tick
+
+    def reached(self, tick: int) -> None:
+        """Note that everything up to `tick` is done."""
+        self.done = max(self.done, tick)
+        while self.open and self.open[0][0] <= tick:
+            self.open.popleft()
+
+    def is_done(self, access: Access) -> bool:
+        """Return whether an access of this actor is known to be over; a thread's own is when it is declared."""
+        return not self.is_stream or access.tick <= self.done
 
     def text(self) -> str:
         """Return `stream metadata (cuda:0, owner main)` or `thread main`."""

@@ -120,7 +120,7 @@ class Ledger:
             stream.join(thread, thread.tick, thread.clock)
             thread.tick += 1
             stream.tick += 1
-            stream.op, stream.op_ns = what, time.monotonic_ns()
+            stream.open.append((stream.tick, site, what, time.monotonic_ns()))
             access = Access(stream, stream.tick, what, site)
             for buffer in reads:
                 if here_too and buffer.device != stream.device:
@@ -156,13 +156,14 @@ class Ledger:
         thread = self.thread()
         with self._lock:
             thread.join(mark.actor, mark.tick, mark.clock)
-            mark.actor.completed = max(mark.actor.completed, mark.tick)
+            mark.actor.reached(mark.tick)
             self._note(mark.actor, thread, mark.via)
 
     def completed(self, mark: Mark) -> None:
         """Declare that the operation before `mark` is done; this orders nothing."""
         if mark.session == self.session:
-            mark.actor.completed = max(mark.actor.completed, mark.tick)
+            with self._lock:
+                mark.actor.reached(mark.tick)
 
     # --- what threads do ------------------------------------------------------------------------------------
 
@@ -265,14 +266,19 @@ class Ledger:
             buffer.writer = writer if writer is not None and actor.has_seen(writer) else None
 
     def check_stuck(self, limit_s: float) -> None:
-        """Find streams for computing whose operation is not done `limit_s` after it was launched last."""
+        """Find streams for computing whose oldest operation is not done `limit_s` after it was launched.
+
+        What waits for another stage, a transfer, is not judged here: it takes as long as the other stage does.
+        """
         now = time.monotonic_ns()
-        for actor in list(self._actors):
-            if not actor.is_stream or not actor.alive or actor.completed >= actor.tick or not actor.op_ns:
-                continue
-            if actor.purpose == "compute" and now - actor.op_ns > limit_s * 1e9:
-                access = Access(actor, actor.tick, actor.op, actor.created)
-                self.troubles.add(Trouble(Kind.STUCK, access, stream=actor, where=f"{limit_s:g}"))
+        with self._lock:
+            for actor in self._actors:
+                if actor.purpose != "compute" or not actor.alive or not actor.open:
+                    continue
+                tick, site, what, since_ns = actor.open[0]
+                if now - since_ns > limit_s * 1e9:
+                    access = Access(actor, tick, what, site)
+                    self.troubles.add(Trouble(Kind.STUCK, access, stream=actor, where=f"{limit_s:g}"))
 
     def _note(self, producer: Actor, consumer: Actor, via: str) -> None:
         if producer is not consumer:

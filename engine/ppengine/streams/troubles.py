@@ -233,7 +233,8 @@ def _stuck(trouble: Trouble) -> Words:
     access, stream = trouble.access, _stream_of(trouble)
     return f"stream {stream.name} is stuck in {access.what}", [
         f"{stream.text()} was made at {site_text(stream.created)}",
-        f"{access.what} was launched last and is not done after {trouble.where} s",
+        f"{access.what} was launched at {site_text(access.site)} and is not done after {trouble.where} s",
+        "everything behind it on the stream waits, and so does who waits for that",
     ]
 
 

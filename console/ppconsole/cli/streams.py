@@ -1,0 +1,75 @@
+"""`streams`: the ledger of the stages as tables."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.options import Common, common_options
+from ppconsole.cli.session import attached, print_json, run
+
+if TYPE_CHECKING:
+    from ppengine.protocol.control import LedgerDetail
+    from ppengine.protocol.reports import StageLedger
+
+    from ppconsole.link.source import Detail
+
+
+@click.command("streams")
+@common_options
+@click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
+def streams_command(common: Common, stage: int | None) -> None:
+    """Print streams, hand-offs and buffers.
+
+    The ledger has to be on: `ppconsole check ledger on`.
+    """
+    from ppengine.protocol.control import LedgerDetail
+
+    async def ask() -> Detail:
+        async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
+            return await link.inspect("ledger", stage=stage)
+
+    detail = run(ask)
+    if not isinstance(detail, LedgerDetail):
+        raise exits.Failure(f"the engine answered with {type(detail).__name__}")
+    if common.json:
+        print_json(detail)
+    else:
+        click.echo("\n".join(ledger_lines(detail)))
+
+
+def ledger_lines(detail: LedgerDetail) -> list[str]:
+    """Return the whole ledger as text."""
+    if not detail.on:
+        return ["the ledger is off; to switch it on: ppconsole check ledger on"]
+    lines = [] if detail.stages else ["no stage has told of its ledger yet; look again in a second"]
+    for ledger in detail.stages:
+        lines += [*([""] if lines else []), *_stage_lines(ledger)]
+    return lines
+
+
+def _stage_lines(ledger: StageLedger) -> list[str]:
+    from ppconsole.cli.render import table
+    from ppconsole.model.safe import clean
+    from ppconsole.model.units import bytes_text, ms_text
+
+    streams = [
+        [s.name, s.owner, s.device, s.purpose, "yes" if s.alive else "no", str(s.pending), ms_text(s.age_ms), s.op]
+        for s in ledger.streams
+    ]
+    handoffs = [[h.producer, h.consumer, h.event, str(h.count)] for h in ledger.handoffs]
+    buffers = [
+        [b.name, bytes_text(b.bytes), str(b.generation), b.writer or "-", ", ".join(b.in_flight) or "-",
+         "free" if b.freed else ""]
+        for b in ledger.buffers
+    ]  # fmt: skip
+    lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings"]
+    lines += table("STREAM OWNER DEVICE PURPOSE ALIVE PENDING AGE OP", streams, ("PENDING", "AGE"))
+    lines += table("PRODUCER CONSUMER BY COUNT", handoffs, ("COUNT",))
+    lines += table("BUFFER BYTES GEN LAST-WRITER READERS-IN-FLIGHT STATE", buffers, ("BYTES", "GEN"))
+    for finding in ledger.findings:
+        lines += [f"! {finding.cause}: {finding.summary}", *(f"    {fact}" for fact in finding.evidence)]
+    return [clean(line) for line in lines]
