@@ -135,8 +135,15 @@ class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fiel
     stage: int
 
 
+class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unknown_fields=True):
+    """Start one stage's process anew; every request is recomputed and none is lost."""
+
+    stage: int
+
+
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
+    | RestartStage
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 

@@ -4,12 +4,18 @@ Shapes are known from the step, so tensors travel without a shape message into p
 once; a thread waits for them in order, keeps the tensors alive until they are delivered, and tells how many are not.
 Timeouts are as good as infinite: a hang is for the diagnosis to name. A dead peer is different: gloo sees its
 connection close, and both sides of this module then raise `PeerLostError`.
+
+A blocked wait cannot be interrupted from this side, only by the other one closing. So a stage that leaves a generation
+closes its edges whatever its neighbours do, and theirs come free by it. A rendezvous can be left: each side says that
+it is there and looks for the other before gloo is asked.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +30,8 @@ from ppengine.stage.recorder import Recorder
 FOREVER = timedelta(days=365)
 MAX_UNDELIVERED = 2
 """Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""
+MEET_S = 0.01
+"""Between two looks for the other side of an edge."""
 RECEIVE_BUFFERS = 3
 """The one in use and two that fill meanwhile."""
 
@@ -36,11 +44,24 @@ class PeerLostError(Exception):
         self.peer = peer
 
 
+class SupersededError(Exception):
+    """A rendezvous was left: a newer generation has begun, or the stage was told to leave."""
+
+
 def open_store(path: str, stages: int) -> Any:
     """Return the rendezvous store in file `path` that all stages of one generation share."""
     store: Any = dist.FileStore(path, stages)  # type: ignore[attr-defined]
     store.set_timeout(FOREVER)
     return store
+
+
+def meet(store: Any, name: str, upstream: bool, left: Callable[[], bool]) -> None:
+    """Wait until both processes of edge `name` are there. Raises SupersededError as soon as `left()` is true."""
+    store.set(f"{name}/{'up' if upstream else 'down'}", "here")
+    while not store.check([f"{name}/{'down' if upstream else 'up'}"]):
+        if left():
+            raise SupersededError(name)
+        time.sleep(MEET_S)
 
 
 class Edge:
@@ -56,7 +77,7 @@ class Edge:
         options._timeout = FOREVER
         options._threads = 1
         try:
-            self._group = gloo(dist.PrefixStore(name, store), 1 - self._other, 2, options)  # type: ignore[attr-defined]
+            self._group: Any = gloo(dist.PrefixStore(name, store), 1 - self._other, 2, options)  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise self._lost(error) from None
 
@@ -80,6 +101,10 @@ class Edge:
             work.wait()
         except RuntimeError as error:
             raise self._lost(error) from None
+
+    def close(self) -> None:
+        """Close the connection, once nothing that was begun here is kept any more; the peer is told at once."""
+        self._group = None
 
     def _lost(self, error: RuntimeError) -> PeerLostError:
         text = str(error)
@@ -117,6 +142,12 @@ class Inlet:
         self._in_use = buffer
         return view
 
+    def close(self) -> None:
+        """Drop what was posted and close the edge."""
+        self._waiting.clear()
+        self._posted.clear()
+        self.edge.close()
+
     def _post(self) -> None:
         while self._waiting and self._free:
             step, tokens = self._waiting.popleft()
@@ -138,6 +169,7 @@ class Outbox:
         self._main = main
         self._queue: SimpleQueue[tuple[int, Tensor] | None] = SimpleQueue()
         self._slots = threading.Semaphore(MAX_UNDELIVERED)
+        self._dropping = False
         self._depth = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._see_through, name="send", daemon=True)
@@ -151,19 +183,31 @@ class Outbox:
         self._count(1)
         self._queue.put((step, tensor))
 
-    def close(self, timeout: float) -> None:
+    def finish(self, timeout: float) -> None:
         """Let what was handed over be delivered, for at most `timeout` seconds."""
         self._queue.put(None)
         self._thread.join(timeout)
 
+    def close(self) -> None:
+        """Drop what was handed over, wait for the send under way to end either way, and close the edge."""
+        self._dropping = True
+        self._queue.put(None)
+        self._thread.join()
+        self.error = None
+        self.edge.close()
+
     def _see_through(self) -> None:
         while (entry := self._queue.get()) is not None:
             step, tensor = entry
+            if self._dropping:
+                continue
             with self._ring.operation(Kind.SEND, step, self.edge.peer, tensor.nbytes):
                 try:
                     self.edge.wait(self.edge.send(tensor))
                 except PeerLostError as error:
-                    self.error = error  # for the step loop, which alone talks to the core
+                    # For the step loop, which alone talks to the core. Without its frames: they hold the edge open.
+                    self.error = error.with_traceback(None)
+                    self.error.__context__ = None
             self._count(-1)
             self._slots.release()
 
