@@ -23,6 +23,7 @@ from ppengine.protocol.control import (
     Preempt,
     Refused,
     Release,
+    RestartStage,
     Resume,
     SetMemory,
     Stop,
@@ -227,6 +228,7 @@ VERBS = [
     (["drain", "--undo"], Drain(undo=True)),
     (["stop"], Stop()),
     (["continue", "1"], Continue(stage=1)),
+    (["restart-stage", "1"], RestartStage(stage=1)),
 ]
 
 

@@ -16,6 +16,7 @@ from ppengine.protocol.control import (
     Preempt,
     Refused,
     Release,
+    RestartStage,
     Resume,
     SetMemory,
     Stop,
@@ -42,6 +43,7 @@ from ppengine.protocol.control import (
         ("resume", Resume(), "resume"),
         ("drain --undo", Drain(undo=True), "drain --undo"),
         ("continue 2", Continue(stage=2), "continue 2"),
+        ("restart-stage 2", RestartStage(stage=2), "restart-stage 2"),
         ("stop", Stop(), "stop"),
     ],
 )

@@ -7,7 +7,7 @@ from collections import deque
 import msgspec
 from ppengine.checkpoint import ModelSpec
 from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
-from ppengine.core.engine import GENERATION, Engine
+from ppengine.core.engine import Engine
 from ppengine.protocol.control import Command, SetMemory, Submit
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
@@ -40,25 +40,35 @@ class CoreWorld:
         self.answers: list[tuple[bytes, msgspec.Struct]] = []
         self.events = []
         self.steps: deque[Step] = deque()
+        self.started: list[tuple[int, int]] = []
+        """(stage, generation): what the supervisor was asked to start."""
+        self.told_to_leave: list[tuple[int, int]] = []
         self.next_token = 5
         self._codec = Codec(ToStage)
         self._count = 0
         self.engine = Engine(
             config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
+            start_stage=lambda stage, generation: self.started.append((stage, generation)),
+            tell_stage=lambda stage, message: self.told_to_leave.append((stage, message.generation)),
         )  # fmt: skip
         if serve:
             self.ready()
             self.run()
 
-    def ready(self, swap_blocks=50):
-        """Let all stages be ready."""
-        for stage, _ in self.engine.board.keys:
+    @property
+    def generation(self):
+        """The generation that steps are for."""
+        return self.engine.recovery.generation
+
+    def ready(self, swap_blocks=50, stages=None, reserved=900):
+        """Let all stages (or some) be ready in the present generation."""
+        for stage, _ in self.engine.board.keys if stages is None else [(stage, 0) for stage in stages]:
             self.engine.on_stage(
                 StageReady(
-                    stage=stage, rank=0, generation=GENERATION, pid=1, host="h", layers=[stage, stage + 1],
+                    stage=stage, rank=0, generation=self.generation, pid=1, host="h", layers=[stage, stage + 1],
                     device_kind="cpu", device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=PEAK,
-                    peak_bytes=PEAK, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=900,
+                    peak_bytes=PEAK, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
                     swap_blocks=swap_blocks,
                 )
             )  # fmt: skip
@@ -68,7 +78,7 @@ class CoreWorld:
         step = self.steps.popleft()
         sampled = [Sampled(row.slot, self.next_token) for row in step.rows if row.sample]
         for index, (stage, rank) in enumerate(self.engine.board.keys):
-            message = Retired(GENERATION, step.number, stage, rank, sampled=sampled)
+            message = Retired(step.generation, step.number, stage, rank, sampled=sampled)
             if step.map_blocks is not None:
                 message.mapped = step.map_blocks if mapped is None else mapped[index]
                 message.error = "" if message.mapped == step.map_blocks else "no memory"

@@ -17,7 +17,8 @@ COMMANDS = {
     "events": "watching", "show": "details", "logs": "details", "doctor": "doctor", "submit": "submitting",
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
-    "stop": "effects", "continue": "effects", "explain": "details", "stacks": "details", "record": "recordings",
+    "stop": "effects", "continue": "effects",
+    "restart-stage": "effects", "explain": "details", "stacks": "details", "record": "recordings",
     "replay": "recordings", "bench": "serving",
 }  # fmt: skip
 

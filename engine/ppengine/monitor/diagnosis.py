@@ -106,7 +106,7 @@ def _dead(stage: StageEvidence, echo_of: StageEvidence | None) -> Verdict:
         summary=summary,
         since_s=stage.dead_for_s or 0.0,
         evidence=evidence,
-        suggest=f"ppconsole logs --stage {stage.stage}",
+        suggest=f"ppconsole restart-stage {stage.stage} (or see: ppconsole logs --stage {stage.stage})",
         root=echo_of is None,
     )
 

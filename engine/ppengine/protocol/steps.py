@@ -12,6 +12,8 @@ from enum import IntEnum
 
 import msgspec
 
+FIRST_GENERATION = 1
+"""Of a boot; it counts up when a stage is started anew."""
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
 TOKEN_ON_DEVICE = -1
