@@ -164,6 +164,7 @@ async def test_a_stage_killed_while_memory_shrinks(engine: Served, folder: Path)
 
 
 async def test_a_survivor_that_cannot_leave_is_restarted_too(fresh: Served, folder: Path) -> None:
+    # Stage 1 may wait for stage 0, which is stopped: then it cannot leave in time either.
     engine = fresh
     async with engine.operator() as op:
         names = await load(op)
@@ -173,7 +174,6 @@ async def test_a_survivor_that_cannot_leave_is_restarted_too(fresh: Served, fold
         await op.until(lambda picture: (2, "dead") in roots(picture), "the dead stage is named")
         await back(op, engine)
         assert engine.pids["stage0"] != old["stage0"]
-        assert engine.pids["stage1"] == old["stage1"]
         assert lost(op) == ["stage 2: killed by SIGKILL"]
         await whole(op, names, folder)
 

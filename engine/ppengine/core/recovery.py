@@ -112,7 +112,7 @@ class Recovery:
 
     def _lose(self, stage: int, why: str, *, hearsay: bool = False) -> None:
         engine = self._engine
-        if not engine.board.lose(stage, why, hearsay=hearsay):
+        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting):
             return
         if not self.down:
             engine.message = engine.board.loss
@@ -194,6 +194,7 @@ class Recovery:
             return engine.board.loss
         retry = f"restart-stage {stage} tries once more"
         if stage in self._starting:
+            self._starting.discard(stage)
             return f"stage {stage} died again while loading: {engine.board.lost[stage]}; {retry}"
         deaths.append(now)
         while deaths[0] < now - WINDOW_S:

@@ -58,12 +58,13 @@ class StageBoard:
         """Steps in flight, oldest first."""
         return [flight.number for flight in self._flights]
 
-    def lose(self, stage: int, why: str, *, hearsay: bool = False) -> bool:
+    def lose(self, stage: int, why: str, *, hearsay: bool = False, anew: bool = False) -> bool:
         """Note that a stage cannot go on; False when that is known.
 
-        What is known by hearsay, from a neighbour that saw its connection close, gives way to its exit status.
+        What is known by hearsay, from a neighbour that saw its connection close, gives way to its exit status; and what
+        is known of a process gives way to the end of the one that was started `anew` in its place.
         """
-        if stage in self.lost and (hearsay or stage not in self._hearsay):
+        if stage in self.lost and (hearsay or stage not in self._hearsay) and not anew:
             return False
         if hearsay:
             self._hearsay.add(stage)
