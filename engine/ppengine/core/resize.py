@@ -138,6 +138,9 @@ class Resizer:
         if self._mapping and self._asked.revision > _BOOT and size < self.mapped_blocks:
             # What a shrink gave up is gone, whoever has mapped it.
             self._agreed = self._asked.utilization
+        if self._operation is not None and self._operation.ended is not None:
+            # The engine was down meanwhile, and its author was told that it has failed.
+            self._operation, self.utilization = None, self._agreed
         self.capacity = capacity
         if (most := capacity.plan(1.0).mapped) < size:
             size = most
