@@ -34,6 +34,17 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tensor: int = 1
     partition: list[int] | None = None
     executor: Literal["local", "ray"] = "local"
+    restart: Literal["auto", "never"] | None = None
+    """What is done when a stage dies: start it anew and recompute, or stay degraded. None: auto, never on `ray`."""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a stage that dies is started anew by itself."""
+        return self.restart != "never" and self.executor == "local"
+
+
+NO_RESTART_ON_RAY = "its driver places the stages once (max_restarts=0) and takes no orders afterwards"
+"""Why a stage cannot be started anew with `executor: ray`."""
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +107,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(
                 f"parallel.partition names {len(parallel.partition)} stages, parallel.pipeline is {parallel.pipeline}"
             )
+        if parallel.restart == "auto" and parallel.executor == "ray":
+            raise ValueError(f"parallel.restart is auto and parallel.executor ray: {NO_RESTART_ON_RAY}; leave it out")
         if not 0.1 <= self.console.publish_hz <= 100:
             raise ValueError(f"console.publish_hz is {self.console.publish_hz}; it must be 0.1 to 100")
         if self.console.bind is not None:

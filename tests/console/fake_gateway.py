@@ -51,6 +51,7 @@ from ppengine.protocol.control import (
     Replay,
     Replayed,
     RequestDetail,
+    RestartStage,
     Resume,
     SetMemory,
     StacksDetail,
@@ -440,7 +441,7 @@ class FakeGateway:
             engine.state = "paused"
         elif isinstance(verb, Drain):
             engine.state = "serving" if verb.undo else "draining"
-        elif isinstance(verb, Resume | Continue):
+        elif isinstance(verb, Resume | Continue | RestartStage):
             engine.state = "serving"
         count_queues(self.snapshot)
 

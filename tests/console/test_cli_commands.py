@@ -23,6 +23,7 @@ from ppengine.protocol.control import (
     Preempt,
     Refused,
     Release,
+    RestartStage,
     Resume,
     SetCheck,
     SetMemory,
@@ -246,6 +247,7 @@ VERBS = [
     (["check", "ledger", "on"], SetCheck(check="ledger")),
     (["check", "strict", "off"], SetCheck(check="strict", mode="off")),
     (["check", "shadow", "on", "--share", "0.05"], SetCheck(check="shadow", share=0.05)),
+    (["restart-stage", "1"], RestartStage(stage=1)),
 ]
 
 

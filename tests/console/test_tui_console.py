@@ -25,6 +25,7 @@ from ppengine.protocol.control import (
     Preempt,
     Refused,
     Release,
+    RestartStage,
     Resume,
     SetMemory,
     Submit,
@@ -228,6 +229,10 @@ async def test_keys_fit_the_state_of_the_engine():
     async with console(picture) as rig:
         dialog = await rig.confirm("c")
         assert dialog.verb == Continue(stage=1)
+        await rig.pilot.press("escape", "tab")
+        rig.source.commands.clear()
+        dialog = await rig.confirm("x")
+        assert dialog.verb == RestartStage(stage=0)
         await rig.pilot.press("escape")
         rig.source.commands.clear()
         dialog = await rig.confirm("P")

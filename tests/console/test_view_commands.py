@@ -16,6 +16,7 @@ from ppengine.protocol.control import (
     Preempt,
     Refused,
     Release,
+    RestartStage,
     Resume,
     SetCheck,
     SetMemory,
@@ -45,6 +46,7 @@ from ppengine.protocol.control import (
         ("continue 2", Continue(stage=2), "continue 2"),
         ("check finite on", SetCheck(check="finite"), "check finite on"),
         ("check shadow on --share=0.05", SetCheck(check="shadow", share=0.05), "check shadow on --share 0.05"),
+        ("restart-stage 2", RestartStage(stage=2), "restart-stage 2"),
         ("stop", Stop(), "stop"),
     ],
 )

@@ -44,8 +44,8 @@ def engine(folder: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def lost_engine(folder: Path) -> Iterator[Served]:
-    """An engine that loses a stage: it ends with that stage's end."""
-    with Served(small(folder, stages=STAGES, model={"max_model_len": 2048})) as served:
+    """An engine that loses a stage and stays without it."""
+    with Served(small(folder, stages=STAGES, model={"max_model_len": 2048}, parallel={"restart": "never"})) as served:
         yield served
 
 
@@ -235,7 +235,7 @@ async def test_operation_under_way_ends_with_the_stage(lost_engine: Served) -> N
 def test_generate_raises_when_a_stage_is_killed(folder: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=LONG, ignore_eos=True)
     prompts = [{"prompt_token_ids": PROMPT}] * 4
-    with LLM(small(folder, stages=2, model={"max_model_len": 2048})) as llm:
+    with LLM(small(folder, stages=2, model={"max_model_len": 2048}, parallel={"restart": "never"})) as llm:
         (victim,) = stage_pids(llm.llm_engine.supervisor_pid, 1)
         killer = threading.Timer(0.5, os.kill, [victim, signal.SIGKILL])
         killer.start()

@@ -7,11 +7,11 @@ from collections import deque
 import msgspec
 from ppengine.checkpoint import ModelSpec
 from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
-from ppengine.core.engine import GENERATION, Engine
+from ppengine.core.engine import Engine
 from ppengine.protocol.control import Command, SetMemory, Submit
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Retired, Sampled, StageReady, Step, ToStage
+from ppengine.protocol.steps import Quiet, Retired, Sampled, StageReady, Step, ToStage
 
 VOCAB = 100
 PEAK, BLOCK = 1000, 10
@@ -21,9 +21,12 @@ PEAK, BLOCK = 1000, 10
 class CoreWorld:
     """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
 
-    def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True, **scheduler):
+    def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True, executor="local",
+        restart=None, **scheduler,
+    ):  # fmt: skip
         profile = Profile(
-            name="t", model=ModelConfig(path="m"), parallel=ParallelConfig(pipeline=stages),
+            name="t", model=ModelConfig(path="m"),
+            parallel=ParallelConfig(pipeline=stages, executor=executor, restart=restart),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler),
         )  # fmt: skip
@@ -40,27 +43,41 @@ class CoreWorld:
         self.answers: list[tuple[bytes, msgspec.Struct]] = []
         self.events = []
         self.steps: deque[Step] = deque()
+        self.started: list[tuple[int, int]] = []
+        """(stage, generation): what the supervisor was asked to start."""
+        self.told_to_leave: list[tuple[int, int]] = []
         self.next_token = 5
         self.shadow_tasks: list[bytes] = []
+        self.counting = False
+        """Let the n-th output of a request be the token n, so that a token lost or given twice shows."""
+        self.now = 1000.0
         self._codec = Codec(ToStage)
         self._count = 0
         self.engine = Engine(
             config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
+            start_stage=lambda stage, generation: self.started.append((stage, generation)),
+            tell_stage=lambda stage, message: self.told_to_leave.append((stage, message.generation)),
         )  # fmt: skip
+        self.engine.clock = lambda: self.now
         if serve:
             self.ready()
             self.run()
 
-    def ready(self, swap_blocks=50):
-        """Let all stages be ready."""
-        for stage, _ in self.engine.board.keys:
+    @property
+    def generation(self):
+        """The generation that steps are for."""
+        return self.engine.recovery.generation
+
+    def ready(self, swap_blocks=50, stages=None, reserved=900):
+        """Let all stages (or some) be ready in the present generation."""
+        for stage, _ in self.engine.board.keys if stages is None else [(stage, 0) for stage in stages]:
             self.engine.on_stage(
                 StageReady(
-                    stage=stage, rank=0, generation=GENERATION, pid=1, host="h", layers=[stage, stage + 1],
+                    stage=stage, rank=0, generation=self.generation, pid=1, host="h", layers=[stage, stage + 1],
                     device_kind="cpu", device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=PEAK,
-                    peak_bytes=PEAK, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=900,
+                    peak_bytes=PEAK, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
                     swap_blocks=swap_blocks,
                 )
             )  # fmt: skip
@@ -68,15 +85,31 @@ class CoreWorld:
     def retire(self, mapped=None):
         """Retire the oldest step on all stages. `mapped`: what each stage answers to a map step instead of success."""
         step = self.steps.popleft()
-        sampled = [Sampled(row.slot, self.next_token) for row in step.rows if row.sample]
+        sampled = [Sampled(row.slot, self._token(step, row)) for row in step.rows if row.sample]
         for index, (stage, rank) in enumerate(self.engine.board.keys):
-            message = Retired(GENERATION, step.number, stage, rank, sampled=sampled)
+            message = Retired(step.generation, step.number, stage, rank, sampled=sampled)
             if step.map_blocks is not None:
                 message.mapped = step.map_blocks if mapped is None else mapped[index]
                 message.error = "" if message.mapped == step.map_blocks else "no memory"
             self.engine.on_stage(message)
         self.engine.advance()
         return step
+
+    def _token(self, step, row):
+        if not self.counting:
+            return self.next_token
+        record = next(r for r in self.engine.scheduler._pipeline.unretired if r.number == step.number)
+        request = next(request for request, _, _ in record.rows if request.slot == row.slot)
+        return row.start + row.count - request.num_prompt
+
+    def quiet(self, *stages):
+        """Let stages have left the older generations."""
+        for stage in stages:
+            self.engine.on_stage(Quiet(self.generation, stage, 0))
+
+    def tokens(self, name):
+        """Return what readers of a request have got so far."""
+        return self.engine.outputs.get(name).samples[0].tokens
 
     def run(self, steps=10_000):
         """Take turns until no step is in flight."""

@@ -130,6 +130,25 @@ class World:
                 return
         raise AssertionError(f"still busy after {limit} rounds: {list(self.scheduler.requests.values())}")
 
+    # --- a lost stage, as a core recovers from it -------------------------------------------------------------
+
+    def lose(self, stage):
+        """Lose a stage: everything is set back, the blocks are mapped anew, an unfinished resize begins again."""
+        scheduler = self.scheduler
+        held = [request for request in scheduler.requests.values() if request.state == "held"]
+        self.finished += scheduler.restart("stage lost")
+        self.model.lose(stage)
+        assert (scheduler.device.used, scheduler.device.cached, scheduler.host.used) == (0, 0, 0)
+        assert {request.state for request in scheduler.requests.values()} <= {"waiting", "held"}
+        assert all(request.state == "held" for request in held)
+        self.settle()
+        assert not self.pending, "an effect was left that nothing can end any more"
+        self.model.send(scheduler.map_step(scheduler.device.size))
+        if self.resize is not None:
+            target, self.resize = self.resize[0], None
+            self.begin_resize(target)
+        self.verify()
+
     # --- resize, as a core does it --------------------------------------------------------------------------
 
     def begin_resize(self, target):
@@ -303,6 +322,10 @@ class Driver:
 
     def disturb(self):
         draw, world = self.random, self.world
+        if draw.random() < 0.1:
+            world.lose(draw.randrange(len(world.model.stages)))
+            self.counts["lose a stage"] += 1
+            return
         if world.scheduler.paused or draw.random() < 0.2:
             world.scheduler.paused = not world.scheduler.paused
             self.counts["pause"] += 1

@@ -24,6 +24,8 @@ from ppengine.protocol.steps import (
     ControlPong,
     FromStage,
     Move,
+    NewGeneration,
+    Quiet,
     Register,
     Retired,
     Row,
@@ -80,12 +82,15 @@ class FakeCore:
         self.findings: list[StageFindings] = []
         self.retired: dict[int, dict[int, Retired]] = {}
         self.number = 0
+        self.generation = 1
+        self.quiet: list[Quiet] = []
         self.slots: set[int] = set()
         self._codec = Codec(FromStage)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.bind(self.config.endpoint("steps"))
         if start:
             for stage in range(stages):
@@ -108,12 +113,13 @@ class FakeCore:
         self._context.term()
         shutil.rmtree(self.folder)
 
-    def start(self, stage: int) -> None:
+    def start(self, stage: int, generation: int = 1) -> None:
         args = ["--engine", f"{self.config.run_dir}/engine.json", "--stage", str(stage), "--rank", "0"]
+        args += ["--generation", str(generation)]
         paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         log, module = self.folder / f"stage{stage}.log", self.modules.get(stage, "ppengine.stage.worker")
-        self.children[stage] = spawn(module, [*args, "--generation", "1"], log=log, env=env)
+        self.children[stage] = spawn(module, args, log=log, env=env)
 
     def log(self, stage: int) -> str:
         return (self.folder / f"stage{stage}.log").read_text()
@@ -134,6 +140,8 @@ class FakeCore:
                 self.fatal.append(message)
             elif isinstance(message, Retired):
                 self.retired.setdefault(message.number, {})[message.stage] = message
+            elif isinstance(message, Quiet):
+                self.quiet.append(message)
             elif isinstance(message, StageProgress):
                 self.progress.append(message)
             elif isinstance(message, StageFailed):
@@ -158,13 +166,38 @@ class FakeCore:
         """Send the next step to every stage and return its number."""
         self.number += 1
         self.slots |= {register.slot for register in fields.get("register", [])}
-        self.broadcast(Step(1, self.number, 0, **fields))
+        self.broadcast(Step(self.generation, self.number, 0, **fields))
         return self.number
 
     def broadcast(self, step: Step) -> None:
         """Send `step` to every stage."""
         for stage in self.children:
             self._socket.send_multipart([f"s{stage}.0".encode(), encode(step)])
+
+    def restart(self, stage: int) -> None:
+        """Begin a generation as the core does it after the loss of `stage`, and wait until all have met."""
+        self.generation += 1
+        child = self.children.pop(stage)
+        child.kill()
+        child.wait(5)
+        child.close()
+        self.ready.clear()
+        self.slots.clear()
+        self.tell_all()
+        self.start(stage, self.generation)
+        self.until(
+            lambda: {ready.generation for ready in self.ready.values()} == {self.generation}
+            and len(self.ready) == self.stages, "all have met again",
+        )  # fmt: skip
+        # Echoes of the loss, in the generation that is over.
+        assert all(fatal.generation < self.generation for fatal in self.fatal)
+        self.fatal.clear()
+
+    def tell_all(self) -> None:
+        """Tell every stage of the present generation."""
+        for stage in self.children:
+            for prefix in ("s", "c"):
+                self._socket.send_multipart([f"{prefix}{stage}.0".encode(), encode(NewGeneration(self.generation))])
 
     def release(self) -> None:
         """Release all requests."""

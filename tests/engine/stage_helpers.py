@@ -75,7 +75,7 @@ def upstream(folder: Path, mode: str) -> None:
             outbox.put(step + 1, torch.tensor(tokens))
     elif mode == "silent":
         time.sleep(3600)
-    outbox.close(30)
+    outbox.finish(30)
 
 
 if __name__ == "__main__":

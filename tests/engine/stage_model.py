@@ -170,6 +170,15 @@ class StageModel:
         token = pick(content, entry.seed, entry.sample, produced, stops, entry.min_tokens)
         return Sampled(row.slot, token)
 
+    def lose(self, stage: int) -> None:
+        """Lose one stage and start it anew: what was sent is dropped, and no stage keeps anything but its mapping."""
+        for index, state in enumerate(self.stages):
+            mapped = 1 if index == stage else state.mapped
+            self.stages[index] = StageState(mapped, state.block_size)
+        self.done = [len(self.steps)] * len(self.stages)
+        self.retired = len(self.steps)
+        self.on_device.clear()
+
     def retirable(self) -> int | None:
         """Return the number of the next step that every stage has executed, None if there is none."""
         return self.retired + 1 if min(self.done) > self.retired else None

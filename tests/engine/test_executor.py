@@ -99,3 +99,14 @@ def test_interpreter_that_cannot_start_leaves_no_descriptor(tmp_path: Path, monk
     with pytest.raises(FileNotFoundError):
         spawn("standins.agent", [], log=tmp_path / "log")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_last_words_of_a_successor_are_its_own(tmp_path: Path, module_path: Path) -> None:
+    first = run(module_path, "import sys; sys.exit('error: lost stage 1')")
+    assert first.wait(10) == 1
+    assert first.info("stage", 0, 0).detail == "lost stage 1"
+    second = run(module_path, "import sys; sys.exit(3)")
+    assert second.wait(10) == 3
+    assert second.info("stage", 0, 0).detail == "exit code 3"
+    for child in (first, second):
+        child.close()

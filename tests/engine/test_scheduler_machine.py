@@ -92,6 +92,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = scheduler.plan_resize(scheduler.floor + more)
         assert self.world.begin_resize(scheduler.floor + more) == plan
 
+    @rule(stage=st.integers(0, 3))
+    def lose(self, stage):
+        self.world.lose(stage % len(self.world.model.stages))
+
     @rule()
     def pause(self):
         self.world.scheduler.paused = not self.world.scheduler.paused

@@ -117,6 +117,24 @@ def test_stage_killed_while_serving_is_reported(start: Start, reports: Path) -> 
     assert engine.leftovers() == []
 
 
+def test_stage_is_started_anew_when_the_core_asks(start: Start, reports: Path) -> None:
+    engine = start(STANDIN_RESTARTS="1")
+    pids = serve(engine)
+    os.kill(pids["stage1"], signal.SIGSTOP)
+    os.kill(pids["stage1"], signal.SIGKILL)
+    wait_until(lambda: engine.find_processes(5)["stage1"] != pids["stage1"], "another process of the stage", 10)
+    fresh = engine.pids["stage1"]
+    assert engine.pids["stage0"] == pids["stage0"]
+    words = Path(f"/proc/{fresh}/cmdline").read_text().split("\0")
+    assert words[words.index("--generation") + 1] == "2"
+    wait_until(lambda: f"stage|1|{fresh}|None|" in reports.read_text(), "the report of the new one", 5)
+    lines = reports.read_text().splitlines()
+    assert lines.index(f"stage|1|{pids['stage1']}|-9|killed by SIGKILL") < lines.index(f"stage|1|{fresh}|None|")
+    engine.process.terminate()
+    assert engine.wait(15) == 0
+    assert engine.leftovers() == []
+
+
 def test_agent_killed_while_serving_is_reported(start: Start, reports: Path) -> None:
     engine = start()
     pid = serve(engine)["agent"]

@@ -175,6 +175,19 @@ def check_command(check: Any, mode: Any, share: float | None, common: Common, ef
     return carry_out(SetCheck(check=check, mode=mode, share=share), common, effect)
 
 
+@click.command("restart-stage")
+@click.argument("stage", type=click.IntRange(0))
+@effect_options
+def restart_stage_command(stage: int, common: Common, effect: Effect) -> int:
+    """Start a STAGE anew, dead, stuck or not.
+
+    The others keep their weights; every request is recomputed, and none is lost.
+    """
+    from ppengine.protocol.control import RestartStage
+
+    return carry_out(RestartStage(stage=stage), common, effect)
+
+
 def carry_out(verb: Any, common: Common, effect: Effect) -> int:
     """Send one verb, print what becomes of it, and return the exit code."""
     return run(lambda: _carry_out(verb, common, effect))

@@ -23,7 +23,7 @@ MAIN: list[BindingType] = [
     _verb("p", "preempt", "preempt"), _verb("o", "swap-out", "swap out"), _verb("n", "swap-in", "swap in"),
     _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
     _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
-    _verb("c", "continue", "continue"),
+    _verb("c", "continue", "continue"), _verb("x", "restart-stage", "restart stage"),
     Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
     Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),

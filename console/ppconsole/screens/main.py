@@ -255,7 +255,8 @@ class MainScreen(Screen[None]):
         stage = self.stages.sync(self._stage_ids()) if self.stages_focused else None
         verb = commands.on_engine(name, snapshot, stage)
         if verb is None:
-            self.console.report("no stage is stopped by a signal", bad=True)
+            lacking = "is dead; choose one (Tab)" if name == "restart-stage" else "is stopped by a signal"
+            self.console.report(f"no stage {lacking}", bad=True)
         return verb
 
     # --- the line at the bottom -------------------------------------------------------------------------------

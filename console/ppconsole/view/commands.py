@@ -13,6 +13,7 @@ from ppengine.protocol.control import (
     Pause,
     Preempt,
     Release,
+    RestartStage,
     Resume,
     SetCheck,
     SetMemory,
@@ -50,6 +51,7 @@ VERBS: dict[str, Usage] = {
     "drain": Usage("drain [--undo]", "refuse new requests, finish those that are here"),
     "continue": Usage("continue STAGE", "wake a stage that was stopped by a signal"),
     "check": Usage("check ledger|strict|finite|shadow on|off [--share S]", "switch a live check in all stages"),
+    "restart-stage": Usage("restart-stage STAGE", "start a stage anew; requests are recomputed, none is lost"),
     "stop": Usage("stop", "stop the engine and all its processes"),
     "submit": Usage("submit PROMPT", "send a prompt"),
 }
@@ -107,12 +109,15 @@ def _options(name: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, plain
 
 
+_ON_STAGE: dict[str, type[Continue | RestartStage]] = {"continue": Continue, "restart-stage": RestartStage}
+
+
 def _of_engine(name: str, plain: list[str], options: dict[str, str]) -> Verb | None:
     """Return a verb on the engine or a stage; None for verbs on requests."""
-    if name in ("set-memory", "continue"):
+    if name in ("set-memory", *_ON_STAGE):
         value = _only(name, plain)
         try:
-            return SetMemory(utilization=float(value)) if name == "set-memory" else Continue(stage=int(value))
+            return SetMemory(utilization=float(value)) if name == "set-memory" else _ON_STAGE[name](stage=int(value))
         except ValueError:
             raise UsageError(f"{value!r} is not a number; it is written: {VERBS[name].form}") from None
     if name == "check":
@@ -174,17 +179,18 @@ def on_request(name: str, request: str) -> Verb:
 
 
 def on_engine(name: str, snapshot: Snapshot, stage: int | None) -> Verb | None:
-    """Return the verb of a key on the engine as it is: pause or resume, drain or its undo, continue a stage.
+    """Return the verb of a key on the engine as it is: pause or resume, drain or its undo, continue or restart a stage.
 
-    None where no stage is given and none is stopped by a signal.
+    None where no stage is given and none is stopped by a signal, or dead.
     """
     state = snapshot.engine.state
     if name == "pause":
         return Resume() if state == "paused" else Pause()
     if name == "drain":
         return Drain(undo=state == "draining")
-    halted = [each.index for each in snapshot.stages if each.state == "stopped"] if stage is None else [stage]
-    return Continue(stage=halted[0]) if halted else None
+    wanted = "dead" if name == "restart-stage" else "stopped"
+    halted = [each.index for each in snapshot.stages if each.state == wanted] if stage is None else [stage]
+    return _ON_STAGE[name](stage=halted[0]) if halted else None
 
 
 def target_of(verb: Verb) -> str:
@@ -192,7 +198,7 @@ def target_of(verb: Verb) -> str:
     match verb:
         case Abort() | Preempt() | SwapOut() | SwapIn() | Release():
             return f"request {clean(verb.request)}"
-        case Continue():
+        case Continue() | RestartStage():
             return f"stage {verb.stage}"
         case SetMemory():
             return "memory of all stages"
@@ -236,8 +242,8 @@ def words_of(verb: Verb) -> list[str]:
             return ["pause", "--mode", verb.mode]
         case Drain():
             return ["drain", *(["--undo"] if verb.undo else [])]
-        case Continue():
-            return ["continue", str(verb.stage)]
+        case Continue() | RestartStage():
+            return [name_of(verb), str(verb.stage)]
         case Submit():
             return ["submit", verb.prompt or ""]
         case _:
@@ -269,7 +275,7 @@ def complete(line: str, snapshot: Snapshot | None) -> str | None:
         elif verb == "check" and "--" not in last:
             words = head.split(" ")[1:]
             options = ["on", "off"] if words else ["ledger", "strict", "finite", "shadow"]
-        elif snapshot is not None and verb == "continue":
+        elif snapshot is not None and verb in _ON_STAGE:
             options += [str(stage.index) for stage in snapshot.stages]
     found = next((option for option in options if option.startswith(last) and option != last), None)
     return None if found is None or not line else f"{head}{space}{clean(found)}"

@@ -19,8 +19,8 @@ REQUEST_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 STAGE_KEYS: tuple[Key, ...] = (
     ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "detail", False),
-    ("c", "continue", True), ("m", "memory", True), ("⇥", "requests", False), ("?", "help", False),
-    ("e", "events", False), ("P", "pause", True), ("D", "drain", True), (":", "command", False),
+    ("c", "continue", True), ("x", "restart", True), ("m", "memory", True), ("⇥", "requests", False),
+    ("?", "help", False), ("e", "events", False), ("P", "pause", True), ("D", "drain", True), (":", "command", False),
     ("spc", "freeze", False), ("q", "quit", False),
 )  # fmt: skip
 PROMPT_KEYS: tuple[Key, ...] = (
@@ -62,7 +62,8 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("VERBS  each asks first and shows the plan", (
         ("p", "preempt the request"), ("o", "swap it out and hold it"), ("n", "swap it in"),
         ("r", "release its hold"), ("a", "abort it"), ("m", "memory utilization"), ("P", "pause or resume"),
-        ("D", "drain or undo it"), ("c", "continue halted stage"), (":", "command line"),
+        ("D", "drain or undo it"), ("c", "continue halted stage"), ("x", "restart stage, none lost"),
+        (":", "command line"),
     )),
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),

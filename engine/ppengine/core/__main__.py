@@ -16,15 +16,15 @@ import zmq
 from ppengine import lifeline, logs
 from ppengine.checkpoint import read_spec
 from ppengine.config import ConfigError, EngineConfig
-from ppengine.core.engine import GENERATION, Engine
+from ppengine.core.engine import Engine
 from ppengine.core.report import Reporter
 from ppengine.core.shadow import IDENTITY
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
-from ppengine.protocol.reports import Happened, ProcessReport
+from ppengine.protocol.reports import Happened, ProcessReport, StartStage
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.steps import FromStage, Shutdown
+from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
 from ppengine.tokenizer import Tokenizer
 
 log = logging.getLogger("ppengine.core")
@@ -44,6 +44,8 @@ class Loop:
         self._front = self._socket(context, zmq.ROUTER)
         self._collect = self._socket(context, zmq.PUSH)
         self._collect.setsockopt(zmq.SNDHWM, 100)
+        # A stage that is started anew comes under the name of its predecessor.
+        self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._steps.bind(config.endpoint("steps"))
         self._front.bind(config.endpoint("front"))
         self._collect.connect(config.endpoint("collect"))
@@ -54,9 +56,11 @@ class Loop:
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
-            send_shadow=self._send_shadow,
+            send_shadow=self._send_shadow, start_stage=self._start_stage, tell_stage=self._tell_stage,
         )  # fmt: skip
         self._reporter = Reporter(self.engine)
+        self._supervisor = b""
+        """Routing id of who reports processes; it starts them too."""
         self._dropped = 0
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
 
@@ -133,6 +137,7 @@ class Loop:
             case StateQuery():
                 self._state_waiters.append((client, message, time.monotonic() + message.wait_ms / 1e3))
             case ProcessReport():
+                self._supervisor = client
                 engine.on_processes(message)
 
     def _serve_state_waiters(self) -> None:
@@ -157,6 +162,15 @@ class Loop:
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], zmq.NOBLOCK)
 
+    def _tell_stage(self, stage: int, message: NewGeneration | Shutdown) -> None:
+        """To the step loop, and to the control thread in case that is stuck."""
+        for prefix in ("s", "c"):
+            self._steps.send_multipart([f"{prefix}{stage}.0".encode(), encode(message)], zmq.NOBLOCK)
+
+    def _start_stage(self, stage: int, generation: int) -> None:
+        message = StartStage(stage=stage, generation=generation)
+        self._front.send_multipart([self._supervisor, encode(message)], zmq.NOBLOCK)
+
     def _reply(self, client: bytes, message: msgspec.Struct) -> None:
         if isinstance(message, Refused):
             log.info("refused: %s (%s)", message.text, message.code)
@@ -178,10 +192,8 @@ class Loop:
         self._serve_state_waiters()
         self._push(self._reporter.build(self._dropped))
         self.engine.checks.shadow.stop()
-        payload = encode(Shutdown(GENERATION))
         for index in range(self._config.stages):
-            for prefix in ("s", "c"):
-                self._steps.send_multipart([f"{prefix}{index}.0".encode(), payload], zmq.NOBLOCK)
+            self._tell_stage(index, Shutdown(self.engine.recovery.generation))
         for socket in (self._steps, self._front, self._collect):
             socket.close(linger=500)
 

@@ -16,6 +16,7 @@ from ppengine.protocol.control import (
     Preempt,
     Refused,
     Release,
+    RestartStage,
     Resume,
     SetCheck,
     SetMemory,
@@ -114,9 +115,11 @@ class Commands:
             self._stop(client, command)
         elif not self._engine.serving:
             raise CommandError("BUSY", f"the engine is {self._engine.state}: {self._engine.message}")
-        elif self._engine.board.lost:
-            # No step will retire any more, so nothing that is asked for would ever have an end.
-            raise CommandError("FAILED", f"the engine is degraded: {self._engine.message}; stop ends it")
+        elif isinstance(verb, RestartStage):
+            self._engine.recovery.handle(client, command, verb)
+        elif self._engine.recovery.down:
+            # No step will retire any more, so nothing else that is asked for would ever have an end.
+            raise CommandError("FAILED", f"the engine is degraded: {self._engine.message}; restart-stage or stop")
         elif isinstance(verb, Submit):
             self._submit(client, command, verb)
         elif isinstance(verb, Act):

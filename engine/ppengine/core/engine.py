@@ -15,6 +15,7 @@ from ppengine.core.commands import Commands
 from ppengine.core.endings import ending_of
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
+from ppengine.core.recovery import Recovery
 from ppengine.core.resize import Resizer
 from ppengine.core.stages import Flight, StageBoard
 from ppengine.core.submissions import Submissions
@@ -25,6 +26,8 @@ from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import (
     LedgerPicture,
+    NewGeneration,
+    Quiet,
     Retired,
     ShadowAnswer,
     ShadowReady,
@@ -37,8 +40,6 @@ from ppengine.protocol.steps import (
 from ppengine.request import Request
 from ppengine.scheduler import DoesNotFit, Effect, Retirement, Scheduler
 from ppengine.tokenizer import Tokenizer
-
-GENERATION = 1
 
 
 class Engine:
@@ -54,6 +55,8 @@ class Engine:
         reply: Callable[[bytes, msgspec.Struct], None],
         happened: Callable[[Event], None],
         send_shadow: Callable[[bytes], None],
+        start_stage: Callable[[int, int], None],
+        tell_stage: Callable[[int, NewGeneration], None],
     ) -> None:
         self.config = config
         self.spec = spec
@@ -61,6 +64,7 @@ class Engine:
         self.outputs = OutputHub(tokenizer, reply)
         self.operations = Operations(reply, happened)
         self.commands = Commands(self)
+        self.recovery = Recovery(self, start_stage, tell_stage)
         self.submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.reply = reply
         self.happened = happened
@@ -94,9 +98,9 @@ class Engine:
         """Engine state as in a snapshot."""
         if self.leaving:
             return "stopped"
-        if self.board.lost or self.unfit:
+        if self.board.lost or self.recovery.down or self.unfit:
             return "degraded"
-        if not self.serving:
+        if not self.serving or self.recovery.active:
             return "loading"
         if self.resizer.busy:
             return "resizing"
@@ -117,23 +121,24 @@ class Engine:
 
     def on_stage(self, message: object) -> None:
         """Take one message of a stage."""
+        recovery = self.recovery
         if isinstance(message, Retired):
             if message.fatal:
-                self._lose(message.stage, message.error, message.peer)
-            elif message.generation == GENERATION:
+                recovery.on_fatal(message)
+            elif message.generation == recovery.generation:
                 self.board.acknowledge(message)
         elif isinstance(message, StageReady):
-            self.board.ready[message.stage, message.rank] = message
-            self.event("stage.ready", f"stage {message.stage} is ready", stage=message.stage)
-            if self.board.all_ready and not self.serving:
+            recovery.on_ready(message)
+            if not self.serving and self.board.all_ready(recovery.generation):
                 self._begin_serving()
         elif isinstance(message, StageProgress):
-            self.board.progress[message.stage, message.rank] = message.text
-            self.message = message.text
+            recovery.on_progress(message)
         elif isinstance(message, StageFailed):
-            self._lose(message.stage, message.text)
+            recovery.on_failed(message)
+        elif isinstance(message, Quiet):
+            recovery.on_quiet(message)
         elif isinstance(message, StageFindings | LedgerPicture):
-            if message.generation == GENERATION:
+            if message.generation == recovery.generation:
                 self.checks.take(message)
         elif isinstance(message, ShadowReady | ShadowAnswer):
             self.checks.take(message)
@@ -141,16 +146,8 @@ class Engine:
     def on_processes(self, report: ProcessReport) -> None:
         """The supervisor says who is alive."""
         for process in report.processes:
-            if process.role == "stage" and process.exit_code is not None and process.stage is not None:
-                self._lose(process.stage, process.detail or f"exit code {process.exit_code}")
-
-    def _lose(self, stage: int, why: str, peer: int | None = None) -> None:
-        if not self.board.lose(stage, why, peer):
-            return
-        self.message = self.outputs.failure = self.board.loss
-        self.event("stage.lost", f"stage {stage}: {why}", stage=stage)
-        for operation in self.operations.live:
-            self.operations.end(operation, "failed", f"{self.message}; how far it came is not known")
+            if process.role == "stage" and process.exit_code is not None:
+                self.recovery.on_process(process)
 
     def _begin_serving(self) -> None:
         config, profile = self.config, self.config.profile
@@ -169,7 +166,7 @@ class Engine:
             num_host_blocks=capacity.host_blocks,
             eos_token_ids=frozenset(self.spec.eos_token_ids),
         )
-        self.scheduler.generation = GENERATION
+        self.scheduler.generation = self.recovery.generation
         self.resizer = Resizer(self, capacity, utilization)
         self.send(self.scheduler.map_step(plan.mapped))
         self.serving = True
@@ -191,7 +188,7 @@ class Engine:
 
     def add_many(self, client: bytes, message: AddMany) -> None:
         """Queue the requests of an offline session: all of them or none."""
-        lost = bool(self.board.lost)
+        lost = bool(self.recovery.down)
         try:
             if not self.serving or lost:
                 raise ValueError(f"the engine is {self.state}: {self.message}")
@@ -294,16 +291,17 @@ class Engine:
 
     def advance(self) -> None:
         """Retire what all stages have retired, end what has settled, schedule what can be scheduled."""
-        if not self.serving:
-            return
         for flight in self.board.take_retired():
             self._retire(flight)
+        self.recovery.advance()
+        if not self.serving:
+            return
         self.checks.shadow.watch()
         for note in self.scheduler.notes():
             self.event(f"request.{note.kind}", f"{note.request} {note.text}", request=note.request)
         self.commands.settle()
         self.resizer.advance()
-        if self.board.lost or self.leaving:
+        if self.recovery.holds or self.leaving:
             return
         while (step := self.scheduler.schedule()) is not None:
             self.send(step)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ppengine.core.engine import Engine
 
 
+_BOOT, _AGAIN = 0, -1
+"""In place of a revision: the first mapping, and the one with which a new generation of stages begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What the newest `map_blocks` step was sent for."""
@@ -42,7 +46,7 @@ class Resizer:
         self._operation: Operation | None = None
         self._mapping = True
         """A `map_blocks` step is in flight; the first one is sent at boot."""
-        self._asked = _Asked(utilization, 0)
+        self._asked = _Asked(utilization, _BOOT)
         self._uneven = False
         """Some stages have more than `mapped_blocks`: one could not follow a grow."""
         self._before = self.mapped_blocks
@@ -91,7 +95,7 @@ class Resizer:
     def advance(self) -> None:
         """Give memory back once nothing can touch it any more, or take it before anything does."""
         engine, scheduler = self._engine, self._engine.scheduler
-        if self._operation is None or self._mapping or engine.board.lost or engine.leaving:
+        if self._operation is None or self._mapping or engine.recovery.holds or engine.leaving:
             return
         if self._target == self.mapped_blocks and not self._uneven:
             self._end(scheduler.finish_resize(self._target))
@@ -110,7 +114,9 @@ class Resizer:
         self._uneven = max(flight.mapped) != self.mapped_blocks
         if not errors:
             self._agreed = asked.utilization
-        elif asked.revision == 0:
+        elif asked.revision == _AGAIN:
+            self._engine.recovery.stay_down(f"the KV cache could not be mapped again: {errors}")
+        elif asked.revision == _BOOT:
             self._engine.failed = f"the KV cache could not be mapped: {errors}"
             self._engine.leave(self._engine.failed)
         elif asked.revision == self.revision:
@@ -120,6 +126,30 @@ class Resizer:
         else:
             # The change that it was for was superseded meanwhile; the one under way goes on from what there is.
             self._engine.event("memory.error", f"utilization {asked.utilization:g}, superseded: {errors}")
+
+    def restart(self, capacity: Capacity) -> None:
+        """All stages have met in a new generation, one with nothing mapped: map what was agreed on all of them.
+
+        A change under way begins again from there: nobody holds a block. Less is mapped where a stage that came back
+        has room for less.
+        """
+        engine, scheduler = self._engine, self._engine.scheduler
+        size = scheduler.device.size
+        if self._mapping and self._asked.revision > _BOOT and size < self.mapped_blocks:
+            # What a shrink gave up is gone, whoever has mapped it.
+            self._agreed = self._asked.utilization
+        if self._operation is not None and self._operation.ended is not None:
+            # The engine was down meanwhile, and its author was told that it has failed.
+            self._operation, self.utilization = None, self._agreed
+        self.capacity = capacity
+        if (most := capacity.plan(1.0).mapped) < size:
+            size = most
+            scheduler.begin_resize(size)
+        self._mapping, self._asked, self._step = True, _Asked(self._agreed, _AGAIN), None
+        self.mapped_blocks = size
+        engine.send(scheduler.map_step(size))
+        if self._operation is not None:
+            scheduler.begin_resize(min(self._target, scheduler.device.size))
 
     # --- inside ---------------------------------------------------------------------------------------------
 

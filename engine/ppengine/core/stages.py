@@ -43,10 +43,10 @@ class StageBoard:
         self._flights: deque[Flight] = deque()
         self._retired: dict[StageKey, int] = dict.fromkeys(self.keys, 0)
 
-    @property
-    def all_ready(self) -> bool:
-        """Whether every stage has loaded and profiled."""
-        return len(self.ready) == len(self.keys)
+    def all_ready(self, generation: int) -> bool:
+        """Whether every stage has loaded and has met its neighbours in `generation`."""
+        ready = [self.ready.get(key) for key in self.keys]
+        return all(stage is not None and stage.generation == generation for stage in ready)
 
     @property
     def retired_step(self) -> int:
@@ -58,19 +58,29 @@ class StageBoard:
         """Steps in flight, oldest first."""
         return [flight.number for flight in self._flights]
 
-    def lose(self, stage: int, why: str, peer: int | None = None) -> bool:
-        """Note that a stage cannot go on; False when that is known. `peer`: whose end it has noticed, the cause.
+    def lose(self, stage: int, why: str, *, hearsay: bool = False, anew: bool = False) -> bool:
+        """Note that a stage cannot go on; False when that is known.
 
-        The cause comes first, whoever is heard first; what is known of it by hearsay gives way to its exit status.
+        What is known by hearsay, from a neighbour that saw its connection close, gives way to its exit status; and what
+        is known of a process gives way to the end of the one that was started `anew` in its place.
         """
-        if peer is not None and peer not in self.lost:
-            self.lost[peer] = f"its connection to stage {stage} closed"
-            self._hearsay.add(peer)
-        if stage in self.lost and stage not in self._hearsay:
+        if stage in self.lost and (hearsay or stage not in self._hearsay) and not anew:
             return False
-        self._hearsay.discard(stage)
+        if hearsay:
+            self._hearsay.add(stage)
+        else:
+            self._hearsay.discard(stage)
         self.lost[stage] = why
         return True
+
+    def begin(self) -> None:
+        """A new generation begins: what was in flight is dropped and will not retire."""
+        self._flights.clear()
+
+    def found(self) -> None:
+        """All stages have met again: none is lost."""
+        self.lost.clear()
+        self._hearsay.clear()
 
     @property
     def loss(self) -> str:

@@ -7,9 +7,6 @@ from typing import Protocol
 from ppengine.config import EngineConfig
 from ppengine.protocol.reports import ProcessInfo
 
-GENERATION = 1
-"""The first generation of a boot, the same in core and stages; it counts up when a stage is started again."""
-
 
 class ExecutorError(Exception):
     """The stages cannot be started at all. One line: what is missing, and what would be right."""
@@ -23,6 +20,13 @@ class Executor(Protocol):
 
     def poll(self) -> list[ProcessInfo]:
         """Return all stages in order, as far as they are known; those that ended have an exit code. Never blocks."""
+
+    def restart(self, stage: int, generation: int) -> None:
+        """End what is left of a stage's process and start another for `generation`, without waiting for it.
+
+        Where that fails, `poll` shows a stage that has ended, with the reason. Raises ExecutorError where stages
+        cannot be started anew at all.
+        """
 
     def stop(self, timeout: float) -> None:
         """Give the stages, which the core has told to leave, `timeout` seconds; kill the rest and let go of all."""

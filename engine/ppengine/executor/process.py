@@ -22,10 +22,12 @@ _LINE_CHARACTERS = 500
 class Child:
     """One started process. Its parent holds the lifeline until `close`, or until it dies itself."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path | None, line: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path | None, line: int, words_from: int = 0) -> None:
         self.log = log
         self._process = process
         self._line: int | None = line
+        self._words_from = words_from
+        """Where its own words begin in the log: a stage that was started anew writes behind its predecessor."""
         self._end: str | None = None
 
     @property
@@ -70,7 +72,7 @@ class Child:
         """Return what a report says of it."""
         code = self.poll()
         if code is not None and self._end is None:
-            self._end = describe_exit(code, self.log)
+            self._end = describe_exit(code, self.log, self._words_from)
         return ProcessInfo(role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=self._end or "")
 
 
@@ -85,6 +87,7 @@ def spawn(
     """
     read_end, write_end = lifeline.open_pipe()
     output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    words_from = 0 if output is None else os.fstat(output).st_size
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *args, "--lifeline", str(read_end)],
@@ -102,7 +105,7 @@ def spawn(
         os.close(read_end)
         if output is not None:
             os.close(output)
-    return Child(process, log, write_end)
+    return Child(process, log, write_end, words_from)
 
 
 def session(leader: int) -> list[int]:
@@ -125,13 +128,13 @@ def kill_all(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def describe_exit(code: int, log: Path | None) -> str:
-    """Return one line about an end: the signal, or the last words of the log; empty for exit code 0."""
+def describe_exit(code: int, log: Path | None, start: int = 0) -> str:
+    """Return one line about an end: the signal, or the last words of the log from byte `start` on; empty for 0."""
     if code == 0:
         return ""
     if code < 0:
         return f"killed by {signal_name(-code)}"
-    return (last_words(log) if log is not None else "") or f"exit code {code}"
+    return (last_words(log, start) if log is not None else "") or f"exit code {code}"
 
 
 def signal_name(number: int) -> str:
@@ -142,19 +145,19 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def last_words(log: Path) -> str:
+def last_words(log: Path, start: int = 0) -> str:
     """Return the last line that begins with `error:`, without that word; else the last one that tells of trouble."""
-    lines = [line.strip() for line in tail(log, 200) if line.strip() and not logs.is_routine(line)]
+    lines = [line.strip() for line in tail(log, 200, start) if line.strip() and not logs.is_routine(line)]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[-1][:_LINE_CHARACTERS]
 
 
-def tail(log: Path, count: int) -> list[str]:
-    """Return up to `count` last lines of `log`; none if there is no such file."""
+def tail(log: Path, count: int, start: int = 0) -> list[str]:
+    """Return up to `count` last lines of `log` from byte `start` on; none if there is no such file."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
+            file.seek(max(start, size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return []

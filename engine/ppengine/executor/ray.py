@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.config import EngineConfig
+from ppengine.config import NO_RESTART_ON_RAY, EngineConfig
 from ppengine.executor.base import ExecutorError
 from ppengine.executor.process import Child, kill_all, session, spawn, until
 from ppengine.protocol.reports import ProcessInfo
@@ -52,6 +52,10 @@ class RayExecutor:
                 if info.exit_code is None:
                     info.exit_code, info.detail = 1, "its Ray driver ended"
         return [driver, *(msgspec.structs.replace(info) for _, info in sorted(self._stages.items()))]
+
+    def restart(self, stage: int, generation: int) -> None:
+        """Refuse by name: the core does not ask for it."""
+        raise ExecutorError(f"stage {stage} cannot be started anew with parallel.executor ray: {NO_RESTART_ON_RAY}")
 
     def stop(self, timeout: float) -> None:
         """Have Ray take the stages down, then kill what is left of it."""

@@ -21,11 +21,12 @@ import msgspec
 
 from ppengine import lifeline
 from ppengine.config import EngineConfig
-from ppengine.executor.base import GENERATION, ExecutorError
+from ppengine.executor.base import ExecutorError
 from ppengine.executor.process import describe_exit, kill_all, session
 from ppengine.executor.ray_stage import StageActor
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.steps import FIRST_GENERATION
 
 PLACE_S = 30.0
 WATCH_S = 0.05
@@ -142,7 +143,7 @@ class Driver:
         engine = str(Path(self._config.run_dir) / "engine.json")
         for stage, pid in enumerate(ray.get([actor.pid.remote() for actor in self._actors])):
             self._pids[stage], self._starts[stage] = pid, process_start(pid)
-            self._runs[self._actors[stage].run.remote(engine, stage, GENERATION)] = stage
+            self._runs[self._actors[stage].run.remote(engine, stage, FIRST_GENERATION)] = stage
             self._say(stage)
 
     def _watch(self) -> None:

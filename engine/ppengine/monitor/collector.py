@@ -7,10 +7,13 @@ import socket
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from ppengine.config import EngineConfig
 from ppengine.monitor.diagnosis import diagnose, waits
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.evidence import Evidence, Key, Stack
+from ppengine.monitor.fallen import Fallen
 from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
@@ -32,6 +35,7 @@ class Collector:
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events
         self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
+        self._fallen = Fallen()
         self._node = socket.gethostname()
         self._sightings: dict[Key, Sighting] = {}
         self._agent_ns: dict[str, int] = {}
@@ -41,6 +45,8 @@ class Collector:
         self.verdicts: list[Verdict] = []
         self._starts: dict[int, int] = {}
         self._processes: ProcessReport | None = None
+        self._ended: dict[Key, ProcessInfo] = {}
+        """Stages whose end was reported since the last judgement; another process may have taken their place."""
         self.core: CoreReport | None = None
         self.agent_news = False
         """A report of an agent has come since the last judgement."""
@@ -75,6 +81,8 @@ class Collector:
         for process in report.processes:
             if process.exit_code is not None:
                 self._starts.pop(process.pid, None)
+                if process.stage is not None:
+                    self._ended[process.stage, process.rank or 0] = process
             elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:
                 self._starts[process.pid] = start
 
@@ -163,10 +171,13 @@ class Collector:
             stopping = stopping or core_process.exit_code in _ORDERLY
         if self.core is not None and self.core.engine.state == "stopped":
             stopping = True
-        self._evidence = self._tracker.build(
-            time.monotonic_ns(), self.core, self._sightings, self._processes, core_state,
-            stacks=stacks, stopping=stopping,
+        now_ns, processes = time.monotonic_ns(), self._with_the_ended()
+        evidence = self._tracker.build(
+            now_ns, self.core, self._sightings, processes, core_state, stacks=stacks, stopping=stopping
         )  # fmt: skip
+        samples = {key: seen.sample for key, seen in self._sightings.items()}
+        stages = self._fallen.keep(now_ns, evidence.stages, samples, processes.processes if processes else [])
+        self._evidence = msgspec.structs.replace(evidence, stages=stages)
         before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
         after = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
@@ -183,6 +194,14 @@ class Collector:
         """Return the process of each stage, as far as it was looked at."""
         stages = self._evidence.stages if self._evidence else ()
         return {stage.stage: stage.pid for stage in stages if stage.pid is not None}
+
+    def _with_the_ended(self) -> ProcessReport | None:
+        """Return the newest report with every end in it, so that each death is judged once, however soon made good."""
+        ended, self._ended = self._ended, {}
+        if self._processes is None or not ended:
+            return self._processes
+        others = [p for p in self._processes.processes if p.stage is None or (p.stage, p.rank or 0) not in ended]
+        return ProcessReport(mono_ns=self._processes.mono_ns, processes=[*others, *ended.values()])
 
     def _tell_stages(self) -> bool:
         told = False

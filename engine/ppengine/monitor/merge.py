@@ -28,6 +28,7 @@ from ppengine.protocol.snapshot import (
 _LOADING = frozenset({"start", "load", "profile"})
 _OP_STATES: dict[str, StageState] = {
     "idle": "idle",
+    "collective": "idle",
     "receive": "receiving",
     "token_return": "receiving",
     "send": "sending",
@@ -182,6 +183,8 @@ def stage_state(
     """Return the one word for a stage: what the process is, else what the diagnosis says, else what it does."""
     if process is not None and process.exit_code is not None:
         return "dead"
+    if process is not None and (process.replaced or (sample is not None and process.pid != sample.pid)):
+        return "loading"  # What was sampled last is its predecessor.
     if sample is not None and sample.process_state in (None, "Z", "X"):
         return "dead"
     if sample is not None and sample.process_state == "T":

@@ -152,9 +152,15 @@ class SetCheck(msgspec.Struct, tag="check", kw_only=True, forbid_unknown_fields=
     """Of the steps, above 0 and at most 1; `shadow` alone has one."""
 
 
+class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unknown_fields=True):
+    """Start one stage's process anew; every request is recomputed and none is lost."""
+
+    stage: int
+
+
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck
+    | SetCheck | RestartStage
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 

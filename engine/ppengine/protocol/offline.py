@@ -17,7 +17,7 @@ from ppengine.protocol.control import (
     Outcome,
     Refused,
 )
-from ppengine.protocol.reports import ProcessReport
+from ppengine.protocol.reports import ProcessReport, StartStage
 from ppengine.protocol.sampling import SamplingParams
 
 
@@ -115,4 +115,8 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 ToFront = Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead."""
-FromFront = Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer
+FromFront = (
+    Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer
+    | StartStage
+)  # fmt: skip
+"""`StartStage` is for the supervisor alone."""

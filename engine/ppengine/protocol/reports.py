@@ -264,6 +264,17 @@ class ProcessInfo(msgspec.Struct, kw_only=True):
     pid: int
     exit_code: int | None = None
     detail: str = ""
+    generation: int = 1
+    """Of a stage: the one that this process was started for."""
+    replaced: bool = False
+    """Its parent ends it now and starts another in its place: its end is no fault."""
+
+
+class StartStage(msgspec.Struct, tag="start-stage", kw_only=True):
+    """From the core to the supervisor: end what is left of this stage's process and start it for `generation`."""
+
+    stage: int
+    generation: int
 
 
 class ProcessReport(msgspec.Struct, tag="processes", kw_only=True):

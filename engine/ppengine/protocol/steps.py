@@ -14,6 +14,8 @@ import msgspec
 
 from ppengine.protocol.reports import Finding, StageLedger
 
+FIRST_GENERATION = 1
+"""Of a boot; it counts up when a stage is started anew."""
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
 TOKEN_ON_DEVICE = -1
@@ -160,6 +162,8 @@ class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=Tru
     stage: int
     rank: int
     text: str
+    generation: int = 1
+    """The newest that the stage has heard of; the core tells it of a newer one."""
 
 
 class StageFailed(msgspec.Struct, tag="stage-failed", array_like=True, kw_only=True):
@@ -168,6 +172,25 @@ class StageFailed(msgspec.Struct, tag="stage-failed", array_like=True, kw_only=T
     stage: int
     rank: int
     text: str
+    generation: int = 1
+    """The one that its process was started for."""
+
+
+class NewGeneration(msgspec.Struct, tag="new-generation", array_like=True):
+    """A stage was lost: leave the edges, drop requests and steps, keep weights and mappings, and meet the others again.
+
+    Sent to both sockets of a stage, and again to a stage that still speaks of an older one.
+    """
+
+    generation: int
+
+
+class Quiet(msgspec.Struct, tag="quiet", array_like=True):
+    """The stage has left the older generations and touches no edge of theirs any more; `StageReady` follows."""
+
+    generation: int
+    stage: int
+    rank: int
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
@@ -238,12 +261,13 @@ class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only
     difference: Finding | None = None
 
 
-ToStage = Step | Shutdown | ControlPing
+ToStage = Step | NewGeneration | Shutdown | ControlPing
 FromStage = (
     Retired
     | StageReady
     | StageProgress
     | StageFailed
+    | Quiet
     | ControlPong
     | StageFindings
     | LedgerPicture

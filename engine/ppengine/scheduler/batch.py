@@ -60,6 +60,12 @@ class Batcher:
             self._admit()
         return rows
 
+    def reset(self) -> None:
+        """Forget what the last step has left to do in the next one."""
+        self._forkable.clear()
+        self.starved.clear()
+        self.head = None
+
     # --- decodes --------------------------------------------------------------------------------------------
 
     def _decodes(self) -> None:

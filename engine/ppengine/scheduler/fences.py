@@ -183,6 +183,41 @@ class Fences:
             effect.state, effect.text, effect.step = state, text, self.retired_step
             self._settled.append(effect)
 
+    # --- a lost stage ---------------------------------------------------------------------------------------
+
+    def void(self, request: Request, why: str, loading: Effect | None) -> None:
+        """A stage was lost, so nothing is in flight and no block of `request` holds anything: it is recomputed.
+
+        What its fence was for happens now; a swap has nothing left to copy and becomes a recompute. `loading` is the
+        effect of a swap-in under way.
+        """
+        request.in_flight.clear()
+        request.pending = 0
+        fence = request.fence
+        self._end(loading, "applied", f"{why}: runs again, recomputed in place of copied")
+        if fence is not None:
+            self._kv.host.release(fence.host)
+            fence.host, fence.copying = [], False
+            if fence.kind == "swap":
+                fence.kind, fence.by = "recompute", f"{fence.by}, {why}"
+            self.apply(request)
+        elif request in self._lines.running:
+            self.set(request, Fence("recompute", why))
+        elif request.host_blocks:
+            self._void_host(request, why)
+
+    def _void_host(self, request: Request, why: str) -> None:
+        """The host copies of a swapped or held request are void, for one stage's part of them is gone."""
+        swapped, blocks = request.state == "swapped", len(request.host_blocks)
+        self._lines.forget(request)
+        self._give_back(request)
+        request.num_computed = request.num_entered = 0
+        self.tell(request, "recompute", f"{why}: {blocks} host blocks void, to be recomputed")
+        if swapped:
+            self._lines.put_waiting(request)
+
+    # --- loads ----------------------------------------------------------------------------------------------
+
     def loaded(self, request: Request, effect: Effect | None) -> None:
         """The copies back from the host have retired: the host blocks come back and the request runs."""
         blocks = len(request.host_blocks)

@@ -198,6 +198,12 @@ class KvBlocks:
         self._pins += 1
         self._pipeline.draft.pinned.append(block)
 
+    def reset(self) -> None:
+        """Forget what blocks hold: the prefix cache. Nobody uses a block any more, and the limit is the size."""
+        self.device.drop_cache()
+        self.device.reserve = 0
+        self.device.set_limit(self.device.size)
+
     def unpin(self, record: InFlight) -> None:
         """Release the sources of the copies of a retired step."""
         self._pins -= len(record.pinned)

@@ -133,6 +133,13 @@ class Pipeline:
         self._begin()
         return step
 
+    def reset(self) -> None:
+        """Drop the draft and all unretired steps; the stages know no slot any more. Numbers go on."""
+        self.unretired.clear()
+        self.micro_batches = 0
+        self._free_slots, self._num_slots = [], 0
+        self._begin()
+
     def oldest(self, number: int) -> InFlight:
         """Return the oldest unretired step, which must be `number`. Raises ValueError."""
         if not self.unretired or self.unretired[0].number != number:

@@ -199,6 +199,10 @@ class Resizer:
         for request_id, mode in plan.victims:
             self._evict(self._fences.requests[request_id], mode)
 
+    def reset(self) -> None:
+        """Forget an unfinished change; whoever wants it begins it anew."""
+        self._done = None
+
     def ready(self) -> bool:
         """Return whether nothing live and nothing unretired is at or beyond the limit."""
         return self._kv.device.tail_live == 0

@@ -118,6 +118,27 @@ class Scheduler:
             raise KeyError(request_id)
         self._returns.end(request, reason)
 
+    # --- a lost stage ---------------------------------------------------------------------------------------
+
+    def restart(self, why: str) -> list[Request]:
+        """Begin anew with stages that know nothing: a stage was lost. Returns the requests that end by it.
+
+        Steps in flight are dropped and will not retire; no block, cached one or host block holds anything any more.
+        Every request is set back to be recomputed from the tokens that it has, at its place in the line; held ones
+        stay held. Effects under way have happened. The next step must be `map_step(device.size)`; an unfinished
+        resize is forgotten.
+        """
+        for record in [*self._pipeline.unretired, self._pipeline.draft]:
+            self._kv.unpin(record)
+        for request in list(self.requests.values()):
+            self._fences.void(request, why, self._acts.loading.pop(request, None))
+        self._pipeline.reset()
+        self._kv.reset()
+        self._resizer.reset()
+        self._batcher.reset()
+        ended, self._fences.ended = self._fences.ended, []
+        return ended
+
     # --- acts -----------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str, *, by: str = "") -> Effect:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,12 +28,22 @@ from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, open_store
+from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, meet, open_store
 
 _MIB = 2**20
 _REPORT_S = 0.2
 DUMMY_SEED = 0
 """Of dummy weights, so that all stages and all boots agree on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a stage keeps for life: weights, the mapping of its KV cache, its host pool, and what the core is told."""
+
+    model: StageModel
+    cache: KvCache
+    host: HostPool
+    ready: StageReady
 
 
 class Boot:
@@ -63,30 +75,39 @@ class Boot:
             end - start, profile.memory.block_size, self._spec.num_kv_heads, self._spec.head_dim, self._dtype
         )
 
-    def run(self) -> tuple[Runner, StageReady]:
-        """Return the runner and what the core is told. Raises ConfigError with one line, or what loading raises."""
+    def run(self) -> Loaded:
+        """Load, profile and reserve. Raises ConfigError with one line, or what loading raises."""
         self._ring.phase(Phase.LOAD)
         with self._ring.operation(Kind.LOAD):
             model = self._load()
         ready = self._ready(model, self._activations(model))
         cache = KvCache(self._shape, ready.reserved_blocks)
         self._publish(ready, cache)
-        inlet, outbox, tokens = self._connect(model)
-        runner = Runner(
+        return Loaded(model, cache, HostPool(self._shape, ready.swap_blocks), ready)
+
+    def connect(self, loaded: Loaded, generation: int, left: Callable[[], bool]) -> Runner:
+        """Return a runner that knows no request, with edges to the neighbours of `generation`.
+
+        Raises SupersededError when `left()` is true before they are all there, PeerLostError when one goes meanwhile.
+        """
+        with contextlib.ExitStack() as made:
+            inlet, outbox, tokens = self._connect(loaded.model, generation, left, made)
+            # From here on the runner closes them.
+            made.pop_all()
+        return Runner(
             stage=self._stage,
             rank=self._rank,
-            generation=self._generation,
-            model=model,
+            generation=generation,
+            model=loaded.model,
             state=BatchState(self._config.max_model_len, self._shape.block_size),
-            cache=cache,
-            host=HostPool(self._shape, ready.swap_blocks),
+            cache=loaded.cache,
+            host=loaded.host,
             ring=self._ring,
             inlet=inlet,
             outbox=outbox,
             tokens=tokens,
             checks=self._checks,
         )
-        return runner, ready
 
     def _load(self) -> StageModel:
         folder = Path(self._config.model_path)
@@ -196,7 +217,9 @@ class Boot:
         for gauge, value in figures.items():
             self._ring.gauge(gauge, value)
 
-    def _connect(self, model: StageModel) -> tuple[Inlet | None, Outbox | None, TokenTable | None]:
+    def _connect(
+        self, model: StageModel, generation: int, left: Callable[[], bool], made: contextlib.ExitStack
+    ) -> tuple[Inlet | None, Outbox | None, TokenTable | None]:
         """Open this stage's edges, upstream first: along the pipeline somebody can always go on."""
         stage, stages = self._stage, self._config.stages
         ahead = self._config.profile.scheduler.schedule_ahead
@@ -204,25 +227,32 @@ class Boot:
             return None, None, TokenTable(self._ring) if ahead else None
         ledger = self._checks.ledger
         self._report(f"stage {stage}: waits for its neighbours")
-        store = open_store(f"{self._config.run_dir}/store-{self._generation}", stages)
-        tokens_edge = f"g{self._generation}-tokens"
+        store = open_store(f"{self._config.run_dir}/store-{generation}", stages)
+        tokens_edge = f"g{generation}-tokens"
 
         def edge(name: str, upstream: bool, peer: int) -> Edge:
             with self._ring.operation(Kind.COLLECTIVE, peer=peer):
-                return Edge(store, name, upstream, peer, self._send_ring if upstream else self._receive_ring)
+                meet(store, name, upstream, left)
+                opened = Edge(store, name, upstream, peer, self._send_ring if upstream else self._receive_ring)
+            made.callback(opened.close)
+            return opened
+
+        def sender(name: str, peer: int) -> Outbox:
+            outbox = Outbox(edge(name, True, peer), self._ring, ledger)
+            made.callback(outbox.close)
+            return outbox
 
         inlet = outbox = tokens = None
         if not self._first:
-            before = edge(f"g{self._generation}-e{stage - 1}", False, stage - 1)
+            before = edge(f"g{generation}-e{stage - 1}", False, stage - 1)
             limit = self._config.profile.scheduler.max_num_batched_tokens
             inlet = Inlet(before, limit, model.boundary_size, self._dtype, ledger)
         if not self._last:
-            behind = edge(f"g{self._generation}-e{stage}", True, stage + 1)
-            outbox = Outbox(behind, self._ring, ledger)
+            outbox = sender(f"g{generation}-e{stage}", stage + 1)
         if ahead and self._first:
             tokens = TokenTable(self._ring, edge(tokens_edge, False, stages - 1), ledger)
         elif ahead and self._last:
-            outbox = Outbox(edge(tokens_edge, True, 0), self._ring, ledger)
+            outbox = sender(tokens_edge, 0)
         return inlet, outbox, tokens
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
+from ppengine.stage.generations import Generations
 from ppengine.streams.ledger import Ledger
 from ppengine.streams.picture import picture
 
@@ -21,10 +22,10 @@ STUCK_S = 5.0
 class StageChecks:
     """Switched by the step loop, between two steps; read by the control thread."""
 
-    def __init__(self, stage: int, rank: int, generation: int) -> None:
+    def __init__(self, stage: int, rank: int, generations: Generations) -> None:
         self.ledger = Ledger(stage)
         self.finite = False
-        self._stage, self._rank, self._generation = stage, rank, generation
+        self._stage, self._rank, self._generations = stage, rank, generations
         self._lock = threading.Lock()
         self._non_finite: tuple[Finding, int, int] | None = None
         self._hold_ns = 0
@@ -67,7 +68,7 @@ class StageChecks:
             if now - self._pictured_at >= AGAIN_S:
                 self._pictured_at = now
                 shown = picture(self.ledger, stage=self._stage, rank=self._rank)
-                news.append(LedgerPicture(generation=self._generation, ledger=shown))
+                news.append(LedgerPicture(generation=self._generations.current, ledger=shown))
         for check, changes in ((Check.LEDGER, self.ledger.troubles.changes), (Check.FINITE, self._changes)):
             if changes == self._told[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
                 continue
@@ -77,7 +78,7 @@ class StageChecks:
             self._told[check], self._told_at[check], self._count[check] = changes, now, len(findings)
             news.append(
                 StageFindings(
-                    generation=self._generation,
+                    generation=self._generations.current,
                     stage=self._stage,
                     rank=self._rank,
                     check=check,

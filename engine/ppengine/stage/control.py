@@ -1,8 +1,8 @@
 """The control thread: answers for its stage while the step loop computes, waits or is stuck.
 
 It never touches tensors or a device. Its tick ten times a second tells a process that holds the GIL from one that
-merely waits; its socket answers pings, tells what the live checks have found, and takes Shutdown when the step loop
-cannot.
+merely waits; its socket answers pings, tells what the live checks have found, and takes Shutdown and NewGeneration
+when the step loop cannot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import zmq
 
 from ppengine.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
-from ppengine.protocol.steps import ControlPing, ControlPong, Shutdown, ToStage
+from ppengine.protocol.steps import ControlPing, ControlPong, NewGeneration, Shutdown, ToStage
+from ppengine.stage.generations import Generations
 from ppengine.stage.recorder import Recorder, open_recorder
 
 TICK_S = 0.1
@@ -42,7 +43,7 @@ class ControlThread(threading.Thread):
         config: EngineConfig,
         stage: int,
         rank: int,
-        generation: int,
+        generations: Generations,
         main: Recorder,
         news: Callable[[], Sequence[msgspec.Struct]],
     ) -> None:
@@ -51,13 +52,13 @@ class ControlThread(threading.Thread):
         self._closed = threading.Event()
         self._context = context
         self._config = config
-        self._stage, self._rank, self._generation = stage, rank, generation
+        self._stage, self._rank, self._generations = stage, rank, generations
         self._main = main
         self._news = news
 
     def run(self) -> None:
         """Tick and answer until closed."""
-        ring = open_recorder(self._config, self._stage, self._rank, "control", self._generation)
+        ring = open_recorder(self._config, self._stage, self._rank, "control", self._generations.current)
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
         socket.setsockopt(zmq.LINGER, 0)
@@ -78,6 +79,8 @@ class ControlThread(threading.Thread):
                     message = _decode(codec, socket.recv())
                     if isinstance(message, ControlPing):
                         socket.send(encode(ControlPong(message.nonce, self._stage, self._rank)), zmq.NOBLOCK)
+                    elif isinstance(message, NewGeneration):
+                        self._generations.hear(message.generation)
                     elif isinstance(message, Shutdown) and deadline is None:
                         deadline = time.monotonic() + GRACE_S
                         self.stop.set()

@@ -61,6 +61,12 @@ class Runner:
         self._checks = checks
         self._finite = FiniteCheck(stage, model, state, cache, checks)
 
+    def leave(self) -> None:
+        """Close all edges, whatever is under way on them; what this runner knew of requests goes with it."""
+        for end in (self._inlet, self._tokens, self.outbox):
+            if end is not None:
+                end.close()
+
     def announce(self, step: Step) -> None:
         """Let the transport receive for a step that has come but not begun."""
         if self._inlet is not None and step.rows:

@@ -72,6 +72,12 @@ class TokenTable:
         """Drop the tokens of released slots, so that a wrong marker fails instead of finding another's token."""
         self._latest[[slot for slot in slots if slot < len(self._latest)]] = -1
 
+    def close(self) -> None:
+        """Drop the returns that are on their way and close the edge."""
+        self._pending.clear()
+        if self._edge is not None:
+            self._edge.close()
+
     def _take_oldest(self) -> None:
         step, slots, buffer, transfer, declared = self._pending.popleft()
         assert self._edge is not None  # only `expect` fills the queue, and only with an edge

@@ -7,12 +7,18 @@ connection close, and both sides of this module then raise `PeerLostError`.
 
 With the ledger on, gloo's own threads are streams of the thread that calls them, and every hand-off between step loop,
 send thread and gloo is declared.
+
+A blocked wait cannot be interrupted from this side, only by the other one closing. So a stage that leaves a generation
+closes its edges whatever its neighbours do, and theirs come free by it. A rendezvous can be left: each side says that
+it is there and looks for the other before gloo is asked.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -30,6 +36,8 @@ from ppengine.streams.storage import StorageBuffers
 FOREVER = timedelta(days=365)
 MAX_UNDELIVERED = 2
 """Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""
+MEET_S = 0.01
+"""Between two looks for the other side of an edge."""
 RECEIVE_BUFFERS = 3
 """The one in use and two that fill meanwhile."""
 _CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
@@ -43,11 +51,24 @@ class PeerLostError(Exception):
         self.peer = peer
 
 
+class SupersededError(Exception):
+    """A rendezvous was left: a newer generation has begun, or the stage was told to leave."""
+
+
 def open_store(path: str, stages: int) -> Any:
     """Return the rendezvous store in file `path` that all stages of one generation share."""
     store: Any = dist.FileStore(path, stages)  # type: ignore[attr-defined]
     store.set_timeout(FOREVER)
     return store
+
+
+def meet(store: Any, name: str, upstream: bool, left: Callable[[], bool]) -> None:
+    """Wait until both processes of edge `name` are there. Raises SupersededError as soon as `left()` is true."""
+    store.set(f"{name}/{'up' if upstream else 'down'}", "here")
+    while not store.check([f"{name}/{'down' if upstream else 'up'}"]):
+        if left():
+            raise SupersededError(name)
+        time.sleep(MEET_S)
 
 
 class Transfer(NamedTuple):
@@ -77,7 +98,7 @@ class Edge:
         options._timeout = FOREVER
         options._threads = 1
         try:
-            self._group = gloo(dist.PrefixStore(name, store), 1 - self._other, 2, options)  # type: ignore[attr-defined]
+            self._group: Any = gloo(dist.PrefixStore(name, store), 1 - self._other, 2, options)  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise self._lost(error) from None
 
@@ -111,6 +132,10 @@ class Edge:
         if ring is not None:
             ring.returned(seq)
         return Transfer(work, seq)
+
+    def close(self) -> None:
+        """Close the connection, once nothing that was begun here is kept any more; the peer is told at once."""
+        self._group = None
 
     def _lost(self, error: RuntimeError) -> PeerLostError:
         text = str(error)
@@ -162,6 +187,12 @@ class Inlet:
             self._ledger.read(buffer[1], f"forward of m{step}", depth=1)
         return view
 
+    def close(self) -> None:
+        """Drop what was posted and close the edge."""
+        self._waiting.clear()
+        self._posted.clear()
+        self.edge.close()
+
     def _post(self, most: int = RECEIVE_BUFFERS) -> None:
         while self._waiting and self._free and most:
             most -= 1
@@ -189,6 +220,7 @@ class Outbox:
         self.edge = edge
         self.error: PeerLostError | None = None
         self._main = main
+        self._dropping = False
         self._ledger = ledger or Ledger()
         self._buffers = StorageBuffers(self._ledger, f"send>{edge.peer} buffer")
         self._queue: SimpleQueue[_Parcel | None] = SimpleQueue()
@@ -220,15 +252,25 @@ class Outbox:
         if parcel.delivered is not None:
             parcel.delivered.wait()
 
-    def close(self, timeout: float) -> None:
+    def finish(self, timeout: float) -> None:
         """Let what was handed over be delivered, for at most `timeout` seconds."""
         self._queue.put(None)
         self._thread.join(timeout)
+
+    def close(self) -> None:
+        """Drop what was handed over, wait for the send under way to end either way, and close the edge."""
+        self._dropping = True
+        self._queue.put(None)
+        self._thread.join()
+        self.error = None
+        self.edge.close()
 
     def _see_through(self) -> None:
         ledger = self._ledger
         stream = ledger.stream(f"send>{self.edge.peer}", "send", owner=ledger.thread("send"))
         while (parcel := self._queue.get()) is not None:
+            if self._dropping:
+                continue
             mark = permit = None
             if ledger.on and parcel.declared is not None:
                 buffer, handed = parcel.declared
@@ -237,7 +279,9 @@ class Outbox:
             try:
                 self.edge.wait(self.edge.send(parcel.tensor, parcel.step))
             except PeerLostError as error:
-                self.error = error  # for the step loop, which alone talks to the core
+                # For the step loop, which alone talks to the core. Without its frames: they hold the edge open.
+                self.error = error.with_traceback(None)
+                self.error.__context__ = None
             if ledger.on and mark is not None:
                 ledger.sync(mark)
                 permit = ledger.release("delivery")

@@ -1,4 +1,8 @@
-"""The stage process: boots its stage, then takes steps from the core in order until told to leave."""
+"""The stage process: boots its stage, then takes steps from the core in order until told to leave.
+
+It lives in generations: where another stage was lost it leaves its edges, forgets requests and steps, and meets the
+others again; weights and mappings stay.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,25 @@ import zmq
 from ppengine import lifeline, logs
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.steps import Retired, Shutdown, StageFailed, StageProgress, Step, ToStage
+from ppengine.protocol.steps import (
+    NewGeneration,
+    Quiet,
+    Retired,
+    Shutdown,
+    StageFailed,
+    StageProgress,
+    Step,
+    ToStage,
+)
 from ppengine.ring import Gauge, Kind, Phase
-from ppengine.stage.boot import Boot
+from ppengine.stage.boot import Boot, Loaded
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.control import ControlThread, allow_observers
+from ppengine.stage.generations import Generations
 from ppengine.stage.kv_cache import size_text
 from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
-from ppengine.stage.transport import PeerLostError
+from ppengine.stage.transport import PeerLostError, SupersededError
 
 log = logging.getLogger("ppengine.stage")
 _POLL_MS = 100
@@ -39,16 +53,18 @@ class StageWorker:
 
     def __init__(self, config: EngineConfig, stage: int, rank: int, generation: int, context: zmq.Context[Any]) -> None:
         self._config = config
-        self._stage, self._rank, self._generation = stage, rank, generation
+        self._stage, self._rank = stage, rank
+        self._first = generation
+        self._generations = Generations(generation)
         self._rings = open_rings(config, stage, rank, generation)
         self._ring = self._rings.main
         self._codec = Codec(ToStage)
         self._inbox: deque[Step] = deque()
         self._leaving = False
         self._newest = 0
-        self._checks = StageChecks(stage, rank, generation)
+        self._checks = StageChecks(stage, rank, self._generations)
         self._checks.ledger.thread("main")
-        self._control = ControlThread(context, config, stage, rank, generation, self._ring, self._checks.news)
+        self._control = ControlThread(context, config, stage, rank, self._generations, self._ring, self._checks.news)
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, f"s{stage}.{rank}".encode())
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -58,51 +74,90 @@ class StageWorker:
         """Boot, serve and leave. Returns the exit code."""
         self._control.start()
         try:
-            runner = self._boot()
-            if runner is None:
+            booted = self._boot()
+            if booted is None:
                 return 1
             # What boot made stays for good: without it, a full collection no longer stalls a step.
             gc.collect()
             gc.freeze()
-            self._ring.phase(Phase.SERVING)
-            with torch.inference_mode():
-                self._serve(runner)
+            while not self._told_to_leave():
+                self._live(*booted)
             self._ring.phase(Phase.CLOSING)
-            if runner.outbox is not None:
-                runner.outbox.close(_DRAIN_S)
             return 0
         finally:
             # What was sent still goes out: closing waits for it, at most the linger time.
             self._socket.close()
             self._control.close()
 
-    def _boot(self) -> Runner | None:
-        boot_args = (self._config, self._stage, self._rank, self._generation)
+    def _boot(self) -> tuple[Boot, Loaded] | None:
+        boot_args = (self._config, self._stage, self._rank, self._first)
         try:
-            runner, ready = Boot(*boot_args, self._rings, self._report, self._checks).run()
-        except (ConfigError, PeerLostError, OSError) as error:
+            boot = Boot(*boot_args, self._rings, self._report, self._checks)
+            loaded = boot.run()
+        except (ConfigError, OSError) as error:
             self._fail(_one_line(error))
             return None
         except Exception as error:
             self._fail(f"{type(error).__name__}: {_one_line(error)}")
             log.exception("stage %d could not start", self._stage)
             return None
-        self._send(ready)
+        ready = loaded.ready
         log.info(
             "loaded: weights %s, room for %d blocks of %s, %d host blocks",
             size_text(ready.weights_bytes), ready.reserved_blocks, size_text(ready.block_bytes), ready.swap_blocks,
         )  # fmt: skip
-        return runner
+        return boot, loaded
+
+    def _live(self, boot: Boot, loaded: Loaded) -> None:
+        """Spend one generation: meet the neighbours, serve, and leave when a newer one begins or at the end."""
+        generation = self._generations.enter()
+        for ring in self._rings:
+            ring.generation = generation
+        if generation != self._first:
+            self._send(Quiet(generation, self._stage, self._rank))
+        try:
+            runner = boot.connect(loaded, generation, self._over)
+        except SupersededError:
+            return
+        except PeerLostError as error:
+            lost = error.with_traceback(None)
+        else:
+            self._send(msgspec.structs.replace(loaded.ready, generation=generation))
+            self._ring.phase(Phase.SERVING)
+            with torch.inference_mode():
+                self._serve(runner)
+            self._leave(runner, loaded)
+            return
+        self._lose(str(lost), lost.peer)
+
+    def _leave(self, runner: Runner, loaded: Loaded) -> None:
+        if self._told_to_leave():
+            if runner.outbox is not None:
+                runner.outbox.finish(_DRAIN_S)
+            return
+        log.info("leaving generation %d after step %d", self._generations.current, self._newest)
+        runner.leave()
+        # Nothing there counts any more; what a block holds on the device is written before it is read.
+        loaded.host.drop(0, loaded.host.blocks)
+        self._inbox.clear()
+        self._ring.gauge(Gauge.INBOX, 0)
+        self._ring.gauge(Gauge.OUTBOX, 0)
+        self._ring.gauge(Gauge.STEP_FINISHED, self._newest)
+        self._newest = 0
 
     def _serve(self, runner: Runner) -> None:
+        peer = None
         try:
             while (step := self._next(runner)) is not None:
                 self._execute(runner, step)
+            return
         except PeerLostError as error:
-            self._lose(str(error), error.peer)
+            text, peer = str(error), error.peer
         except Exception as error:
             log.exception("step %d failed", self._newest)
-            self._lose(f"{type(error).__name__}: {_one_line(error)}")
+            text = f"{type(error).__name__}: {_one_line(error)}"
+        # Out here no frame of the error keeps an edge open that is to be left.
+        self._lose(text, peer)
 
     def _execute(self, runner: Runner, step: Step) -> None:
         ring, number = self._ring, step.number
@@ -118,15 +173,18 @@ class StageWorker:
         self._send(retired)
 
     def _next(self, runner: Runner) -> Step | None:
-        """Return the next step, None to leave. Takes all that has come off the socket, so that it can be counted."""
+        """Return the next step, None where the generation is over or the stage is to leave.
+
+        Takes all that has come off the socket, so that it can be counted.
+        """
         self._take(runner, 0)
         if not self._inbox and not self._leaving:
             with self._ring.operation(Kind.IDLE):
-                while not self._inbox and not self._told_to_leave():
+                while not self._inbox and not self._over():
                     self._take(runner, _POLL_MS)
                     if runner.outbox is not None and runner.outbox.error is not None:
                         raise runner.outbox.error
-        if self._told_to_leave():
+        if self._over():
             return None
         step = self._inbox.popleft()
         self._ring.gauge(Gauge.INBOX, len(self._inbox))
@@ -137,34 +195,44 @@ class StageWorker:
         while not self._leaving and self._socket.poll(timeout_ms):
             timeout_ms = 0
             message = self._codec.decode(self._socket.recv())
-            if isinstance(message, Shutdown):
-                self._leaving = True
-            elif isinstance(message, Step) and message.generation == self._generation:
+            if isinstance(message, Step) and message.generation == self._generations.current:
                 self._inbox.append(message)
                 runner.announce(message)
+            else:
+                self._hear(message)
         self._ring.gauge(Gauge.INBOX, len(self._inbox))
+
+    def _hear(self, message: object) -> None:
+        if isinstance(message, Shutdown):
+            self._leaving = True
+        elif isinstance(message, NewGeneration):
+            self._generations.hear(message.generation)
 
     def _lose(self, text: str, peer: int | None = None) -> None:
         """Report the one fatal error, then stay to be looked at: the first stage that dies must remain the first."""
         sys.stderr.write(f"error: stage {self._stage}: {text}\n")
-        lost = Retired(self._generation, self._newest, self._stage, self._rank, error=text, fatal=True, peer=peer)
-        self._send(lost)
+        generation = self._generations.current
+        self._send(Retired(generation, self._newest, self._stage, self._rank, error=text, fatal=True, peer=peer))
         with self._ring.operation(Kind.IDLE):
-            while not self._told_to_leave():
+            while not self._over():
                 self._ring.tick()
                 if self._socket.poll(_POLL_MS):
-                    self._leaving = isinstance(self._codec.decode(self._socket.recv()), Shutdown)
+                    self._hear(self._codec.decode(self._socket.recv()))
+
+    def _over(self) -> bool:
+        return self._told_to_leave() or self._generations.superseded
 
     def _told_to_leave(self) -> bool:
         return self._leaving or self._control.stop.is_set()
 
     def _report(self, text: str) -> None:
         self._ring.tick()
-        self._send(StageProgress(stage=self._stage, rank=self._rank, text=text))
+        generation = self._generations.newest
+        self._send(StageProgress(stage=self._stage, rank=self._rank, text=text, generation=generation))
 
     def _fail(self, text: str) -> None:
         sys.stderr.write(f"error: stage {self._stage}: {text}\n")
-        self._send(StageFailed(stage=self._stage, rank=self._rank, text=text))
+        self._send(StageFailed(stage=self._stage, rank=self._rank, text=text, generation=self._first))
 
     def _send(self, message: msgspec.Struct) -> None:
         self._socket.send(encode(message))

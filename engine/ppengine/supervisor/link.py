@@ -12,7 +12,7 @@ import zmq
 from ppengine.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
-from ppengine.protocol.reports import ProcessInfo, ProcessReport
+from ppengine.protocol.reports import ProcessInfo, ProcessReport, StartStage
 
 _QUEUE = 64
 _STATE_WAIT_MS = 1000
@@ -54,14 +54,19 @@ class Link:
             with contextlib.suppress(zmq.Again):
                 self.front.send(encode(StateQuery(nonce=self._nonce, wait_ms=_STATE_WAIT_MS)), zmq.NOBLOCK)
 
-    def read_state(self) -> StateAnswer | None:
-        """Return the newest answer of the core, None if there is none. Raises ProtocolError."""
-        newest = None
+    def read(self) -> tuple[StateAnswer | None, list[StartStage]]:
+        """Return the newest state that the core has told, None if there is none, and its orders. Raises ProtocolError.
+
+        Of several orders for one stage the newest counts.
+        """
+        newest, orders = None, dict[int, StartStage]()
         while self.front.poll(0):
-            answer = self._codec.decode(self.front.recv())
-            if isinstance(answer, StateAnswer):
-                newest, self._asked_at = answer, None
-        return newest
+            message = self._codec.decode(self.front.recv())
+            if isinstance(message, StateAnswer):
+                newest, self._asked_at = message, None
+            elif isinstance(message, StartStage):
+                orders[message.stage] = message
+        return newest, list(orders.values())
 
     def close(self) -> None:
         """Close both sockets at once."""

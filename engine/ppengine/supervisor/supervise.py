@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from ppengine.config import EngineConfig
 from ppengine.executor.base import Executor, ExecutorError
 from ppengine.executor.process import Child, spawn, tail
 from ppengine.protocol import discovery
 from ppengine.protocol.frames import PROTOCOL
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.offline import StateAnswer
+from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor.claims import ClaimError, claim
 from ppengine.supervisor.link import Link, announce, tell
 from ppengine.supervisor.wakeup import Wakeup
@@ -103,14 +106,32 @@ class Supervisor:
         if self._wakeup.asked:
             self._end = End(0, self._wakeup.asked)
             return
-        self._hear(self._link)
+        answer, orders = self._link.read()
+        self._follow(self._link, answer)
+        for order in orders:
+            self._start_anew(self._link, order)
         for info in self._observe():
             self._judge(info)
         self._publish()
 
-    def _hear(self, link: Link) -> None:
+    def _start_anew(self, link: Link, order: StartStage) -> None:
+        """Replace the process of one stage; how the old one ended is told before, if it has ended by itself."""
+        for info in self._observe():
+            self._judge(info)
+        if self._end is not None:
+            return
+        named = [
+            msgspec.structs.replace(info, replaced=info.exit_code is None)
+            if (info.role, info.stage) == ("stage", order.stage)
+            else info
+            for info in self._known
+        ]
+        link.report(named)
+        tell(f"{self._config.name} ({self._config.id}): stage {order.stage} is started anew")
+        self._executor.restart(order.stage, order.generation)
+
+    def _follow(self, link: Link, answer: StateAnswer | None) -> None:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
-        answer = link.read_state()
         if answer is not None and answer.state in SERVED and not self._served:
             self._served = True
             tell(f"{self._config.name} ({self._config.id}): serving")

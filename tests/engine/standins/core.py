@@ -1,4 +1,7 @@
-"""Stand-in of the core: says that it serves, tells the stages to leave by a file, SIGUSR1 is its Stop command."""
+"""Stand-in of the core: says that it serves, tells the stages to leave by a file, SIGUSR1 is its Stop command.
+
+With STANDIN_RESTARTS it orders a stage that ends to be started anew, once.
+"""
 
 import argparse
 import os
@@ -11,6 +14,7 @@ from ppengine import lifeline
 from ppengine.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import StateAnswer, StateQuery, ToFront
+from ppengine.protocol.reports import ProcessReport, StartStage
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--engine", type=Path)
@@ -32,9 +36,15 @@ front.linger = 0
 front.bind(config.endpoint("front"))
 codec = Codec(ToFront)
 state = os.environ.get("STANDIN_STATE", "serving")
+restarts = "STANDIN_RESTARTS" in os.environ
 while True:
     client, body = front.recv_multipart()
     message = codec.decode(body)
+    if isinstance(message, ProcessReport) and restarts:
+        for info in message.processes:
+            if info.stage is not None and info.exit_code is not None and info.generation == 1:
+                front.send_multipart([client, encode(StartStage(stage=info.stage, generation=2))])
+                restarts = False
     if isinstance(message, StateQuery) and state != "loading":
         answer = StateAnswer(
             nonce=message.nonce,

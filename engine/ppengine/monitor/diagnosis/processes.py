@@ -137,7 +137,7 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
     logs = f"ppconsole logs --stage {stage.stage}"
     if cause in ("killed_oom", "out_of_memory"):
         return f"{logs}; then less memory: ppconsole set-memory, or scheduler.max_num_batched_tokens"
-    return logs
+    return f"ppconsole restart-stage {stage.stage} (or see: {logs})"
 
 
 def _stopped(stage: StageEvidence) -> Verdict:

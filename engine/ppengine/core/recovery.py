@@ -1,0 +1,281 @@
+"""Losing and restarting a stage: a new generation begins, everybody else leaves the old one, and all meet again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ppengine.config import NO_RESTART_ON_RAY
+from ppengine.core.capacity import Capacity
+from ppengine.core.operations import Operation
+from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.steps import (
+    FIRST_GENERATION,
+    NewGeneration,
+    Quiet,
+    Retired,
+    StageFailed,
+    StageProgress,
+    StageReady,
+)
+
+if TYPE_CHECKING:
+    from ppengine.core.engine import Engine
+
+QUIET_S = 2.0
+"""What a survivor gets to leave the old generation; then it is started anew too."""
+HEARSAY_S = 0.5
+"""How long the supervisor's word is waited for when a neighbour says that a stage is gone: it knows how it went."""
+MOST_DEATHS, WINDOW_S = 3, 600.0
+"""A stage that dies more often in so many seconds stays down until an operator restarts it."""
+
+
+class Recovery:
+    """Owns the generation. `start_stage` and `tell_stage` reach the supervisor and both sockets of a stage."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        start_stage: Callable[[int, int], None],
+        tell_stage: Callable[[int, NewGeneration], None],
+    ) -> None:
+        self._engine = engine
+        self._start_stage = start_stage
+        self._tell_stage = tell_stage
+        self._stages = range(engine.config.stages)
+        self.generation = FIRST_GENERATION
+        self.active = False
+        """Stages are leaving or loading; requests wait and keep what they have."""
+        self.down = ""
+        """Why nothing goes on until an operator restarts the stage, in one line; empty: it goes on or will."""
+        self._born = dict.fromkeys(self._stages, FIRST_GENERATION)
+        self._starting: set[int] = set()
+        """Stages whose process was started anew and is not ready."""
+        self._quiet: set[int] = set()
+        self._deadline = 0.0
+        self._due: dict[int, float] = {}
+        """Lost stages that nothing was done about yet, and when that is to happen."""
+        self._asked: set[int] = set()
+        self._deaths: dict[int, deque[float]] = {stage: deque() for stage in self._stages}
+        self._operations: dict[int, Operation] = {}
+        self._begun = 0.0
+        self._recomputed = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether no step may be sent: a stage is lost, or not all have met in this generation."""
+        return self.active or bool(self.down) or bool(self._engine.board.lost)
+
+    # --- what stages and supervisor say -----------------------------------------------------------------------
+
+    def on_process(self, info: ProcessInfo) -> None:
+        """A process of a stage has ended; one that was replaced meanwhile does not matter."""
+        if info.stage is not None and info.generation == self._born[info.stage]:
+            self._lose(info.stage, info.detail or f"exit code {info.exit_code}")
+
+    def on_fatal(self, message: Retired) -> None:
+        """A stage cannot go on: the cause is its peer where it names one, and then it is no loss itself."""
+        if message.generation != self.generation:
+            return
+        if message.peer is None:
+            self._lose(message.stage, message.error)
+        else:
+            self._lose(message.peer, f"its connection to stage {message.stage} closed", hearsay=True)
+
+    def on_failed(self, message: StageFailed) -> None:
+        """A stage could not load; its process ends."""
+        if message.generation == self._born[message.stage]:
+            self._lose(message.stage, message.text)
+
+    def on_progress(self, message: StageProgress) -> None:
+        """A line about loading. Who loaded while another stage was lost may not have heard of it."""
+        self._engine.board.progress[message.stage, message.rank] = message.text
+        self._engine.message = message.text
+        if message.generation < self.generation:
+            self._tell_stage(message.stage, NewGeneration(self.generation))
+
+    def on_quiet(self, message: Quiet) -> None:
+        """A survivor has left the older generations."""
+        if message.generation == self.generation:
+            self._quiet.add(message.stage)
+
+    def on_ready(self, message: StageReady) -> None:
+        """A stage has met its neighbours."""
+        if message.generation != self.generation:
+            return
+        self._engine.board.ready[message.stage, message.rank] = message
+        if self._born[message.stage] == self.generation:
+            self._starting.discard(message.stage)
+            self._engine.event("stage.ready", f"stage {message.stage} is ready", stage=message.stage)
+
+    def _lose(self, stage: int, why: str, *, hearsay: bool = False) -> None:
+        engine = self._engine
+        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting):
+            return
+        if not self.down:
+            engine.message = engine.board.loss
+        self._due[stage] = engine.clock() + (HEARSAY_S if hearsay else 0.0)
+
+    # --- the verb ---------------------------------------------------------------------------------------------
+
+    def handle(self, client: bytes, command: Command, verb: RestartStage) -> None:
+        """Plan or begin the restart of one stage; those that are lost are started with it."""
+        engine, stage = self._engine, verb.stage
+        if stage not in self._stages:
+            text = f"no stage {stage}: this engine has 0 to {len(self._stages) - 1}"
+            engine.reply(client, Refused(id=command.id, code="NOT_FOUND", text=text))
+            return
+        if engine.config.profile.parallel.executor == "ray":
+            text = f"no stage can be started anew with parallel.executor ray: {NO_RESTART_ON_RAY}"
+            engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
+            return
+        if command.dry_run:
+            lines, figures = self._plan(stage)
+            outcome = Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures=figures)
+            engine.reply(client, outcome)
+            return
+        older = self._operations.pop(stage, None)
+        if older is not None:
+            engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
+        self._operations[stage] = engine.operations.open(command, client, str(stage))
+        self._asked.add(stage)
+
+    def _plan(self, stage: int) -> tuple[list[str], dict[str, float]]:
+        board, live = self._engine.board, self._engine.live()
+        stages = sorted({stage, *board.lost})
+        ready = board.ready.get((stage, 0))
+        where = f"stage {stage}" + (f" (pid {ready.pid})" if ready is not None else "")
+        lines = [f"{where} is ended and started anew, generation {self.generation + 1}"]
+        lines += [f"stage {other}, which is lost, too" for other in stages if other != stage]
+        others = [str(other) for other in self._stages if other not in stages]
+        if others:
+            lines.append(f"stages {' '.join(others)} keep weights and memory and forget requests")
+        back = [request for request in live if request.num_computed]
+        tokens, host = sum(r.num_computed for r in back), sum(len(r.host_blocks) for r in live)
+        lines.append(f"{len(live)} requests stay; {len(back)} are recomputed, {tokens} tokens")
+        if host:
+            lines.append(f"{host} host blocks are void: swapped and held requests are recomputed too")
+        figures = {"requests": len(live), "recompute_requests": len(back), "recompute_tokens": tokens, "host": host}
+        return lines, {name: float(value) for name, value in figures.items()}
+
+    # --- one turn ---------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Do what is due: begin a generation, hurry who does not leave the old one, go on when all have met."""
+        now = self._engine.clock()
+        start = {stage for stage, at in self._due.items() if at <= now}
+        for stage in sorted(start):
+            del self._due[stage]
+            self._engine.event("stage.lost", f"stage {stage}: {self._engine.board.lost[stage]}", stage=stage)
+            if not self.down and (why := self._refuses(stage, now)):
+                self.stay_down(why)
+        asked, self._asked = self._asked, set()
+        if asked:
+            self.down = self._engine.outputs.failure = ""
+            self._due.clear()
+            self._begin({*asked, *self._engine.board.lost})
+        elif start and not self.down:
+            self._begin(start)
+        if not self.active:
+            return
+        if now >= self._deadline:
+            self._start_the_noisy()
+        if self._engine.board.all_ready(self.generation):
+            self._go_on()
+        else:
+            self._tell_progress()
+
+    def _refuses(self, stage: int, now: float) -> str | None:
+        """Return why a stage that died is not started anew; None: it is."""
+        engine, deaths = self._engine, self._deaths[stage]
+        if not engine.serving or not engine.config.profile.parallel.restarts:
+            return engine.board.loss
+        retry = f"restart-stage {stage} tries once more"
+        if stage in self._starting:
+            self._starting.discard(stage)
+            return f"stage {stage} died again while loading: {engine.board.lost[stage]}; {retry}"
+        deaths.append(now)
+        while deaths[0] < now - WINDOW_S:
+            deaths.popleft()
+        if len(deaths) > MOST_DEATHS:
+            minutes = WINDOW_S / 60
+            return f"{engine.board.loss}, and {len(deaths)} times within {minutes:g} minutes; {retry}"
+        return None
+
+    def _begin(self, stages: set[int]) -> None:
+        """Begin a generation in which `stages` are started anew and the others meet them."""
+        engine = self._engine
+        if not self.active:
+            self._begun = engine.clock()
+            self._recomputed = sum(1 for request in engine.live() if request.num_computed)
+        self.active, self.generation = True, self.generation + 1
+        self._quiet, self._deadline = set(), engine.clock() + QUIET_S
+        engine.board.begin()
+        names = " and ".join(f"stage {stage}" for stage in sorted(stages))
+        for request in engine.scheduler.restart(f"{names} {'was' if len(stages) == 1 else 'were'} restarted"):
+            engine.ended(request)
+        for stage in self._stages:
+            if stage in stages:
+                self._start(stage)
+            else:
+                self._tell_stage(stage, NewGeneration(self.generation))
+        engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
+
+    def _start(self, stage: int) -> None:
+        self._born[stage] = self.generation
+        self._starting.add(stage)
+        self._engine.board.ready.pop((stage, 0), None)
+        self._engine.board.progress[stage, 0] = f"stage {stage}: starting"
+        self._start_stage(stage, self.generation)
+
+    def _start_the_noisy(self) -> None:
+        for stage in self._stages:
+            if stage not in self._starting and stage not in self._quiet and stage not in self._engine.board.lost:
+                ready = self._engine.board.ready.get((stage, 0))
+                if ready is not None and ready.generation == self.generation:
+                    continue
+                text = f"stage {stage} did not leave the old generation within {QUIET_S:g} s: started anew too"
+                self._engine.event("stage.restart", text, stage=stage)
+                self._start(stage)
+
+    def _tell_progress(self) -> None:
+        engine = self._engine
+        loading = [engine.board.progress.get((stage, 0), "") for stage in sorted(self._starting)]
+        text = "; ".join(filter(None, loading)) or "the stages meet"
+        engine.message = f"{engine.board.loss}; {text}" if engine.board.lost else text
+        for operation in self._operations.values():
+            engine.operations.defer(operation, text)
+
+    def _go_on(self) -> None:
+        """All stages have met: map what was agreed and schedule again."""
+        engine, profile = self._engine, self._engine.config.profile
+        capacity = Capacity(engine.board.ready.values(), profile.memory.block_size, engine.config.max_model_len)
+        if refusal := capacity.refusal(1.0):
+            self.stay_down(f"a stage came back with less room: {refusal}")
+            return
+        self.active = False
+        engine.board.found()
+        engine.message = engine.outputs.failure = ""
+        engine.scheduler.generation = self.generation
+        engine.resizer.restart(capacity)
+        engine.checks.restate()
+        took = engine.clock() - self._begun
+        text = f"all stages are back after {took:.1f} s, generation {self.generation}"
+        text += f"; {self._recomputed} requests are recomputed" if self._recomputed else ""
+        engine.event("engine.serving", text)
+        operations, self._operations = self._operations, {}
+        for stage, operation in operations.items():
+            pid = engine.board.ready[stage, 0].pid
+            engine.operations.end(operation, "applied", f"stage {stage} is pid {pid}; {text}")
+
+    def stay_down(self, why: str) -> None:
+        """Give up until an operator restarts a stage: `why` in one line."""
+        engine = self._engine
+        self.active, self.down = False, why
+        self._due.clear()
+        self._operations.clear()
+        engine.message = engine.outputs.failure = why
+        for operation in engine.operations.live:
+            engine.operations.end(operation, "failed", f"{why}; how far it came is not known")

@@ -1,0 +1,83 @@
+"""Deaths that are being made good: a stage that died counts as dead until its successor serves.
+
+The supervisor starts another process within a moment, and what is known of the stage from then on is known of that
+one. Without this memory the verdict would be gone before anybody has read it. A process that was replaced on purpose
+is the opposite: its end is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ppengine.monitor.evidence import Key, StageEvidence
+from ppengine.monitor.tracker import newest_process
+from ppengine.protocol.reports import ProcessInfo, StageSample
+
+
+@dataclass(slots=True)
+class _Death:
+    """Evidence of a dead process, when it was seen to be dead, and the count of OOM kills before."""
+
+    evidence: StageEvidence
+    dead_ns: float
+    oom_base: int | None
+
+
+class Fallen:
+    """Keeps the evidence of the dead for as long as their places are not filled."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[Key, _Death] = {}
+        self._oom_base: dict[Key, tuple[int, int]] = {}
+
+    def keep(
+        self,
+        now_ns: int,
+        stages: tuple[StageEvidence, ...],
+        samples: Mapping[Key, StageSample],
+        listed: list[ProcessInfo],
+    ) -> tuple[StageEvidence, ...]:
+        """Return `stages` as they are to be judged at `now_ns`. `samples`: the newest of each, also of predecessors."""
+        return tuple(
+            self._one(now_ns, stage, samples.get((stage.stage, stage.rank)), listed)
+            for stage in stages
+        )  # fmt: skip
+
+    def _one(
+        self, now_ns: int, stage: StageEvidence, sample: StageSample | None, listed: list[ProcessInfo]
+    ) -> StageEvidence:
+        key = stage.stage, stage.rank
+        process = newest_process(listed, "stage", key)
+        if process is not None and process.replaced and process.pid == stage.pid:
+            stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid)
+        self._note_oom(key, stage, sample)
+        if stage.dead_for_s is not None:
+            pid, base = self._oom_base.get(key, (None, None))
+            self._deaths[key] = _Death(stage, now_ns - stage.dead_for_s * 1e9, base if pid == stage.pid else None)
+            return stage
+        death = self._deaths.get(key)
+        if death is None:
+            return stage
+        if stage.phase == "serving" and stage.pid != death.evidence.pid:
+            del self._deaths[key]
+            return stage
+        return self._dead(death, now_ns, sample)
+
+    def _note_oom(self, key: Key, stage: StageEvidence, sample: StageSample | None) -> None:
+        """Note from where the kills of a process are counted."""
+        known = self._oom_base.get(key)
+        if stage.pid is None or stage.oom_kills is None or (known is not None and known[0] == stage.pid):
+            return
+        if sample is not None and sample.pid == stage.pid and sample.oom_kills is not None:
+            self._oom_base[key] = stage.pid, sample.oom_kills - stage.oom_kills
+
+    @staticmethod
+    def _dead(death: _Death, now_ns: int, sample: StageSample | None) -> StageEvidence:
+        """Return the evidence of the dead one at this moment: the count of its cgroup may come after its end."""
+        kills = death.evidence.oom_kills
+        if sample is not None and sample.pid == death.evidence.pid and None not in (sample.oom_kills, death.oom_base):
+            kills = (sample.oom_kills or 0) - (death.oom_base or 0)
+        return msgspec.structs.replace(death.evidence, dead_for_s=(now_ns - death.dead_ns) / 1e9, oom_kills=kills)

@@ -1,0 +1,25 @@
+"""The generation that a stage is in, and the newest one that it has heard of."""
+
+from __future__ import annotations
+
+
+class Generations:
+    """`hear` may be called by any thread; only the step loop enters one."""
+
+    def __init__(self, first: int) -> None:
+        self.current = first
+        self.newest = first
+
+    def hear(self, generation: int) -> None:
+        """Note that the core has begun a generation."""
+        self.newest = max(self.newest, generation)
+
+    def enter(self) -> int:
+        """Go on in the newest generation, and return it."""
+        self.current = self.newest
+        return self.current
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the present generation is over."""
+        return self.newest > self.current

@@ -1,0 +1,381 @@
+"""The core loses stages: what it tells whom, what becomes of requests, and when it gives up."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from core_world import CoreWorld
+from hypothesis import HealthCheck, given, settings
+from ppengine.config import ConfigError, build_profile
+from ppengine.protocol.control import (
+    Abort,
+    Outcome,
+    Pause,
+    Preempt,
+    Refused,
+    Release,
+    RestartStage,
+    Resume,
+    SetMemory,
+    SwapIn,
+    SwapOut,
+)
+from ppengine.protocol.reports import ProcessInfo, ProcessReport
+from ppengine.protocol.steps import Retired, StageFailed, StageProgress
+
+KILLED = "killed by SIGKILL"
+
+
+def ended(world: CoreWorld, stage: int, generation: int = 1, detail: str = KILLED) -> None:
+    """Let the supervisor report the end of a stage's process."""
+    info = ProcessInfo(role="stage", stage=stage, rank=0, pid=1, exit_code=-9, detail=detail, generation=generation)
+    world.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
+    world.engine.advance()
+
+
+def back(world: CoreWorld, **fields: int) -> None:
+    """Let all stages leave and meet; the steps of the generation that is over are dropped."""
+    stages = range(len(world.engine.board.keys))
+    world.steps.clear()
+    world.quiet(*stages)
+    world.ready(**fields)
+    world.engine.advance()
+    assert all(step.generation == world.generation for step in world.steps)
+
+
+def events(world: CoreWorld, kind: str) -> list[str]:
+    return [event.text for event in world.events if event.kind == kind]
+
+
+def running(**scheduler: object) -> CoreWorld:
+    """Three stages, six requests: some run, one is held on the host, one was swapped, some wait."""
+    world = CoreWorld(stages=3, **{"max_num_seqs": 3, **scheduler})
+    for index in range(6):
+        world.submit([1 + index] * 20, name=f"r{index}", max_tokens=12)
+    world.run(4)
+    world.say(SwapOut(request="r0"))
+    world.say(SwapOut(request="r1", hold=False))
+    while world.engine.scheduler.requests["r0"].state != "held":
+        world.retire()
+    return world
+
+
+def test_a_killed_stage_is_started_and_the_others_leave() -> None:
+    world = running()
+    assert world.engine.scheduler.requests["r0"].host_blocks
+    ended(world, 1)
+    assert world.generation == 2
+    assert world.started == [(1, 2)]
+    assert world.told_to_leave == [(0, 2), (2, 2)]
+    assert world.engine.state == "degraded"
+    assert events(world, "stage.lost") == [f"stage 1: {KILLED}"]
+    states = {name: request.state for name, request in world.engine.scheduler.requests.items()}
+    assert states == {"r0": "held", **{f"r{index}": "waiting" for index in range(1, 6)}}
+    back(world)
+    assert world.engine.state == "serving"
+    first = world.steps[0]
+    assert (first.generation, first.map_blocks, first.rows) == (2, 400, [])
+    world.run()
+    world.say(Release(request="r0"))
+    world.run()
+    assert world.engine.live() == []
+    assert all(len(world.tokens(f"r{index}")) == 12 for index in range(6))
+    world.check()
+
+
+def test_what_neighbours_say_is_one_fault_and_not_three() -> None:
+    world = running()
+    for stage in (0, 2):
+        world.engine.on_stage(Retired(1, 3, stage, 0, error="lost stage 1", fatal=True, peer=1))
+    world.engine.advance()
+    assert (world.generation, world.engine.state) == (1, "degraded")
+    ended(world, 1)
+    assert (world.generation, world.started) == (2, [(1, 2)])
+    world.engine.on_stage(Retired(1, 3, 2, 0, error="lost stage 1", fatal=True, peer=1))
+    ended(world, 1)
+    assert (world.generation, events(world, "stage.lost")) == (2, [f"stage 1: {KILLED}"])
+
+
+def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
+    world = running()
+    world.engine.on_stage(Retired(1, 3, 0, 0, error="lost stage 1", fatal=True, peer=1))
+    world.engine.advance()
+    assert world.generation == 1
+    world.now += 0.6
+    world.engine.advance()
+    assert world.started == [(1, 2)]
+
+
+def test_a_stage_that_fails_by_itself_is_started_anew() -> None:
+    world = running()
+    world.engine.on_stage(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
+    world.engine.advance()
+    assert world.started == [(2, 2)]
+    assert events(world, "stage.lost") == ["stage 2: IndexError: block 7"]
+
+
+def test_acknowledgements_of_the_old_generation_count_for_nothing() -> None:
+    world = running()
+    step = world.steps[0]
+    ended(world, 0)
+    for stage in range(3):
+        world.engine.on_stage(Retired(1, step.number, stage, 0))
+    world.engine.advance()
+    back(world)
+    assert world.steps[0].number > step.number, "numbers go on"
+    world.run()
+    world.check()
+
+
+def test_who_is_not_quiet_in_time_is_started_too() -> None:
+    world = running()
+    ended(world, 1)
+    world.quiet(0)
+    world.now += 1.9
+    world.engine.advance()
+    assert world.started == [(1, 2)]
+    world.now += 0.2
+    world.engine.advance()
+    assert world.started == [(1, 2), (2, 2)]
+    back(world)
+    assert world.engine.state == "serving"
+
+
+def test_a_loading_stage_hears_of_a_newer_generation_when_it_speaks() -> None:
+    world = running()
+    ended(world, 1)
+    ended(world, 2)
+    assert (world.generation, world.started) == (3, [(1, 2), (2, 3)])
+    world.told_to_leave.clear()
+    world.engine.on_stage(StageProgress(stage=1, rank=0, text="stage 1: waits", generation=2))
+    assert world.told_to_leave == [(1, 3)]
+    back(world)
+    assert world.engine.state == "serving"
+
+
+def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:
+    world = running()
+    ended(world, 1)
+    ended(world, 1, generation=2)
+    ended(world, 1, generation=2)
+    why = f"stage 1 died again while loading: {KILLED}; restart-stage 1 tries once more"
+    assert (world.engine.state, world.engine.message) == ("degraded", why)
+    assert world.started == [(1, 2)]
+    assert len(events(world, "stage.lost")) == 2
+    refused = world.say(Abort(request="r1"))[0]
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.text) == ("FAILED", f"the engine is degraded: {why}; restart-stage or stop")
+    world.say(RestartStage(stage=0))
+    world.engine.advance()
+    assert world.started[1:] == [(0, 3), (1, 3)], "what is lost is started with it"
+    back(world)
+    assert world.engine.state == "serving"
+
+
+def test_a_stage_that_cannot_load_leaves_it_down() -> None:
+    world = running()
+    ended(world, 1)
+    world.engine.on_stage(StageFailed(stage=1, rank=0, text="no weights", generation=2))
+    world.engine.advance()
+    assert world.engine.message.startswith("stage 1 died again while loading: no weights")
+
+
+def test_the_fourth_death_within_ten_minutes_leaves_it_down() -> None:
+    world = running()
+    for generation in range(1, 4):
+        ended(world, 1, generation=generation)
+        back(world)
+        assert world.engine.state == "serving"
+        world.now += 100
+    ended(world, 1, generation=4)
+    assert world.engine.state == "degraded"
+    assert world.engine.message == (
+        f"stage 1 is lost: {KILLED}, and 4 times within 10 minutes; restart-stage 1 tries once more"
+    )
+    world.now += 700
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    back(world)
+    ended(world, 1, generation=5)
+    assert world.generation == 6, "the count is of the last ten minutes"
+
+
+def test_never_means_never() -> None:
+    world = running(restart="never")
+    shrink = world.set_memory(0.4)
+    ended(world, 2)
+    assert (world.started, world.engine.state) == ([], "degraded")
+    assert world.engine.message == f"stage 2 is lost: {KILLED}"
+    end = world.last(shrink)
+    assert isinstance(end, Outcome)
+    assert end.state == "failed"
+    world.say(RestartStage(stage=2))
+    world.engine.advance()
+    back(world)
+    assert world.engine.state == "serving"
+    world.run()
+    world.check()
+
+
+def test_a_restart_that_was_asked_for_is_no_fault() -> None:
+    world = running()
+    (planned,) = world.say(RestartStage(stage=1), dry_run=True)
+    assert isinstance(planned, Outcome)
+    assert planned.plan[0] == "stage 1 (pid 1) is ended and started anew, generation 2"
+    assert planned.figures["requests"] == 6
+    assert world.generation == 1
+    name = f"c{world._count + 1}"
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    assert (world.engine.state, world.started, events(world, "stage.lost")) == ("loading", [(1, 2)], [])
+    back(world)
+    end = world.last(name)
+    assert isinstance(end, Outcome)
+    assert end.state == "applied"
+    assert end.text.startswith("stage 1 is pid 1; all stages are back after ")
+
+
+def test_on_ray_it_is_refused_by_name() -> None:
+    world = CoreWorld(stages=2, executor="ray")
+    (refused,) = world.say(RestartStage(stage=1))
+    assert isinstance(refused, Refused)
+    assert refused.code == "UNSUPPORTED"
+    assert "parallel.executor ray" in refused.text
+    ended(world, 1)
+    assert (world.started, world.engine.state) == ([], "degraded")
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"restart": "auto", "executor": "ray"}, "parallel.restart is auto and parallel.executor ray: its driver"),
+        ({"restart": "always"}, "Invalid enum value 'always'"),
+        ({"restarts": "never"}, "unknown key parallel.restarts; did you mean parallel.restart?"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, keys: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        build_profile({"name": "t", "model": {"path": "m"}, "parallel": keys}, base=tmp_path)
+
+
+def test_a_stage_is_restarted_by_itself_unless_it_cannot_or_may_not(tmp_path: Path) -> None:
+    def restarts(**keys: str) -> bool:
+        return build_profile({"name": "t", "model": {"path": "m"}, "parallel": keys}, tmp_path).parallel.restarts
+
+    assert restarts()
+    assert restarts(restart="auto")
+    assert not restarts(restart="never")
+    assert not restarts(executor="ray")
+
+
+def test_verbs_go_on_while_a_stage_loads() -> None:
+    world = running()
+    ended(world, 1)
+    world.steps.clear()
+    assert world.say(Abort(request="r3"))[-1].state == "applied"  # type: ignore[attr-defined]
+    assert world.say(Release(request="r0"))[-1].state == "applied"  # type: ignore[attr-defined]
+    assert world.say(Preempt(request="r4", hold=True))[-1].state == "applied"  # type: ignore[attr-defined]
+    world.submit([9] * 9, name="new", max_tokens=3)
+    shrink = world.set_memory(0.3)
+    back(world)
+    world.run()
+    end = world.last(shrink)
+    assert isinstance(end, Outcome)
+    assert (end.state, world.engine.resizer.mapped_blocks) == ("applied", 200)
+    assert len(world.tokens("new")) == 3
+    assert [request.id for request in world.engine.live()] == ["r4"]
+    world.check()
+
+
+def test_effects_under_way_have_an_end() -> None:
+    world = running(max_num_seqs=8)
+    names = []
+    for verb in (Abort(request="r2"), SwapOut(request="r3"), SwapIn(request="r0")):
+        world.say(verb)
+        names.append(f"c{world._count}")
+    ended(world, 1)
+    states = [getattr(world.last(name), "state", "open") for name in names]
+    assert "open" not in states
+    assert "deferred" not in states
+    assert world.engine.scheduler.requests["r3"].state == "held"
+    assert "r2" not in world.engine.scheduler.requests
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["before the map step", "map step in flight"])
+@pytest.mark.parametrize("utilization", [0.3, 0.8])
+def test_a_change_of_memory_goes_on_after_a_loss(utilization: float, sent: bool) -> None:
+    world = CoreWorld(stages=2)
+    world.submit([1] * 40, max_tokens=20)
+    world.run(4)
+    name = world.set_memory(utilization)
+    while sent and not any(step.map_blocks for step in world.steps):
+        world.retire()
+    ended(world, 0)
+    back(world)
+    world.run()
+    end = world.last(name)
+    assert isinstance(end, Outcome)
+    assert (end.state, world.engine.resizer.mapped_blocks) == ("applied", int(1000 * utilization - 100))
+    assert world.engine.resizer.utilization == utilization
+    world.check()
+
+
+def test_a_stage_that_comes_back_with_less_room_sets_the_size() -> None:
+    world = running()
+    ended(world, 1)
+    back(world, reserved=300)
+    assert world.steps[0].map_blocks == 300
+    world.run()
+    assert world.engine.resizer.mapped_blocks == 300
+    world.check()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(seed=st.integers(0, 10**6), ahead=st.booleans(), preemption=st.sampled_from(["recompute", "swap"]))
+def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahead: bool, preemption: str) -> None:
+    source = random.Random(seed)
+    world = CoreWorld(stages=3, schedule_ahead=ahead, preemption=preemption, max_num_seqs=4, max_model_len=200)
+    world.counting = True
+    wanted = {f"r{index}": source.randint(1, 40) for index in range(10)}
+    for index, (name, count) in enumerate(wanted.items()):
+        world.submit([1 + index] * source.randint(1, 60), name=name, max_tokens=count)
+    for _ in range(150):
+        chance = source.random()
+        live = [request.id for request in world.engine.live()]
+        if chance < 0.04:
+            stage = source.randrange(3)
+            ended(world, stage, generation=world.engine.recovery._born[stage])
+            world.now += 300
+        elif chance < 0.06:
+            world.say(RestartStage(stage=source.randrange(3)))
+        elif chance < 0.2 and live:
+            name = source.choice(live)
+            world.say(source.choice([SwapOut(request=name), SwapIn(request=name), Preempt(request=name)]))
+        elif chance < 0.25:
+            world.say(source.choice([Pause(mode="keep"), Resume(), SetMemory(utilization=source.choice([0.2, 0.5]))]))
+        elif world.engine.recovery.active:
+            if source.random() < 0.5:
+                back(world)
+        elif world.steps and not world.engine.recovery.holds:
+            world.retire()
+        else:
+            world.engine.advance()
+        world.engine.scheduler.check()
+    if world.engine.recovery.down:
+        world.say(RestartStage(stage=0))
+    world.engine.advance()
+    if world.engine.recovery.active:
+        back(world)
+    world.say(Resume())
+    world.run()
+    while live := world.engine.live():
+        for request in live:
+            world.say(Release(request=request.id))
+        world.run()
+    world.check()
+    for name, count in wanted.items():
+        assert world.tokens(name) == list(range(count)), "each token once and in order"

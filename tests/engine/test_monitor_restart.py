@@ -1,0 +1,98 @@
+"""A stage that died is dead until its successor serves; one that was replaced on purpose is not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from monitor_helpers import core_report, make_config, processes, remove, sample, stage_process
+from ppengine.config import EngineConfig
+from ppengine.monitor.collector import Collector
+from ppengine.monitor.events import EventLog
+from ppengine.protocol.reports import AgentReport, StageSample
+from ppengine.protocol.snapshot import Event
+
+KILLED = {"exit_code": -9, "detail": "killed by SIGKILL"}
+NEW = 2001
+
+
+class Rig:
+    """A collector of two stages, fed by hand."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.events: list[Event] = []
+        self.collector = Collector(config, EventLog(self.events.append))
+        self.collector.take(core_report(config))
+        self.look(sample(0), sample(1))
+        self.collector.take(processes(stage_process(0), stage_process(1)))
+        self.collector.judge(stopping=False)
+
+    def look(self, *samples: StageSample) -> None:
+        """Let the agent report."""
+        self.collector.take(AgentReport(mono_ns=1, node=f"not {socket.gethostname()}", stages=list(samples)))
+
+    def roots(self) -> list[tuple[int | None, str]]:
+        """Judge and return the roots."""
+        self.collector.judge(stopping=False)
+        found = self.collector.snapshot(1).verdicts
+        return [(verdict.stage, verdict.cause) for verdict in found if verdict.root]
+
+    def told(self, kind: str) -> int:
+        return sum(event.kind == kind for event in self.events)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    config = make_config()
+    yield Rig(config)
+    remove(config)
+
+
+def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig) -> None:
+    assert rig.roots() == []
+    # Both reports come before anybody judges: the supervisor is that quick.
+    rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW)))
+    assert rig.roots() == [(1, "dead")]
+    assert rig.collector.snapshot(1).verdicts[0].summary == "stage 1 was killed by SIGKILL"
+    assert rig.collector.snapshot(1).stages[1].state == "loading"
+    assert rig.collector.snapshot(1).stages[1].pid == NEW
+    rig.look(sample(0), sample(1, pid=NEW, phase="load", op="load"))
+    assert rig.roots() == [(1, "dead")]
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == []
+    assert (rig.told("verdict.raised"), rig.told("verdict.cleared")) == (1, 1)
+
+
+def test_the_cgroup_is_asked_once_more_after_the_end(rig: Rig) -> None:
+    rig.look(sample(0), sample(1, oom_kills=4))
+    rig.roots()
+    rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW)))
+    rig.roots()
+    rig.look(sample(0), sample(1, oom_kills=5, process_state=None))
+    rig.roots()
+    assert "cgroup oom_kill +1" in rig.collector.snapshot(1).verdicts[0].evidence
+
+
+def test_a_second_death_is_the_new_process_s(rig: Rig) -> None:
+    rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
+    rig.roots()
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW, exit_code=1, detail="no weights")))
+    assert rig.roots() == [(1, "dead")]
+    assert "no weights" in rig.collector.snapshot(1).verdicts[0].summary
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == [(1, "dead")], "the rings of the dead say nothing of a successor"
+
+
+def test_a_process_that_was_replaced_on_purpose_is_no_fault(rig: Rig) -> None:
+    rig.collector.take(processes(stage_process(0), stage_process(1, replaced=True)))
+    rig.look(sample(0), sample(1, process_state=None))
+    assert rig.roots() == []
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW)))
+    assert rig.roots() == []
+    assert rig.collector.snapshot(1).stages[1].state == "loading"
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == []
+    assert (rig.told("verdict.raised"), rig.told("stage.dead")) == (0, 0)
