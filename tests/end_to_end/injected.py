@@ -39,6 +39,12 @@ def run_out_of_memory(seconds):
     raise MemoryError("cannot allocate 17 GiB")
 
 
+def eat_memory(seconds):
+    held = bytearray(512 << 20)
+    time.sleep(seconds)
+    return held
+
+
 def abort(seconds):
     os.abort()
 

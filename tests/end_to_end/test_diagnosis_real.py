@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import reference
+from cgroups import moved
 from checkpoints import make_checkpoint
 from injected import Injector
 from operators import Operator
@@ -176,6 +177,36 @@ async def test_what_kills(spoiled: Served, number: signal.Signals, load: bool, c
         if number == signal.SIGKILL:
             await op.until(lambda p: "no cgroup OOM" in str(p.verdicts), "it was not the out-of-memory killer")
         assert root.root
+
+
+async def test_the_out_of_memory_killer_is_told_from_a_kill(spoiled: Served, injector: Injector) -> None:
+    pid = spoiled.pids["stage1"]
+    async with spoiled.operator() as op:
+        await loaded(op)
+        with moved(pid, "memory", memory=256 << 20) as folder:
+            await asyncio.sleep(1.5)  # The agent has seen the new cgroup's counts.
+            injector.tell(pid, "eat_memory")
+            picture = await op.until(lambda p: any(v.cause == "killed_oom" for v in p.verdicts), "killed for memory")
+            root = the_root(picture)
+            assert root is not None
+            assert root.stage == 1
+            assert "cgroup oom_kill +1" in root.evidence
+            assert folder.is_dir()
+
+
+async def test_a_quota_makes_a_straggler_and_is_its_evidence(engine: Served) -> None:
+    async with engine.operator() as op:
+        names = await loaded(op, 8)
+        await asyncio.sleep(12)  # What a step takes here is learned.
+        since = time.monotonic()
+        with moved(engine.pids["stage1"], "cpu", cpu=3):
+            picture = await op.until(lambda p: the_root(p) is not None, "a straggler", 40)
+            root = the_root(picture)
+            assert root is not None
+            print(f"straggler named after {time.monotonic() - since:.1f} s: {root.summary}, {root.evidence}")
+            assert (root.stage, root.cause) == (1, "straggler")
+            assert any("cpu quota" in fact and "% of the time" in fact for fact in root.evidence)
+        await quiet(op, names)
 
 
 def test_stacks_are_grouped_and_say_how_they_were_taken(engine: Served) -> None:

@@ -12,9 +12,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from ppengine.bench.sides import run_engine
-from ppengine.bench.workload import random_jobs
+from ppengine.bench.watchers import cpu_seconds, roles_of
+from ppengine.bench.workload import Job, random_jobs
 from ppengine.config import load_profile
 from ppengine.offline.llm import LLM
 from ppengine.ring import Kind
@@ -58,21 +60,36 @@ def ns_a_record(folder: Path) -> dict[str, float]:
     return found
 
 
-def throughput(profile: str, pairs: int, folder: Path) -> list[tuple[float, float]]:
-    """Return (tokens/s with, tokens/s without) of each pair of rounds; each pair begins with the other side."""
+class Side(NamedTuple):
+    """One round of one engine: tokens a second, and CPU seconds of core and stages a thousand tokens."""
+
+    rate: float
+    cpu: float
+
+
+def run_side(llm: LLM, jobs: list[Job]) -> Side:
+    """Run one round."""
+    tokens = sum(job.output_len for job in jobs)
+    pids = roles_of(llm.llm_engine.supervisor_pid)["engine"]
+    before = sum(map(cpu_seconds, pids))
+    seconds = run_engine(llm, jobs)
+    return Side(tokens / seconds, (sum(map(cpu_seconds, pids)) - before) * 1000 / tokens)
+
+
+def throughput(profile: str, pairs: int, folder: Path) -> list[tuple[Side, Side]]:
+    """Return (with, without) of each pair of rounds; each pair begins with the other side."""
     (folder / "sitecustomize.py").write_text(SITE)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     with LLM(load_profile(profile, ["name=recorded"])) as recorded:
         os.environ[OFF] = "1"
         with LLM(load_profile(profile, ["name=bare"])) as bare:
-            rates: list[tuple[float, float]] = []
+            rates: list[tuple[Side, Side]] = []
             for number in range(-1, pairs):
                 jobs = random_jobs(512, 32, 16, 64, 48, 0, number + 1)
-                tokens = sum(job.output_len for job in jobs)
                 sides = (recorded, bare) if number % 2 else (bare, recorded)
-                rate = {llm: tokens / run_engine(llm, jobs) for llm in sides}
+                found = {llm: run_side(llm, jobs) for llm in sides}
                 if number >= 0:
-                    rates.append((rate[recorded], rate[bare]))
+                    rates.append((found[recorded], found[bare]))
     return rates
 
 
@@ -84,9 +101,15 @@ def main() -> None:
             print(f"{what:22s} {cost:6.0f} ns")
         rates = throughput(profile, int(pairs), Path(name))
     for on, off in rates:
-        print(f"with {on:8.1f} tok/s   without {off:8.1f} tok/s   ratio {on / off:.3f}")
-    ratios = sorted(on / off for on, off in rates)
-    print(f"median ratio {statistics.median(ratios):.3f} (pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
+        pair = (
+            f"{name} {side.rate:7.1f} tok/s, {side.cpu:.3f} CPU s" for name, side in (("with", on), ("without", off))
+        )
+        print("   ".join(pair))
+    for what, ratios in (
+        ("tokens/s with / without", sorted(on.rate / off.rate for on, off in rates)),
+        ("CPU s a token with / without", sorted(on.cpu / off.cpu for on, off in rates)),
+    ):
+        print(f"{what}: median {statistics.median(ratios):.3f} (pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from ppengine.monitor.diagnosis import diagnose, waits
 from ppengine.monitor.evidence import Stack
 from ppengine.protocol.reports import CpuShares
 
+CROWDED_OUT = CpuShares(user=0.2, system=0.0, main_user=0.2, main_system=0.0, main_waited=0.7)
 EDGES = [(count, k) for count, k in PLACES if k < count - 1]
 
 
@@ -62,7 +63,9 @@ def test_wherever_it_stands(k, changes, words):
 
 
 @pytest.mark.parametrize(("count", "k"), [(count, k) for count, k in PLACES if k > 0])
-@pytest.mark.parametrize("how", [{"wchan": "hrtimer_nanosleep"}, {"cpu": SPINS, "wchan": ""}])
+@pytest.mark.parametrize(
+    "how", [{"wchan": "hrtimer_nanosleep"}, {"cpu": SPINS, "wchan": ""}, {"cpu": CROWDED_OUT, "wchan": ""}]
+)
 def test_a_stage_that_is_not_in_the_wait_that_its_record_says(count, k, how):
     """The message came, the call returned, and the thread is somewhere else before it writes so."""
     stages = with_stage(pipeline_held_at(count, k), k, op="receive", op_peer=k - 1, **how)

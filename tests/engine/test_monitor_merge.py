@@ -11,8 +11,8 @@ from ppengine.monitor.events import EventLog
 from ppengine.monitor.merge import Inputs, merge
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
-from ppengine.protocol.reports import AgentReport
-from ppengine.protocol.snapshot import Verdict, Waiting
+from ppengine.protocol.reports import AgentReport, Finding
+from ppengine.protocol.snapshot import Queues, Verdict, Waiting
 
 S = 1_000_000_000
 
@@ -229,3 +229,39 @@ def test_a_pid_of_another_host_is_never_signalled(config, executor, node, reache
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_late_tick_counts_from_its_second_look_and_not_over_a_stop(config):
+    teller = Teller(config)
+    assert teller.at(1.0, [sample(0, tick_age_ms=1700.0)]).stages[0].tick_stale_for_s == 0.0
+    seen = teller.at(1.2, [sample(0, tick_age_ms=1900.0)]).stages[0]
+    assert (seen.tick_age_s, seen.tick_stale_for_s) == (1.9, pytest.approx(0.2))
+    assert teller.at(1.4, [sample(0, tick_age_ms=20.0)]).stages[0].tick_stale_for_s is None
+    teller.at(2.0, [sample(0, tick_age_ms=900.0, process_state="T")])
+    seen = teller.at(9.0, [sample(0, tick_age_ms=7900.0)]).stages[0]
+    assert (seen.tick_age_s, seen.tick_stale_for_s) == (0.0, None), "it has just been continued"
+
+
+@pytest.mark.parametrize("state", ["paused", "draining", "resizing", "degraded", "loading"])
+def test_running_requests_without_a_step_count_only_while_the_engine_serves(config, state):
+    teller, running = Teller(config), Queues(running=3)
+
+    def unscheduled(second, **changes):
+        report = core_report(config, mono_ns=int(second * S), **{"queues": running} | changes)
+        return teller.at(second, core=report, core_state=(7, "S")).driver.unscheduled_for_s
+
+    quiet = msgspec.structs.replace(core_report(config).engine, state=state)
+    assert unscheduled(1.0, engine=quiet) is None and unscheduled(5.0, engine=quiet) is None
+    assert unscheduled(6.0) == 0.0 and unscheduled(10.0) == pytest.approx(4.0)
+    assert unscheduled(10.1, steps_in_flight=[9]) is None and unscheduled(10.2) == 0.0
+    assert unscheduled(10.3, queues=Queues()) is None
+
+
+def test_what_a_stage_says_of_its_own_end_and_what_checks_found_are_evidence(config):
+    teller = Teller(config)
+    finding = Finding(stage=1, cause="non_finite", summary="nan", since_s=1.0)
+    report = core_report(config, stages=[view(0, lost="ValueError: x"), view(1)], findings=[finding])
+    teller.at(1.0, core=report)
+    seen = teller.at(2.5, core=report)
+    assert (seen.stages[0].lost, seen.stages[0].lost_for_s) == ("ValueError: x", 1.5)
+    assert seen.stages[1].lost == "" and seen.findings == (finding,)

@@ -50,7 +50,7 @@ def test_one_slow_second_breaks_off():
         clock.run(1, 10.0)
 
 
-@pytest.mark.parametrize(("tokens", "context"), [(64, 800), (8, 9000), (8, 100), (2048, 2048)])
+@pytest.mark.parametrize(("tokens", "context"), [(64, 800), (8, 9000), (2, 100), (2048, 2048)])
 def test_other_work_is_not_compared(tokens, context):
     clock = Clock()
     clock.run(20, 10.0)
@@ -62,6 +62,14 @@ def test_a_context_that_grows_is_not_a_straggler():
     for context in range(100, 20_000, 60):
         found = clock.run(1, 1.0 + context / 2000, context=context)
         assert found is None or found.slow_ms == 0
+
+
+def test_a_straggler_stays_one_while_its_contexts_grow():
+    clock = Clock()
+    clock.run(20, 10.0, context=4000)
+    for context in range(4000, 8000, 250):
+        slow = clock.run(1, 40.0, context=context)
+    assert slow.slow_ms == 16_000 and slow.step_ms == 40.0
 
 
 def test_waiting_for_a_core_is_the_machines_fault_and_a_quota_is_the_stages():

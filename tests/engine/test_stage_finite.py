@@ -16,6 +16,7 @@ from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Register, Row
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite import FiniteCheck, is_finite
+from ppengine.stage.generations import Generations
 from ppengine.stage.kv_cache import KvCache, KvShape
 
 BLOCK, LAYERS = 8, 4
@@ -31,7 +32,7 @@ class Stage:
         self.state = BatchState(64, BLOCK)
         self.cache = KvCache(KvShape(end - start, BLOCK, spec.num_kv_heads, spec.head_dim, dtype), 16)
         assert not self.cache.map_blocks(16)
-        self.checks = StageChecks(index, 0, 1)
+        self.checks = StageChecks(index, 0, Generations(1))
         self.checks.apply(Check.FINITE)
         self.finite = FiniteCheck(index, model, self.state, self.cache, self.checks)
 

@@ -28,14 +28,16 @@ class Pair:
         ends: dict[bool, Edge] = {}
 
         def open_end(upstream: bool) -> None:
-            ends[upstream] = Edge(store, "e0", upstream, peer=int(upstream))
+            ends[upstream] = Edge(
+                store, "e0", upstream, int(upstream), make_ring(folder, "send" if upstream else "receive")
+            )
 
         other = threading.Thread(target=open_end, args=(False,))
         other.start()
         open_end(True)
         other.join()
         self.inlet = Inlet(ends[False], 8, WIDTH, torch.float64, self.ledger)
-        self.outbox = Outbox(ends[True], make_ring(folder, "send"), make_ring(folder, "main"), self.ledger)
+        self.outbox = Outbox(ends[True], make_ring(folder, "main"), self.ledger)
 
     def round(self, step: int, tensor: torch.Tensor) -> torch.Tensor:
         """Send one tensor and return what arrives."""
@@ -57,7 +59,7 @@ def test_the_transport_as_it_is_gives_no_finding(pair: Pair) -> None:
     pair.ledger.switch(True)
     for step in range(1, SENT):
         assert torch.equal(pair.round(step, forward(step)), forward(step))
-    pair.outbox.close(10)
+    pair.outbox.finish(10)
     assert pair.ledger.findings() == []
     known = {(p.name, c.name, via): n for p, c, via, n in pair.ledger.handoffs}
     assert known["main", "send", "queue"] == SENT - 1
@@ -74,7 +76,7 @@ def test_a_send_buffer_that_is_reused_too_early_is_found(pair: Pair) -> None:
     for step in range(1, SENT):
         persistent.fill_(step)
         pair.round(step, persistent)
-    pair.outbox.close(10)
+    pair.outbox.finish(10)
     (finding,) = pair.ledger.findings()
     assert finding.cause == "stream_order"
     assert finding.summary == "stage 0: main rewrites send>1 buffer 0 while send>1 may still read it"
@@ -99,7 +101,7 @@ def test_a_receive_buffer_that_is_given_back_too_early_is_found(pair: Pair) -> N
     thread.join()  # In time by luck: nothing that the program waits for says so.
     for step in range(2, 6):
         pair.round(step, forward(step))
-    pair.outbox.close(10)
+    pair.outbox.finish(10)
     (finding,) = pair.ledger.findings()
     assert finding.summary == "stage 0: recv<0 rewrites recv<0 0 while helper may still read it"
 
@@ -110,7 +112,7 @@ def test_switched_in_the_middle_of_sends_it_finds_nothing(pair: Pair) -> None:
             pair.ledger.switch(not pair.ledger.on)
         assert torch.equal(pair.round(step, forward(step)), forward(step))
         assert pair.ledger.findings() == []
-    pair.outbox.close(10)
+    pair.outbox.finish(10)
 
 
 def greedy(core: FakeCore, switch: bool) -> tuple[list[list[int]], list[StageFindings]]:

@@ -200,7 +200,7 @@ def memory_rows(stage: StageInfo, width: int) -> list[Row]:
 
 
 def diagnosis_rows(snapshot: Snapshot | None, width: int) -> list[Row]:
-    """Return every verdict with its evidence and what to do, roots first."""
+    """Return every verdict with its evidence and what to do, roots first; then who waits for whom."""
     if snapshot is None or not snapshot.verdicts:
         return [row(("  no fault found", "ok"))]
     rows: list[Row] = []
@@ -217,6 +217,10 @@ def diagnosis_rows(snapshot: Snapshot | None, width: int) -> list[Row]:
         if verdict.suggest:
             rows += [row(("    > ", "accent"), (line, "key")) for line in wrap(verdict.suggest, width - 8)]
         rows.append(EMPTY)
+    if snapshot.waits:
+        rows.append(heading("WHO WAITS FOR WHOM", width))
+    for wait in snapshot.waits:
+        rows += field(wait.waiter, f"{wait.on}: {wait.what}, {age_text(wait.since_s)}", "", width)
     return rows
 
 

@@ -14,13 +14,13 @@ from ppengine.protocol.reports import PaceSample
 
 SLOW_RATIO = 1.3
 WINDOW_NS = 1_000_000_000
-LIKE = 1.25
+LIKE, LIKE_WHILE_SLOW = 1.25, 2.0
 """Work is alike when tokens and context of a step differ by no more than this factor."""
 LEAST, MOST = 5, 15
 """So many points of like work are needed; of more, the nearest count."""
 REMEMBERED = 600
-_SMALL_CONTEXT = 64
-"""Contexts below this differ by nothing that could be measured."""
+_SMALL_CONTEXT = 256
+"""Of a token: below this its context costs little beside its weights."""
 _UNJUDGED = 10
 """After so many seconds of work without like, what was slow is forgotten."""
 
@@ -88,6 +88,10 @@ class Pace:
 
     def _judge(self, point: Point, begun_ns: int, now_ns: int, throttled: float | None) -> None:
         like = self._like(point)
+        if not like and self._slow_since_ns is not None:
+            # Contexts grow on. What is slow is not learned from, so work that grew is compared with less work: made
+            # as much longer as the work is more, which no cost of it exceeds.
+            like = [old._replace(ms=old.ms * _distance(old, point)) for old in self._like(point, LIKE_WHILE_SLOW)]
         if not like:
             self._unjudged += 1
             if self._slow_since_ns is None or self._unjudged > _UNJUDGED:
@@ -110,15 +114,16 @@ class Pace:
         )
         self._newest = now_ns, found
 
-    def _like(self, point: Point) -> list[Point]:
+    def _like(self, point: Point, limit: float = LIKE) -> list[Point]:
         """Return the nearest points of like work; none if there are too few."""
-        like = sorted((distance, old) for old in self._points if (distance := _distance(old, point)) <= LIKE)
+        like = sorted((distance, old) for old in self._points if (distance := _distance(old, point)) <= limit)
         return [old for _, old in like[:MOST]] if len(like) >= LEAST else []
 
 
 def _distance(one: Point, other: Point) -> float:
     """Return by which factor the work of two points differs, the larger of tokens and context; 1: not at all."""
-    return max(_factor(one.tokens, other.tokens), _factor(one.context + _SMALL_CONTEXT, other.context + _SMALL_CONTEXT))
+    contexts = (point.context + _SMALL_CONTEXT * point.tokens for point in (one, other))
+    return max(_factor(one.tokens, other.tokens), _factor(*contexts))
 
 
 def _factor(one: float, other: float) -> float:

@@ -77,7 +77,7 @@ class Tracked(msgspec.Struct):
             self.kills.append((at_ns, count))
             while self.dead_ns is None and at_ns - self.kills[0][0] > OOM_WINDOW_NS:
                 self.kills.popleft()
-            self.grown = count - self.kills[0][1]
+            self.grown = max(0, count - self.kills[0][1])
         return self.grown
 
 

@@ -97,7 +97,7 @@ class StageWatch:
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
         if pid != self._pid:
-            self._pid, self._cgroup_files, self._cgroup = pid, proc.cgroup_files(pid) if pid else [], {}
+            self._pid, self._cgroup_files, self._cgroup = pid, [], {}
             self._cpu, self._resident = CpuClock(), None
             self._slow_due = self._resident_due = 0.0
 
@@ -178,6 +178,8 @@ class StageWatch:
         now = time.monotonic()
         if now < self._slow_due and alive:
             return
+        # A process may be moved to another cgroup; where a dead one was, is known from before.
+        self._cgroup_files = (proc.cgroup_files(self._pid) if alive else []) or self._cgroup_files
         # A dead process's cgroup may outlive it, and its last counts are the ones that matter.
         self._cgroup = proc.cgroup_counts(self._cgroup_files) or self._cgroup
         if now < self._slow_due:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppengine.monitor.evidence import StageEvidence
+from ppengine.protocol.reports import CpuShares
 
 STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
@@ -16,7 +17,7 @@ GIL_AFTER_S = 1.5
 IDLE_TURN_S = 1.5
 """The main loop turns ten times a second while it is idle."""
 SPINS = 0.5
-"""Share of a core from which a thread does not merely wait."""
+"""Share of a second from which a thread that runs, or would if it had a core, does not merely wait."""
 LEAST_SHARE = 0.1
 """Work takes longer where a thread gets no core; no more than ten times is granted."""
 UNSEEN_AFTER_S = 2.0
@@ -42,12 +43,17 @@ def _expected_s(stage: StageEvidence) -> float:
     return expected / max(LEAST_SHARE, 1.0 - waited)
 
 
+def wants_core(cpu: CpuShares) -> float:
+    """Return the share of the last second in which the main thread ran or could have run."""
+    return cpu.main_user + cpu.main_system + (cpu.main_waited or 0.0)
+
+
 def really_waits(stage: StageEvidence) -> bool:
     """Return whether a stage whose open operation is a wait may be in it, by where its main thread is.
 
     A message is waited for in a futex. What spins, or sleeps elsewhere, is in code of its own between two records.
     """
-    if stage.cpu is not None and stage.cpu.main_user + stage.cpu.main_system >= SPINS:
+    if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
         return False
     return not stage.wchan or "futex" in stage.wchan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ppengine.monitor.diagnosis.budgets import holds_gil
+from ppengine.monitor.diagnosis.budgets import SPINS, holds_gil, wants_core
 from ppengine.monitor.diagnosis.graph import Graph
 from ppengine.monitor.diagnosis.words import percent, seconds
 from ppengine.monitor.evidence import Evidence, StageEvidence
@@ -36,7 +36,7 @@ def thread_lines(stage: StageEvidence) -> list[str]:
     cpu = ""
     if stage.cpu is not None:
         used = stage.cpu.main_user + stage.cpu.main_system
-        word = "spins" if used >= 0.5 else "sleeps" if used < 0.05 else "works"
+        word = "spins" if wants_core(stage.cpu) >= SPINS else "sleeps" if used < 0.05 else "works"
         cpu = f", {word}: {percent(used)} of a core (user {percent(stage.cpu.main_user)})"
         if stage.cpu.main_waited is not None and stage.cpu.main_waited >= 0.05:
             cpu += f", without a core {percent(stage.cpu.main_waited)} of the time"

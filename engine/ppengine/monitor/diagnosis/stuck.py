@@ -118,7 +118,7 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
     """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
     k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
     if root.op == "idle" and last is not None and last.known and last.step and (finished or 0) >= last.step:
-        done, wanted = ("sending", "waits for") if "not sent" in last.text else ("receiving", "has sent")
+        done, wanted = ("receiving", "has sent") if last.waiter.kind == "send" else ("sending", "waits for")
         text = f"stage {k} finished m{last.step} without {done} it; {last.waiter} {wanted} it"
         return _verdict(root, "mismatch", text, since, [f"{last.waiter}: {last.text}", f"stage {k}: {doing(root)}"])
     if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
