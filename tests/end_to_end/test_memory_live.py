@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import reference
 from checkpoints import make_checkpoint
-from ppengine.protocol.control import Outcome, Resume, SetMemory
+from operators import CATCHES, Operator
+from ppengine.protocol.control import Pause, Resume, SetMemory
 from ppengine.protocol.snapshot import Snapshot
-from serving import Operator, Served
+from serving import Served
 
 from profiles import small
 
@@ -35,8 +37,7 @@ class Case(NamedTuple):
 def case(checkpoint_root: Path) -> Iterator[Case]:
     folder = make_checkpoint(checkpoint_root / "long", "llama", dtype="float64", layers=4, max_position_embeddings=1024)
     memory = {"device_mib": 8, "utilization": FULL, "swap_space_gib": 0.002}
-    # A hundred pictures a second: the sixteen are full for less than a second.
-    profile = small(folder, model={"max_model_len": 1024}, memory=memory, console={"publish_hz": 100.0})
+    profile = small(folder, model={"max_model_len": 1024}, memory=memory, console={"publish_hz": 50.0})
     prompts = reference.prompts(REQUESTS, 100, low=PROMPT, high=PROMPT)
     with Served(profile) as engine:
         yield Case(engine, prompts, asyncio.run(undisturbed(engine, prompts)))
@@ -57,27 +58,34 @@ def filled(picture: Snapshot) -> bool:
     return everyone and blocks.used >= 0.9 * blocks.mapped
 
 
-async def fill(op: Operator, case: Case, *, pause: bool = False) -> tuple[list[str], Snapshot]:
-    """Queue the sixteen and return once they hold at least nine tenths of the blocks; `pause` keeps them there.
+async def fill(op: Operator, case: Case) -> tuple[list[str], Snapshot]:
+    """Return the sixteen when they hold at least nine tenths of the blocks; the engine is paused and keeps them there.
 
-    A fast engine may be through before a picture of it was taken: then they are queued again.
+    They are queued again when one was through before the engine could be paused.
     """
-    for _ in range(10):
+    for _ in range(CATCHES):
         # With their prompts in the prefix cache, all begin at once and end together.
         await op.all_tokens(await op.submit_all(case.prompts, max_tokens=1))
+        await op.do(Pause(mode="keep"))
         names = await op.submit_all(case.prompts, max_tokens=STEPS)
-        seen = asyncio.create_task(op.until(filled, "nine tenths of the blocks are used", 60))
-        over = asyncio.create_task(op.all_tokens(names))
-        await asyncio.wait([seen, over], return_when=asyncio.FIRST_COMPLETED)
-        if seen.done():
-            over.cancel()
-            picture = await op.pause() if pause else seen.result()
-            if filled(picture):
-                return names, picture
-            await op.do(Resume())
-            await op.all_tokens(names)
-        seen.cancel()
-    raise AssertionError("ten times, sixteen requests were never seen to fill the pool")
+        await op.do(Resume())
+        for name in names:
+            await op.written(name, 1)
+        picture = await op.pause()
+        if filled(picture):
+            return names, picture
+        await op.do(Resume())
+        await op.all_tokens(names)
+    raise AssertionError(f"{CATCHES} times, sixteen requests were never seen to fill the pool")
+
+
+@contextlib.asynccontextmanager
+async def in_flight(op: Operator, case: Case) -> AsyncIterator[None]:
+    """Let a paused engine go on as far as a stopped stage lets it: steps of its requests are in flight."""
+    with case.engine.stopped("stage1"):
+        await op.do(Resume())
+        await op.until(lambda picture: any(request.in_flight for request in picture.requests), "steps are in flight")
+        yield
 
 
 def mapped(picture: Snapshot) -> int:
@@ -97,10 +105,10 @@ def test_undisturbed_run_is_transformers(case: Case, checkpoint_root: Path) -> N
 async def test_plan_equals_what_happens_and_memory_returns(case: Case) -> None:
     engine = case.engine
     async with engine.operator() as op:
-        names, full = await fill(op, case, pause=True)
+        names, full = await fill(op, case)
         before = mapped(full)
 
-        planned = engine.cli("set-memory", str(HALF), "--dry-run", "--json").json
+        planned = (await op.cli("set-memory", str(HALF), "--dry-run", "--json")).json
         plan, after = planned["figures"], int(planned["figures"]["blocks_after"])
         assert plan["blocks_before"] == before
         assert plan["swap_requests"] > 0, "the host pool has room for some"
@@ -110,7 +118,7 @@ async def test_plan_equals_what_happens_and_memory_returns(case: Case) -> None:
         rss = [part.rss() for part in ranges]
         assert min(surrendered) >= 0.8 * (before - after) * ranges[0].block_bytes, "most of it was in use"
 
-        done = engine.cli("set-memory", str(HALF), "--if-rev", str(planned["revision"]), "--json").json
+        done = (await op.cli("set-memory", str(HALF), "--if-rev", str(planned["revision"]), "--json")).json
         applied_at = time.monotonic()
         assert done["state"] == "applied"
         while any(part.rss() > old - 0.8 * gone for part, old, gone in zip(ranges, rss, surrendered, strict=True)):
@@ -135,6 +143,7 @@ async def test_plan_equals_what_happens_and_memory_returns(case: Case) -> None:
         assert used is not None
         assert used > after, "requests use what came back"
         assert all(part.resident_from(after) > 0 for part in ranges)
+        await op.do(Resume())
         assert await op.all_tokens(names) == case.tokens
         await op.idle()
 
@@ -143,8 +152,10 @@ async def test_shrink_while_requests_run(case: Case) -> None:
     async with case.engine.operator() as op:
         names, full = await fill(op, case)
         preemptions = full.preemptions_total
-        plan = await op.do(SetMemory(utilization=HALF), dry_run=True)
-        done = await op.do(SetMemory(utilization=HALF), if_rev=plan.revision)
+        async with in_flight(op, case):
+            plan = await op.do(SetMemory(utilization=HALF), dry_run=True)
+            begun = await op.begin(SetMemory(utilization=HALF), if_rev=plan.revision)
+        done = await begun.applied()
         assert done.figures["blocks_before"] == mapped(full)
         assert done.figures["blocks_after"] == plan.figures["blocks_after"]
         picture = await settled(op, int(plan.figures["blocks_after"]))
@@ -161,18 +172,14 @@ async def test_shrink_while_requests_run(case: Case) -> None:
 async def test_opposite_change_supersedes(case: Case) -> None:
     async with case.engine.operator() as op:
         names, full = await fill(op, case)
-        with case.engine.stopped("stage1"):
+        async with in_flight(op, case):
             # Steps that are in flight keep their blocks: the shrink cannot end before the stage goes on.
             first = await op.begin(SetMemory(utilization=HALF))
             await op.until(lambda picture: picture.engine.state == "resizing", "the shrink is under way")
             second = await op.begin(SetMemory(utilization=FULL))
-            end = await first.end
-            assert isinstance(end, Outcome)
-            assert end.state == "superseded"
+            end = await first.superseded()
             assert f"utilization {FULL:g}" in end.text
-        end = await second.end
-        assert isinstance(end, Outcome)
-        assert end.state == "applied", end
+        end = await second.applied()
         assert end.figures["blocks_after"] == mapped(full)
         picture = await op.until(lambda picture: picture.engine.state == "serving", "it serves")
         assert mapped(picture) == mapped(full)
@@ -189,7 +196,7 @@ async def test_open_confirm_conflicts_with_another_change(case: Case) -> None:
         text = await alice.refused(SetMemory(utilization=0.5), "CONFLICT", if_rev=seen.revision)
         assert f"revision {changed.revision} (utilization 0.6)" in text
         assert f"you saw {seen.revision}" in text
-        refused = engine.cli("set-memory", "0.5", "--if-rev", str(seen.revision))
+        refused = await alice.cli("set-memory", "0.5", "--if-rev", str(seen.revision))
         assert refused.code == 6
         assert text in refused.error
         restored = await eve.do(SetMemory(utilization=FULL))
@@ -201,9 +208,11 @@ async def test_random_resizes_under_load(case: Case) -> None:
     async with case.engine.operator() as op:
         before = mapped(op.picture)
         names, _ = await fill(op, case)
-        victims = 0.0
-        for _ in range(20):
-            if op.picture.requests_total < REQUESTS // 2:
+        await op.do(Resume())
+        victims, changes = 0.0, 0
+        while changes < 20 or (victims <= REQUESTS and changes < 200):
+            changes += 1
+            if (await op.now()).requests_total < REQUESTS // 2:
                 names += await op.submit_all(case.prompts, max_tokens=STEPS)
             end = await op.do(SetMemory(utilization=source.uniform(0.4, 1.0)))
             picture = await settled(op, int(end.figures["blocks_after"]))
@@ -221,7 +230,7 @@ async def test_random_resizes_under_load(case: Case) -> None:
 async def test_pause_keeps_a_full_pool(case: Case) -> None:
     """Growing needs no step of a request: it is applied while the engine is paused."""
     async with case.engine.operator() as op:
-        names, full = await fill(op, case, pause=True)
+        names, full = await fill(op, case)
         grown = await op.do(SetMemory(utilization=1.0))
         assert grown.figures["blocks_after"] > mapped(full)
         assert not grown.figures["swap_requests"]

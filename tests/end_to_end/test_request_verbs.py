@@ -10,12 +10,13 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from ppengine.protocol.control import Abort, Outcome, Preempt, Refused, Release, Resume, SwapIn, SwapOut
-from serving import Operator, Served
+from ppengine.protocol.snapshot import RequestInfo
+from serving import Served
 
 from profiles import small
 
 SLOTS, STEPS = 4, 300
-HOST_BLOCKS = 64
+HOST_BLOCKS, BLOCK = 64, 16
 PROMPTS = reference.prompts(4, 100, low=40, high=60, seed=11)
 
 
@@ -40,31 +41,31 @@ def expected(checkpoint_root: Path, engine: Served) -> list[list[int]]:
     return [reference.greedy(checkpoint_root / "verbs", prompt, STEPS) for prompt in PROMPTS]
 
 
-async def writing(op: Operator, prompt: list[int] = PROMPTS[0]) -> str:
-    """Return a request that has written a few of its tokens."""
-    name = await op.submit(prompt, max_tokens=STEPS)
-    await op.request(name, lambda request: request.output_tokens > 5, "writes")
-    return name
+def fenced(request: RequestInfo) -> bool:
+    return request.why is not None and request.why.code == "fenced"
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempt(engine: Served, expected: list[list[int]], mode: str) -> None:
     async with engine.operator() as op:
-        name = await writing(op)
-        end = await op.do(Preempt(request=name, mode=mode))  # type: ignore[arg-type]
+        async with op.frozen(PROMPTS[0], max_tokens=STEPS) as name:
+            begun = await op.begin(Preempt(request=name, mode=mode))  # type: ignore[arg-type]
+        end = await begun.applied()
         assert end.step is not None
         assert ("swapped out" if mode == "swap" else "to be recomputed") in end.text
-        back = await op.request(name, lambda request: request.preemptions, "was preempted")
-        assert back.preemptions == 1
         assert await op.tokens(name) == expected[0]
+        detail = await op.detail(name)
+        assert (detail.preemptions, detail.swaps) == (1, mode == "swap")
         await op.idle()
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempt_and_hold(engine: Served, expected: list[list[int]], mode: str) -> None:
     async with engine.operator() as op:
-        name = await writing(op)
-        ran = engine.cli("preempt", name, "--mode", mode, "--hold", "--json")
+        async with op.frozen(PROMPTS[0], max_tokens=STEPS) as name:
+            verb = engine.start_cli("preempt", name, "--mode", mode, "--hold", "--json")
+            await op.request(name, fenced, "is fenced")
+        ran = await op.end_of(verb)
         assert ran.code == 0, ran
         assert ran.json["state"] == "applied"
         held = await op.request(name, lambda request: request.state == "held", "is held")
@@ -72,30 +73,35 @@ async def test_preempt_and_hold(engine: Served, expected: list[list[int]], mode:
         assert held.why is not None
         assert held.why.text.startswith("preempt by ")
         assert op.picture.queues.held == 1
-        written = held.output_tokens
-        assert 5 < written < STEPS
-        assert engine.cli("release", name).code == 0
+        assert 5 < held.output_tokens < STEPS
+        assert (await op.cli("release", name)).code == 0
         assert await op.tokens(name) == expected[0]
         await op.idle()
 
 
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
 async def test_swap_out_and_in(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
-        name = await writing(op)
-        await op.pause()
+        (name,) = await op.halfway(PROMPTS[:1], max_tokens=STEPS)
         quiet = await op.request(name, lambda request: True, "is there")
-        planned = engine.cli("swap-out", name, "--dry-run", "--json").json
-        assert planned["figures"]["host_needed"] == quiet.blocks
+        computed, known = blocks_for(quiet.computed_tokens), blocks_for(quiet.prompt_tokens + quiet.output_tokens)
+        assert quiet.blocks == computed
+        planned = (await op.cli("swap-out", name, "--dry-run", "--json")).json
+        assert planned["figures"]["host_needed"] == computed
         assert planned["figures"]["host_free"] == HOST_BLOCKS
-        ran = engine.cli("swap-out", name, "--if-rev", str(planned["revision"]), "--json")
-        assert ran.json["text"].endswith(f"{quiet.blocks} blocks swapped out, held")
+        ran = await op.cli("swap-out", name, "--if-rev", str(planned["revision"]), "--json")
+        assert ran.json["text"].endswith(f"{computed} blocks swapped out, held")
         held = await op.request(name, lambda request: request.state == "held", "is held")
-        assert (held.blocks, held.swap_blocks) == (0, quiet.blocks)
-        assert op.picture.stages[0].swap_blocks.used == quiet.blocks
-        ran = engine.cli("swap-in", name, "--json")
-        assert ran.json["text"] == f"{quiet.blocks} blocks swapped in"
+        assert (held.blocks, held.swap_blocks) == (0, computed)
+        assert op.picture.stages[0].swap_blocks.used == computed
+        ran = await op.cli("swap-in", name, "--json")
+        assert ran.json["text"] == f"{computed} blocks swapped in"
         back = await op.request(name, lambda request: request.state == "running", "is back")
-        assert (back.blocks, back.swap_blocks) == (quiet.blocks, 0)
+        # What is computed goes out; what is known comes back: the token that is to be computed next has its place.
+        assert (back.blocks, back.swap_blocks) == (known, 0)
         assert back.computed_tokens == quiet.computed_tokens
         await op.do(Resume())
         assert await op.tokens(name) == expected[0]
@@ -104,17 +110,18 @@ async def test_swap_out_and_in(engine: Served, expected: list[list[int]]) -> Non
 
 async def test_swap_out_without_hold_comes_back(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
-        name = await writing(op)
-        await op.do(SwapOut(request=name, hold=False))
+        async with op.frozen(PROMPTS[0], max_tokens=STEPS) as name:
+            begun = await op.begin(SwapOut(request=name, hold=False))
+        await begun.applied()
         assert await op.tokens(name) == expected[0]
+        assert (await op.detail(name)).swaps == 1
         await op.idle()
 
 
 async def test_release_of_a_swapped_one(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
-        name = await writing(op)
+        (name,) = await op.halfway(PROMPTS[:1], max_tokens=STEPS)
         await op.do(SwapOut(request=name))
-        await op.pause()
         assert (await op.do(Release(request=name))).text == "release by op: no longer held"
         swapped = await op.request(name, lambda request: request.state == "swapped", "waits on the host")
         assert swapped.why is not None
@@ -126,11 +133,9 @@ async def test_release_of_a_swapped_one(engine: Served, expected: list[list[int]
 
 async def test_samples_move_together(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
-        name = await op.submit(PROMPTS[0], max_tokens=STEPS, n=3)
-        await op.until(
-            lambda picture: sum(request.output_tokens > 5 for request in picture.requests) == 3, "all three write"
-        )
-        await op.do(SwapOut(request=name))
+        async with op.frozen(PROMPTS[0], max_tokens=STEPS, n=3) as name:
+            begun = await op.begin(SwapOut(request=name))
+        await begun.applied()
         await op.until(lambda picture: picture.queues.held == 3, "all three are held")
         await op.do(Release(request=f"{name}.1"))
         assert await op.tokens(name, 1) == expected[0]
@@ -142,10 +147,12 @@ async def test_samples_move_together(engine: Served, expected: list[list[int]]) 
 async def test_many_verbs_at_random(engine: Served, expected: list[list[int]]) -> None:
     source = random.Random(3)
     async with engine.operator() as op:
-        names = [await writing(op, prompt) for prompt in PROMPTS]
-        applied = 0
-        for _ in range(40):
-            name = source.choice(names)
+        begun = [(index, await op.submit(prompt, max_tokens=STEPS)) for index, prompt in enumerate(PROMPTS)]
+        live, applied, tried = dict(begun), 0, 0
+        while tried < 40 or (applied < 9 and tried < 400):
+            tried += 1
+            index = source.choice(range(len(PROMPTS)))
+            name = live[index]
             verb = source.choice(
                 [
                     Preempt(request=name, mode="recompute"),
@@ -158,28 +165,31 @@ async def test_many_verbs_at_random(engine: Served, expected: list[list[int]]) -
             end = await op.ask(verb)
             applied += isinstance(end, Outcome) and end.state == "applied"
             assert not isinstance(end, Refused) or end.code in ("INVALID", "CONFLICT", "NOT_FOUND", "DOES_NOT_FIT")
+            if isinstance(end, Refused) and end.code == "NOT_FOUND":  # it has finished: another one takes its place
+                live[index] = await op.submit(PROMPTS[index], max_tokens=STEPS)
+                begun.append((index, live[index]))
         assert applied > 8
-        for name in names:
+        for _, name in begun:
             await op.ask(Release(request=name))
-        assert await op.all_tokens(names) == expected
+        for index, name in begun:
+            assert await op.tokens(name) == expected[index]
         await op.idle()
 
 
 async def test_refusals_are_one_line_with_numbers(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
-        name = await writing(op)
-        await op.pause()
+        (name,) = await op.halfway(PROMPTS[:1], max_tokens=STEPS)
         for words, code, text in (
             (["release", name], 2, f"{name} is running, not held; nothing to release (INVALID)"),
             (["swap-in", name], 2, f"{name} is running and holds no blocks on the host alone (INVALID)"),
             (["preempt", "r-none"], 7, "no request r-none (NOT_FOUND)"),
             (["swap-out", name, "--if-rev", "5"], 6, f"{name} has moved on: revision 0, you saw 5"),
         ):
-            ran = engine.cli(*words)
+            ran = await op.cli(*words)
             assert ran.code == code, ran
             assert ran.error.startswith(f"error: {words[0]} refused: {text}")
         await op.do(SwapOut(request=name))
-        ran = engine.cli("swap-out", name)
+        ran = await op.cli("swap-out", name)
         assert ran.code == 6
         assert f"{name} is held already (swap-out by op)" in ran.error
         await op.do(Resume())
@@ -190,8 +200,8 @@ async def test_refusals_are_one_line_with_numbers(engine: Served, expected: list
 
 async def test_no_room_on_the_host(engine: Served) -> None:
     async with engine.operator() as op:
-        names = [await writing(op, prompt) for prompt in reference.prompts(3, 100, low=400, high=400, seed=12)]
-        await op.pause()
+        prompts = reference.prompts(3, 100, low=400, high=400, seed=12)
+        names = await op.halfway(prompts, 1, max_tokens=STEPS)
         for name in names[:2]:
             await op.do(SwapOut(request=name))
         held = await op.request(names[1], lambda request: request.state == "held", "is held")
@@ -199,7 +209,7 @@ async def test_no_room_on_the_host(engine: Served) -> None:
         used = op.picture.stages[0].swap_blocks.used
         assert used is not None
         assert held.swap_blocks < used <= HOST_BLOCKS
-        ran = engine.cli("swap-out", last.id)
+        ran = await op.cli("swap-out", last.id)
         assert ran.code == 8
         text = f"{last.id} needs {last.blocks} host blocks, {HOST_BLOCKS - used} of {HOST_BLOCKS} are free"
         assert ran.error == f"error: swap-out refused: {text}; recompute fits (DOES_NOT_FIT)"
@@ -212,12 +222,11 @@ async def test_no_room_on_the_host(engine: Served) -> None:
 
 async def test_no_place_to_swap_in(engine: Served) -> None:
     async with engine.operator() as op:
-        names = [await writing(op)]
-        await op.do(SwapOut(request=names[0]))
-        names += [await op.submit(PROMPTS[1], max_tokens=STEPS) for _ in range(SLOTS)]
-        await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
-        text = await op.refused(SwapIn(request=names[0]), "DOES_NOT_FIT")
-        assert text == f"max_num_seqs is {SLOTS} and as many run; release lets it wait"
-        for name in names:
-            await op.do(Abort(request=name))
+        (name,) = await op.halfway(PROMPTS[:1], max_tokens=STEPS)
+        await op.do(SwapOut(request=name))
+        async with op.crowd(PROMPTS[1:2] * SLOTS, max_tokens=STEPS) as names:
+            await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
+            text = await op.refused(SwapIn(request=name), "DOES_NOT_FIT")
+            assert text == f"max_num_seqs is {SLOTS} and as many run; release lets it wait"
+        await op.abort(name, *names)
         await op.idle()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from operators import CATCHES
 from ppengine.config import load_profile
-from ppengine.protocol.control import Drain, Outcome, Pause, Preempt, Resume, Submit, SwapOut
+from ppengine.protocol.control import Drain, Pause, Preempt, Resume, Submit, SwapOut
 from ppengine.protocol.sampling import SamplingParams
-from serving import Operator, Served
+from serving import Served
 
 PROMPT = "Once upon a time"
-STEPS, LENGTH, SLOTS = 60, 256, 4
+STEPS, LONG, LENGTH, SLOTS = 60, 120, 256, 4
 GREEDY = ("--temperature", "0", "--ignore-eos", "--max-tokens", str(STEPS))
 
 
@@ -77,55 +77,55 @@ async def test_fetch_from_any_offset(engine: Served, written: tuple[list[int], s
 async def test_killed_console_loses_nothing(engine: Served, written: tuple[list[int], str]) -> None:
     tokens, text = written
     async with engine.operator() as op:
-        console = engine.start_cli("submit", PROMPT, *GREEDY, "--json")
-        assert console.stdout is not None
-        name = json.loads(console.stdout.readline())["id"]
-        with engine.stopped("stage1"):
-            console.kill()
-            read = console.communicate()[0]
-            assert console.returncode == -9
-        assert len(lines_of(read)[1]) <= STEPS
-        follower = engine.cli("follow", name, "--json")
+        for _ in range(CATCHES):
+            console = engine.start_cli("submit", PROMPT, *GREEDY, "--json")
+            assert console.stdout is not None
+            name = json.loads(await asyncio.to_thread(console.stdout.readline))["id"]
+            await op.written(name, 3)
+            with engine.stopped("stage1"):
+                written_so_far = len((await op.detail(name)).output_token_ids)
+                console.kill()
+                ran = await op.end_of(console)
+            if written_so_far < STEPS:  # else it was through before it could be held
+                break
+            await op.output(name)
+        assert written_so_far < STEPS
+        assert ran.code == -9
+        assert len(lines_of(ran.out)[1]) <= written_so_far
+        follower = await op.cli("follow", name, "--json")
         assert lines_of(follower.out) == (text, tokens, "length")
-        assert engine.cli("follow", name).out == text + "\n", "as often as one likes"
+        assert (await op.cli("follow", name)).out == text + "\n", "as often as one likes"
         assert (await op.output(name))[0] == tokens
 
 
 # --- pause and drain ----------------------------------------------------------------------------------------
 
 
-async def some(op: Operator, count: int, **sampling: Any) -> list[str]:
-    return [await op.submit(PROMPT, **{"max_tokens": STEPS, **sampling}) for _ in range(count)]
-
-
 async def test_pause_keep_and_resume(engine: Served, written: tuple[list[int], str]) -> None:
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=120)
-        await op.request(name, lambda request: request.output_tokens > 3, "writes")
-        ran = engine.cli("pause", "--mode", "keep", "--json")
-        assert (ran.code, ran.json["state"]) == (0, "applied")
-        await op.until(
-            lambda p: p.engine.state == "paused" and p.requests_total and not p.requests[0].in_flight, "quiet"
-        )
+        async with op.frozen(PROMPT, max_tokens=LONG) as name:
+            ran = await op.cli("pause", "--mode", "keep", "--json")
+            assert (ran.code, ran.json["state"]) == (0, "applied")
+        await op.quiet()
         part = await op.link.fetch(name, wait_ms=0)
         assert not part.finished
         later = await op.link.fetch(name, offset=len(part.token_ids), text_offset=len(part.text), wait_ms=200)
         assert (later.token_ids, later.text) == ([], ""), "nothing is written while it is paused"
-        assert engine.cli("resume").code == 0
+        assert (await op.cli("resume")).code == 0
         assert (await op.output(name))[0][:STEPS] == written[0]
 
 
 async def test_pause_wait_finishes_what_runs(engine: Served, written: tuple[list[int], str]) -> None:
     async with engine.operator() as op:
-        names = await some(op, SLOTS, max_tokens=120)
-        names += await some(op, 2)
-        await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
-        end = await op.do(Pause(mode="wait"))
+        async with op.crowd([PROMPT] * (SLOTS + 2), max_tokens=STEPS) as names:
+            await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
+            begun = await op.begin(Pause(mode="wait"))
+        end = await begun.applied()
         assert end.text == "paused: nothing runs"
         for name in names[:SLOTS]:
             part = await op.link.fetch(name)
             assert part.finished
-            assert part.token_ids[:STEPS] == written[0]
+            assert part.token_ids == written[0]
         picture = await op.until(lambda picture: picture.requests_total == picture.queues.waiting == 2, "two wait")
         assert picture.engine.state == "paused"
         assert picture.requests[0].why is not None
@@ -137,38 +137,33 @@ async def test_pause_wait_finishes_what_runs(engine: Served, written: tuple[list
 
 async def test_resume_supersedes_a_pause_that_waits(engine: Served) -> None:
     async with engine.operator() as op:
-        names = await some(op, SLOTS, max_tokens=120)
-        await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
-        with engine.stopped("stage1"):
+        async with op.crowd([PROMPT] * SLOTS, max_tokens=STEPS) as names:
+            await op.until(lambda picture: picture.queues.running == SLOTS, "all places are taken")
             waits = await op.begin(Pause(mode="wait"))
             await op.do(Resume())
-            end = await waits.end
-        assert isinstance(end, Outcome)
-        assert (end.state, end.text) == ("superseded", "resumed by op")
+            end = await waits.superseded()
+        assert end.text == "resumed by op"
         for name in names:
             assert (await op.output(name))[2] == "length"
 
 
 async def test_drain_and_undo(engine: Served, written: tuple[list[int], str]) -> None:
     async with engine.operator() as op:
-        names = await some(op, SLOTS + 2, max_tokens=120)
-        with engine.stopped("stage1"):
+        async with op.crowd([PROMPT] * (SLOTS + 2), max_tokens=STEPS) as names:
             drain = await op.begin(Drain())
             await op.until(lambda picture: picture.engine.state == "draining", "it drains")
-            ran = engine.cli("submit", "x")
+            ran = await op.cli("submit", "x")
             assert ran.code == 1
             assert "the engine is draining and takes no new requests; drain --undo ends that" in ran.error
-            assert engine.cli("drain", "--undo").code == 0
-            end = await drain.end
-            assert isinstance(end, Outcome)
-            assert end.state == "superseded"
-        names += await some(op, 1)
+            assert (await op.cli("drain", "--undo")).code == 0
+            await drain.superseded()
+        names.append(await op.submit(PROMPT, max_tokens=STEPS))
         end = await op.do(Drain())
         assert end.text == "drained: no request left"
         for name in names:
             part = await op.link.fetch(name)
             assert part.finished
-            assert part.token_ids[:STEPS] == written[0]
+            assert part.token_ids == written[0]
         await op.do(Drain(undo=True))
         assert (await op.output(await op.submit(PROMPT, max_tokens=STEPS)))[0] == written[0]
 
@@ -238,11 +233,13 @@ async def test_same_seed_same_tokens(engine: Served, verb: Preempt | SwapOut | N
         first = await op.submit(PROMPT, **sampling)
         expected = [await op.tokens(first, sample) for sample in range(2)]
         assert expected[0] != expected[1], "samples draw by themselves"
-        again = await op.submit(PROMPT, **sampling)
-        if verb is not None:
-            await op.request(again, lambda request: 5 < request.output_tokens < 100, "is in the middle")
-            verb.request = again
-            await op.do(verb)
+        if verb is None:
+            again = await op.submit(PROMPT, **sampling)
+        else:
+            async with op.frozen(PROMPT, **sampling) as again:
+                verb.request = again
+                begun = await op.begin(verb)
+            await begun.applied()
         assert [await op.tokens(again, sample) for sample in range(2)] == expected
         other = await op.submit(PROMPT, **{**sampling, "seed": 1235})
         assert await op.tokens(other) != expected[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -61,14 +62,14 @@ class Engine:
 
     def find_processes(self, count: int) -> dict[str, int]:
         """Wait for `count` children of the supervisor and return their pids by role: `core`, `stage0`, ..."""
-        self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 30.0)
+        self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 60.0)
         return self.pids
 
     def _children(self, count: int) -> dict[str, int] | None:
         found = {}
         for pid, fields in _processes():
             if int(fields[1]) == self.process.pid:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                words = _cmdline(pid).decode().split("\0")
                 if "--engine" in words:
                     stage = words[words.index("--stage") + 1] if "--stage" in words else ""
                     module = words[words.index("-m") + 1]
@@ -102,8 +103,9 @@ class Engine:
         mine = {self.process.pid, *self.pids.values()}
         for pid, fields in _processes():
             if pid in mine or int(fields[3]) in mine:
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait(20)
         self.process.stdout.close()
 
 

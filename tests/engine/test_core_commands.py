@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.config import ConfigError
+from ppengine.core import operations
 from ppengine.protocol.control import (
     Abort,
+    Command,
     Continue,
     Drain,
     Failed,
@@ -260,3 +264,14 @@ def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
     assert kinds[:2] == ["Accepted", "Deferred"]
     assert kinds[-1] == "Outcome"
     assert len(kinds) < len(seen)
+
+
+def test_the_newest_word_on_progress_is_told_in_the_end(monkeypatch):
+    now, told = [0.0], []
+    monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    board = operations.Operations(lambda _, message: told.append(message), lambda event: None)
+    operation = board.open(Command(id="c", epoch="e", verb=Abort(request="r"), by="op"), b"", "r")
+    for now[0], text in ((1.0, "at stage 0"), (1.1, "at stage 1"), (1.2, "at stage 1"), (1.3, "at stage 1")):
+        board.defer(operation, text)
+        assert operation.progress == text
+    assert [message.text for message in told[1:]] == ["at stage 0", "at stage 1"], "once each, 0.2 s apart"

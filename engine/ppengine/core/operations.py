@@ -35,6 +35,8 @@ class Operation:
     ended: float | None = None
     deferred: float | None = None
     """When its client was told of progress last."""
+    told: str = ""
+    """What its client was told then."""
 
 
 def verb_name(command: Command) -> str:
@@ -62,13 +64,13 @@ class Operations:
 
     def defer(self, operation: Operation, text: str) -> None:
         """Say why an accepted command has not had its effect yet: in reports always, to its client now and then."""
-        if operation.progress == text or operation.ended is not None:
+        if operation.ended is not None:
             return
         operation.state, operation.progress = "deferred", text
         now = time.monotonic()
-        if operation.deferred is not None and now - operation.deferred < DEFER_SECONDS:
+        if operation.told == text or (operation.deferred is not None and now - operation.deferred < DEFER_SECONDS):
             return
-        operation.deferred = now
+        operation.deferred, operation.told = now, text
         self._reply(operation.client, Deferred(id=operation.command.id, op=operation.id, text=text))
 
     def end(

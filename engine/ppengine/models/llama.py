@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import NamedTuple, cast
 
 from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
@@ -18,6 +18,14 @@ from ppengine.checkpoint import ModelSpec, RopeSpec
 from ppengine.models.layers import WeightTable, part_of
 from ppengine.models.rope import inverse_frequencies
 from ppengine.models.stage import StageModel
+
+
+class Rope(NamedTuple):
+    """Tables [length, head_dim] of the model and the positions [T] of one step's tokens."""
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
 
 
 class LlamaStage(StageModel):
@@ -52,10 +60,10 @@ class LlamaStage(StageModel):
     def _parts(
         self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
     ) -> Iterator[tuple[int, str, Tensor]]:
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        rope = Rope(self._cos, self._sin, batch.positions)
         layers = cast(Iterable[LlamaLayer], self.layers)
         for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
-            hidden = layer.attend(hidden, cos, sin, plan, cache)
+            hidden = layer.attend(hidden, rope, plan, cache)
             yield index, "attention", hidden
             layer.feed(hidden)
             yield index, "MLP", hidden
@@ -86,7 +94,7 @@ class LlamaLayer(nn.Module):
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
         self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
 
-    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
+    def attend(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
         """Return the residual stream [T, H] behind the attention, as a new tensor."""
         heads, count = self.heads, hidden.shape[0]
         both = heads + self.kv_heads
@@ -94,9 +102,9 @@ class LlamaLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, self.eps)
             qkv[:, heads:both] = rms_norm(qkv[:, heads:both], self.k_norm, self.eps)
-        rotate(qkv[:, :both], cos, sin)
-        store_kv(kv, qkv[:, heads:].view(count, 2, self.kv_heads, self.head_dim), plan.store_rows)
-        return self.out.added(hidden, paged_attention(qkv[:, :heads], kv, plan))
+        rotate(qkv, both, *rope)
+        store_kv(kv, qkv, plan.slots)
+        return self.out.added(hidden, paged_attention(qkv, kv, plan))
 
     def feed(self, hidden: Tensor) -> None:
         """Add the MLP to the residual stream [T, H] in place."""

@@ -53,7 +53,7 @@ class StageModel(nn.Module, ABC):
     def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
         """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
 
-        `kv` has one tensor a layer of this stage, [blocks, 2, block_size, kv_heads, head_dim].
+        `kv` has one tensor a layer of this stage, [blocks, 2, kv_heads, block_size, head_dim].
         """
         # A deque of one takes an iterator to its end without a loop of Python's.
         return deque(self.parts(hidden, batch, kv), 1)[0][2]
@@ -63,8 +63,7 @@ class StageModel(nn.Module, ABC):
 
         What is yielded is good until the next part is asked for. Call it in inference mode.
         """
-        spec = self.spec
-        plan = plan_attention(batch, spec.num_heads, spec.num_kv_heads, spec.head_dim, hidden.dtype)
+        plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
         return self._parts(hidden, batch, plan, kv)
 
     @torch.inference_mode()
