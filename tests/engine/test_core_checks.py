@@ -129,8 +129,10 @@ def test_what_an_older_generation_found_does_not_count(world):
 def test_stages_that_begin_anew_are_told_what_is_on(world):
     switch(world, "finite")
     tell(world, 1, Check.FINITE, ("stage 1 makes it", 9))
+    world.say(SetCheck(check="ledger"))
+    world.steps.clear()  # Lost with a stage, and its step with it.
     world.engine.checks.restate()
-    assert world.steps[-1].checks == Check.FINITE
+    assert world.steps[-1].checks == Check.FINITE | Check.LEDGER
     assert told(world) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ SENT = 12
 class Pair:
     """Both ends of one edge in this process, with one ledger."""
 
-    def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger(0)
+    def __init__(self, folder: Path, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger(0)
         self.ledger.thread("main")
         store = open_store(str(folder / "store"), 2)
         ends: dict[bool, Edge] = {}
@@ -64,9 +65,28 @@ def test_the_transport_as_it_is_gives_no_finding(pair: Pair) -> None:
     known = {(p.name, c.name, via): n for p, c, via, n in pair.ledger.handoffs}
     assert known["main", "send", "queue"] == SENT - 1
     assert known["recv<0", "main", "receive"] == SENT - 1
+    assert known["stage 0", "recv<0", "message"] == known["send>1", "stage 1", "message"] == SENT - 1
     assert known["send", "main", "delivery"] >= SENT - 4
     written = [buffer for buffer in pair.ledger.buffers if buffer.generation]
     assert {buffer.name.split()[0] for buffer in written} == {"recv<0", "send>1"}
+
+
+class Untouched(Ledger):
+    """A ledger that fails the test when somebody declares anything to it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        assert name not in ("launch", "sync", "read", "write", "release", "acquire", "issue", "free", "passed"), name
+        return super().__getattribute__(name)
+
+
+def test_off_is_one_look_at_it(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, Untouched(0))
+    for step in range(1, SENT):
+        assert torch.equal(pair.round(step, forward(step)), forward(step))
+    pair.outbox.close(10)
+    pair.ledger.switch(True)
+    with pytest.raises(AssertionError, match="launch"):
+        pair.round(SENT, forward(SENT))
 
 
 def test_a_send_buffer_that_is_reused_too_early_is_found(pair: Pair) -> None:

@@ -108,8 +108,10 @@ class Checks:
         """Tell stages that have begun anew which checks are on."""
         self._told.clear()
         self._ledgers.clear()
-        if self._flags:
-            self._engine.send(self._engine.scheduler.checks_step(self._flags))
+        if self._flags or self._switching:
+            step = self._engine.scheduler.checks_step(self._flags)
+            self._engine.send(step)
+            self._switching = [(step.number, operation) for _, operation in self._switching]
 
     # --- what they find -------------------------------------------------------------------------------------
 

@@ -33,7 +33,9 @@ class TokenTable:
         self._edge = edge
         self._ledger = ledger = ledger or Ledger()
         name = "" if edge is None else f"tokens<{edge.peer}"
-        self._stream = ledger.stream(name, "receive") if edge is not None else None
+        self._stream = self._peer = None
+        if edge is not None:
+            self._stream, self._peer = ledger.stream(name, "receive"), ledger.peer(f"stage {edge.peer}")
         self._buffers = StorageBuffers(ledger, f"{name} buffer")
         self._latest: Slots = np.full(64, -1, np.int64)
         self._pending: deque[tuple[int, Slots, Tensor, Transfer, tuple[Buffer, Mark] | None]] = deque()
@@ -84,6 +86,8 @@ class TokenTable:
         with self._ring.operation(Kind.TOKEN_RETURN, step, self._edge.peer, buffer.nbytes):
             self._edge.wait(transfer)
         if self._ledger.on and declared is not None:
+            if self._peer is not None and self._stream is not None:
+                self._ledger.passed(self._peer, self._stream, "message")
             self._ledger.sync(declared[1])
             self._ledger.read(declared[0], f"tokens of m{step}")
         self.store(slots, buffer.numpy())

@@ -153,6 +153,7 @@ class Inlet:
         self.edge = edge
         self._ledger = ledger = ledger or Ledger()
         self._stream = ledger.stream(f"recv<{edge.peer}", "receive")
+        self._peer = ledger.peer(f"stage {edge.peer}")
         # Written once, so that the memory is really there before the profile run counts it.
         self._free = deque(
             (torch.zeros(max_tokens, width, dtype=dtype), ledger.buffer(f"recv<{edge.peer} {index}"))
@@ -183,6 +184,7 @@ class Inlet:
         self.edge.wait(transfer)
         self._in_use = buffer
         if self._ledger.on and mark is not None:
+            self._ledger.passed(self._peer, self._stream, "message")
             self._ledger.sync(mark)
             self._ledger.read(buffer[1], f"forward of m{step}", depth=1)
         return view
@@ -268,6 +270,7 @@ class Outbox:
     def _see_through(self) -> None:
         ledger = self._ledger
         stream = ledger.stream(f"send>{self.edge.peer}", "send", owner=ledger.thread("send"))
+        peer = ledger.peer(f"stage {self.edge.peer}")
         while (parcel := self._queue.get()) is not None:
             if self._dropping:
                 continue
@@ -283,6 +286,7 @@ class Outbox:
                 self.error = error.with_traceback(None)
                 self.error.__context__ = None
             if ledger.on and mark is not None:
+                ledger.passed(stream, peer, "message")
                 ledger.sync(mark)
                 permit = ledger.release("delivery")
             self._count(-1)

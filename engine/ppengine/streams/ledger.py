@@ -83,6 +83,11 @@ class Ledger:
         with self._lock:
             return self._add(name, purpose, device, owner, depth + 1)
 
+    def peer(self, name: str) -> Actor:
+        """Return a stage at the other end of an edge: what it does is in a ledger of its own."""
+        with self._lock:
+            return self._add(name, "stage", "", None, 1)
+
     def close(self, stream: Actor, depth: int = 0) -> None:
         """Note that a stream is destroyed: its handle means nothing from here on."""
         stream.alive = False
@@ -158,6 +163,11 @@ class Ledger:
             thread.join(mark.actor, mark.tick, mark.clock)
             mark.actor.reached(mark.tick)
             self._note(mark.actor, thread, mark.via)
+
+    def passed(self, producer: Actor, consumer: Actor, via: str) -> None:
+        """Note a hand-off with another stage; the message that has arrived is the order."""
+        with self._lock:
+            self._note(producer, consumer, via)
 
     def completed(self, mark: Mark) -> None:
         """Declare that the operation before `mark` is done; this orders nothing."""

@@ -30,6 +30,8 @@ def picture(ledger: Ledger, *, stage: int, rank: int) -> StageLedger:
 
 
 def _name(actor: Actor) -> str:
+    if actor.purpose == "stage":
+        return actor.name
     return f"stream {actor.name}" if actor.is_stream else f"thread {actor.name}"
 
 
