@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 import reference
 from checkpoints import make_checkpoint
-from ppengine.protocol.control import Outcome, Release, RestartStage, SetMemory, SwapOut
+from ppengine import LLM, SamplingParams
+from ppengine.protocol.control import Outcome, Pause, Preempt, Release, RestartStage, Resume, SetMemory, SwapOut
 from ppengine.protocol.snapshot import Snapshot
 from serving import Operator, Served
 
@@ -74,6 +77,18 @@ async def back(op: Operator, engine: Served) -> Snapshot:
     )
     engine.pids = engine.engine.find_processes(3 + STAGES)
     return picture
+
+
+def stage_pids(supervisor: int, stage: int) -> list[int]:
+    """Return the processes of one stage."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+            if parent == supervisor and "--stage" in words and words[words.index("--stage") + 1] == str(stage):
+                found.append(int(path.name))
+    return found
 
 
 def lost(op: Operator) -> list[str]:
@@ -161,6 +176,43 @@ async def test_a_stage_killed_while_memory_shrinks(engine: Served, folder: Path)
         await op.do(SetMemory(utilization=before))
         await whole(op, names, folder)
         await op.idle()
+
+
+async def test_what_is_swapped_and_what_waits_at_the_kill_is_recomputed(engine: Served, folder: Path) -> None:
+    async with engine.operator() as op:
+        names = await op.submit_all(PROMPTS, max_tokens=STEPS)
+        await op.request(names[1], lambda request: request.output_tokens > 3, "writes")
+        await op.do(Preempt(request=names[0], mode="swap", hold=True))
+        # With admissions off, what is swapped out is not brought back at once.
+        pause = await op.begin(Pause(mode="wait"))
+        await op.do(SwapOut(request=names[1], hold=False))
+        await op.request(names[1], lambda request: request.state == "swapped", "is swapped")
+        seen = {request.state for request in op.picture.requests}
+        assert seen >= {"held", "swapped", "waiting"}
+        assert op.picture.stages[0].swap_blocks.used
+        os.kill(engine.pids["stage1"], signal.SIGKILL)
+        await op.until(lambda picture: roots(picture) == [(1, "dead")], "the dead stage is named")
+        await op.until(lambda picture: picture.engine.state == "paused" and not picture.verdicts, "it is back", BACK_S)
+        engine.pids = engine.engine.find_processes(3 + STAGES)
+        assert op.picture.queues.held == 1
+        assert op.picture.queues.waiting == len(PROMPTS) - 1
+        assert op.picture.stages[0].swap_blocks.used == 0
+        assert isinstance(await pause.end, Outcome)
+        await op.do(Resume())
+        await whole(op, names, folder)
+
+
+def test_generate_goes_on_when_a_stage_is_killed(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
+    with LLM(small(folder, stages=2, model={"max_model_len": 2048})) as llm:
+        (victim,) = stage_pids(llm.llm_engine.supervisor_pid, 1)
+        killer = threading.Timer(0.3, os.kill, [victim, signal.SIGKILL])
+        killer.start()
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+        killer.join()
+        assert stage_pids(llm.llm_engine.supervisor_pid, 1) not in ([], [victim])
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    assert tokens == [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
 
 
 async def test_a_survivor_that_cannot_leave_is_restarted_too(fresh: Served, folder: Path) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 END_S = 60.0
 """How long a verb waits for its end when no --timeout says otherwise."""
+LOAD_END_S = 900.0
+"""The same where a stage loads its weights."""
 
 
 @click.command("abort")
@@ -185,15 +187,15 @@ def restart_stage_command(stage: int, common: Common, effect: Effect) -> int:
     """
     from ppengine.protocol.control import RestartStage
 
-    return carry_out(RestartStage(stage=stage), common, effect)
+    return carry_out(RestartStage(stage=stage), common, effect, LOAD_END_S)
 
 
-def carry_out(verb: Any, common: Common, effect: Effect) -> int:
-    """Send one verb, print what becomes of it, and return the exit code."""
-    return run(lambda: _carry_out(verb, common, effect))
+def carry_out(verb: Any, common: Common, effect: Effect, end_s: float = END_S) -> int:
+    """Send one verb, print what becomes of it, and return the exit code. `end_s`: how long its end is waited for."""
+    return run(lambda: _carry_out(verb, common, effect, end_s))
 
 
-async def _carry_out(verb: Any, common: Common, effect: Effect) -> int:
+async def _carry_out(verb: Any, common: Common, effect: Effect, end_s: float) -> int:
     from ppengine.protocol.control import Accepted, Refused, Stop
 
     from ppconsole.link.source import LinkLost
@@ -217,7 +219,7 @@ async def _carry_out(verb: Any, common: Common, effect: Effect) -> int:
                 if_rev=effect.if_rev,
                 reason=effect.reason,
                 on_progress=progress,
-                timeout=common.timeout or END_S,
+                timeout=common.timeout or end_s,
             )
         )
         waits: list[asyncio.Future[Any]] = [command] if effect.wait or effect.dry_run else [command, accepted]
