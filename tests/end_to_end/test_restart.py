@@ -242,6 +242,14 @@ async def test_a_stage_that_dies_again_while_loading_stays_down_until_it_is_rest
         await whole(op, names, expected)
 
 
+async def test_stop_while_a_stage_loads_leaves_nothing(fresh: Served) -> None:
+    async with fresh.operator() as op:
+        await op.submit_all(PROMPTS, max_tokens=STEPS)
+        os.kill(fresh.pids["stage1"], signal.SIGKILL)
+        await op.until(lambda picture: picture.stages[1].state == "loading", "it loads")
+    fresh.stop()
+
+
 def test_generate_goes_on_when_a_stage_is_killed(folder: Path, expected: list[list[int]]) -> None:
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
     with LLM(small(folder, stages=2, model={"max_model_len": 2048}, scheduler={"max_num_seqs": 2})) as llm:
