@@ -110,6 +110,29 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
     assert world.started == [(1, 2)]
 
 
+def test_what_was_heard_of_a_stage_that_meets_the_others_is_moot() -> None:
+    world = running()
+    ended(world, 1)
+    world.engine.board.lose(2, "its connection to stage 1 closed", hearsay=True)
+    world.engine.recovery._due[2] = world.now + 0.5
+    back(world)
+    assert world.engine.state == "serving"
+    world.now += 1
+    world.engine.advance()
+    assert (world.generation, world.engine.state) == (2, "serving")
+
+
+@pytest.mark.parametrize("restart", ["auto", "never"])
+def test_two_that_end_at_once(restart: str) -> None:
+    world = running(restart=restart)
+    infos = [ProcessInfo(role="stage", stage=stage, rank=0, pid=1, exit_code=-9, detail=KILLED) for stage in (0, 2)]
+    world.engine.on_processes(ProcessReport(mono_ns=0, processes=infos))
+    world.engine.advance()
+    assert events(world, "stage.lost") == [f"stage 0: {KILLED}", f"stage 2: {KILLED}"]
+    assert world.started == ([(0, 2), (2, 2)] if restart == "auto" else [])
+    assert world.engine.state == "degraded"
+
+
 def test_a_stage_that_fails_by_itself_is_started_anew() -> None:
     world = running()
     world.engine.on_stage(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
@@ -155,6 +178,8 @@ def test_a_loading_stage_hears_of_a_newer_generation_when_it_speaks() -> None:
     assert world.told_to_leave == [(1, 3)]
     back(world)
     assert world.engine.state == "serving"
+    ended(world, 1, generation=2)
+    assert (world.generation, world.started[-1]) == (4, (1, 4)), "it was loaded: this is another death"
 
 
 def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:

@@ -51,8 +51,8 @@ class Recovery:
         self.down = ""
         """Why nothing goes on until an operator restarts the stage, in one line; empty: it goes on or will."""
         self._born = dict.fromkeys(self._stages, FIRST_GENERATION)
-        self._starting: set[int] = set()
-        """Stages whose process was started anew and is not ready."""
+        self._starting = set(self._stages)
+        """Stages whose process was started and is not ready."""
         self._quiet: set[int] = set()
         self._deadline = 0.0
         self._due: dict[int, float] = {}
@@ -106,7 +106,7 @@ class Recovery:
         if message.generation != self.generation:
             return
         self._engine.board.ready[message.stage, message.rank] = message
-        if self._born[message.stage] == self.generation:
+        if message.stage in self._starting:
             self._starting.discard(message.stage)
             self._engine.event("stage.ready", f"stage {message.stage} is ready", stage=message.stage)
 
@@ -167,7 +167,7 @@ class Recovery:
         now = self._engine.clock()
         start = {stage for stage, at in self._due.items() if at <= now}
         for stage in sorted(start):
-            del self._due[stage]
+            self._due.pop(stage, None)
             self._engine.event("stage.lost", f"stage {stage}: {self._engine.board.lost[stage]}", stage=stage)
             if not self.down and (why := self._refuses(stage, now)):
                 self.stay_down(why)
@@ -190,11 +190,12 @@ class Recovery:
     def _refuses(self, stage: int, now: float) -> str | None:
         """Return why a stage that died is not started anew; None: it is."""
         engine, deaths = self._engine, self._deaths[stage]
+        loading = stage in self._starting
+        self._starting.discard(stage)
         if not engine.serving or not engine.config.profile.parallel.restarts:
             return engine.board.loss
         retry = f"restart-stage {stage} tries once more"
-        if stage in self._starting:
-            self._starting.discard(stage)
+        if loading:
             return f"stage {stage} died again while loading: {engine.board.lost[stage]}; {retry}"
         deaths.append(now)
         while deaths[0] < now - WINDOW_S:
@@ -256,6 +257,8 @@ class Recovery:
             self.stay_down(f"a stage came back with less room: {refusal}")
             return
         self.active = False
+        # What was only heard of an edge of the old generation is moot: its stage is here.
+        self._due.clear()
         engine.board.found()
         engine.message = engine.outputs.failure = ""
         engine.scheduler.generation = self.generation
