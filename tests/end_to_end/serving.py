@@ -59,11 +59,11 @@ class Ran:
 class Served:
     """One engine in a runtime folder of its own. Use it in a `with`; leaving asserts that nothing is left."""
 
-    def __init__(self, profile: Profile | dict[str, Any]) -> None:
+    def __init__(self, profile: Profile | dict[str, Any], *options: str) -> None:
         self.runtime = Path(tempfile.mkdtemp(prefix="pp-", dir="/tmp"))
         file = self.runtime / "profile.yaml"
         file.write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
-        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(file)])
+        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(file), *options])
         self.stages: int = msgspec.to_builtins(profile)["parallel"]["pipeline"]
         try:
             self.pids = self.engine.find_processes(3 + self.stages)

@@ -18,7 +18,7 @@ COMMANDS = {
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "effects", "explain": "details", "stacks": "details", "record": "recordings",
-    "replay": "recordings", "bench": "serving",
+    "replay": "recordings", "bench": "serving", "fault": "faults",
 }  # fmt: skip
 
 

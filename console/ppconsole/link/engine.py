@@ -13,6 +13,7 @@ import zmq.asyncio
 from ppengine.protocol.control import (
     BlocksDetail,
     Command,
+    FaultsDetail,
     Fetch,
     Fetched,
     Inspect,
@@ -42,6 +43,7 @@ _DETAILS: dict[InspectWhat, type[Detail]] = {
     "stacks": StacksDetail,
     "logs": LogsDetail,
     "blocks": BlocksDetail,
+    "faults": FaultsDetail,
 }
 
 

@@ -11,6 +11,7 @@ from ppengine.protocol.control import (
     BlocksDetail,
     Deferred,
     ErrorCode,
+    FaultsDetail,
     Fetched,
     LogsDetail,
     Outcome,
@@ -22,8 +23,8 @@ from ppengine.protocol.control import (
 from ppengine.protocol.snapshot import Event, Snapshot
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
-InspectWhat = Literal["request", "stacks", "logs", "blocks"]
-Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail
+InspectWhat = Literal["request", "stacks", "logs", "blocks", "faults"]
+Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail | FaultsDetail
 Progress = Callable[[Accepted | Deferred], None]
 
 

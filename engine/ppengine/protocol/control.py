@@ -135,8 +135,20 @@ class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fiel
     stage: int
 
 
+class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
+    """Break something on purpose, in an engine that was started with `--allow-faults`. `stage` None: not a stage."""
+
+    kind: str
+    stage: int | None = None
+
+
+class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unknown_fields=True):
+    """End every fault on demand that can be ended."""
+
+
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
+    | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 
@@ -264,17 +276,17 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
 
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, or all), `logs`,
-    `blocks` (owner map, run-length encoded), `output` (newest output text of any request)."""
+    `blocks` (owner map, run-length encoded), `faults` (what can be broken on demand)."""
 
     nonce: int
-    what: Literal["request", "stacks", "logs", "blocks"]
+    what: Literal["request", "stacks", "logs", "blocks", "faults"]
     request: str | None = None
     stage: int | None = None
     lines: int = 200
 
 
 class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
-    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`."""
+    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`, `FaultsDetail`."""
 
     nonce: int
     what: str
@@ -338,6 +350,25 @@ class BlocksDetail(msgspec.Struct, kw_only=True):
 
     mapped: int
     runs: list[tuple[int, str, str]]
+
+
+class FaultInfo(msgspec.Struct, kw_only=True):
+    """One kind of fault on demand. `expects`: the causes that are right, the best first; none: no alarm is."""
+
+    kind: str
+    does: str
+    told: str
+    where: str
+    expects: list[str]
+    clears: bool
+    held_out: bool
+
+
+class FaultsDetail(msgspec.Struct, kw_only=True):
+    """Faults that can be had on demand, and those that are on."""
+
+    faults: list[FaultInfo]
+    on: list[str]
 
 
 class Failed(msgspec.Struct, tag="bulk-failed", kw_only=True):

@@ -39,6 +39,7 @@ class StageWorker:
     def __init__(self, config: EngineConfig, stage: int, rank: int, generation: int, context: zmq.Context[Any]) -> None:
         self._config = config
         self._stage, self._rank, self._generation = stage, rank, generation
+        self._context = context
         self._ring = open_recorder(config, stage, rank, "main", generation)
         self._send_ring = open_recorder(config, stage, rank, "send", generation)
         self._codec = Codec(ToStage)
@@ -58,6 +59,8 @@ class StageWorker:
             runner = self._boot()
             if runner is None:
                 return 1
+            if self._config.allow_faults:
+                runner = self._arm(runner)
             # What boot made stays for good: without it, a full collection no longer stalls a step.
             gc.collect()
             gc.freeze()
@@ -90,6 +93,15 @@ class StageWorker:
             size_text(ready.weights_bytes), ready.reserved_blocks, size_text(ready.block_bytes), ready.swap_blocks,
         )  # fmt: skip
         return runner
+
+    def _arm(self, runner: Runner) -> Runner:
+        """Let faults strike on demand. Without the option, nothing of it is so much as imported."""
+        from ppengine.faults.stage import arm
+
+        armed: Runner
+        parts = (runner, self._socket, self._context, self._control, self._ring)
+        armed, self._socket = arm(self._config, self._stage, *parts)
+        return armed
 
     def _serve(self, runner: Runner) -> None:
         try:
