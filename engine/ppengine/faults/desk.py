@@ -34,11 +34,18 @@ class _Open:
 
 @dataclass
 class _On:
-    """A fault that was begun. `undo`: of what was done from outside."""
+    """A fault that was begun in process `pid`. `undo`: of what was done from outside."""
 
     kind: Kind
     stage: int | None
-    undo: Callable[[], None] | None
+    pid: int | None
+    undo: Callable[[], None] | None = None
+
+    def take_back(self) -> None:
+        """Undo what was done from outside, as far as the process is still there for it."""
+        if self.undo is not None:
+            with contextlib.suppress(OSError, FaultError):
+                self.undo()
 
     @property
     def text(self) -> str:
@@ -61,14 +68,13 @@ class FaultDesk:
 
     def listing(self) -> FaultsDetail:
         """Return what can be injected, and what is on."""
-        return FaultsDetail(faults=[kind.info() for kind in kinds().values()], on=[fault.text for fault in self._on])
+        on = [fault.text for fault in self._on if self._lives(fault)]
+        return FaultsDetail(faults=[kind.info() for kind in kinds().values()], on=on)
 
     def close(self) -> None:
         """Undo what was done from outside, so that nothing stays frozen or limited, and close the socket."""
         for fault in self._on:
-            if fault.undo is not None:
-                with contextlib.suppress(OSError, FaultError):
-                    fault.undo()
+            fault.take_back()
         self.socket.close()
 
     def begin(self, command: Command) -> list[Reply]:
@@ -114,7 +120,7 @@ class FaultDesk:
     def _inject(self, command: Command, verb: Fault) -> list[Reply]:
         kind = find(verb.kind)
         kind.check(verb.stage, self._config.stages)
-        on = _On(kind, verb.stage, None)
+        on = _On(kind, verb.stage, self._pids(kind.on, verb.stage))
         if command.dry_run:
             text = f"{on.text}: {kind.does}"
             return [Outcome(id=command.id, op="", state="planned", text=text, plan=[text])]
@@ -129,35 +135,33 @@ class FaultDesk:
             return [Outcome(id=command.id, op=_op(command), state="applied", text=text)]
         assert verb.stage is not None  # only stages have points
         stages = kind.stages(verb.stage, self._config.stages)
-        return self._tell(command, stages, Inject(command.id, kind.name, verb.stage), [])
+        waiting = _Open(command, set(), time.monotonic() + ANSWER_S)
+        return self._tell(waiting, stages, Inject(command.id, kind.name, verb.stage))
 
     def _clear(self, command: Command) -> list[Reply]:
+        on = self._on
         if command.dry_run:
-            text = "clear " + (", ".join(fault.text for fault in self._on) or "nothing: no fault is on")
+            text = "clear " + (", ".join(fault.text for fault in on) or "nothing: no fault is on")
             return [Outcome(id=command.id, op="", state="planned", text=text, plan=[text])]
-        cleared, left = [], []
-        for fault in self._on:
-            if not fault.kind.clears:
-                left.append(fault)
-                continue
-            if fault.undo is not None:
-                fault.undo()
-            if fault.kind.how == "outside":
-                cleared.append(fault)
-        inside = [fault for fault in self._on if fault.kind.how != "outside" and fault.stage is not None]
-        texts = ["cleared " + ", ".join(fault.text for fault in cleared)] if cleared else []
-        texts += [f"{fault.text} cannot be cleared" for fault in left if fault.kind.how == "outside"]
-        self._on = left
+        ended = [fault for fault in on if not self._lives(fault)]
+        cleared = [fault for fault in on if fault.kind.clears and fault not in ended]
+        self._on = [fault for fault in on if not fault.kind.clears and fault not in ended]
+        for fault in ended + cleared:
+            fault.take_back()
+        waiting = _Open(command, set(), time.monotonic() + ANSWER_S, failed=bool(self._on))
+        waiting.texts += [f"{fault.text} has ended its process" for fault in ended]
+        waiting.texts += [f"{fault.text} cannot be cleared" for fault in self._on]
+        waiting.texts += ["cleared " + ", ".join(fault.text for fault in cleared)] if cleared else []
+        inside = [fault for fault in cleared if fault.kind.how != "outside"]
         stages = {at for fault in inside for at in fault.kind.stages(fault.stage or 0, self._config.stages)}
-        alive = [stage for stage in sorted(stages) if self._pids("stage", stage) is not None]
-        if not alive:
-            text = "; ".join(texts) or "no fault is on"
-            return [Outcome(id=command.id, op=_op(command), state="applied", text=text)]
-        return self._tell(command, alive, Lift(command.id), texts)
+        return self._tell(waiting, sorted(stages), Lift(command.id))
 
-    def _tell(self, command: Command, stages: Sequence[int], message: Inject | Lift, texts: list[str]) -> list[Reply]:
-        waiting = _Open(command, set(stages), time.monotonic() + ANSWER_S, texts)
-        self._open[command.id] = waiting
+    def _lives(self, fault: _On) -> bool:
+        return fault.pid is not None and self._pids(fault.kind.on, fault.stage) == fault.pid
+
+    def _tell(self, waiting: _Open, stages: Sequence[int], message: Inject | Lift) -> list[Reply]:
+        waiting.missing.update(stages)
+        self._open[waiting.command.id] = waiting
         for stage in stages:
             try:
                 self.socket.send_multipart([f"f{stage}".encode(), encode(message)], zmq.NOBLOCK)
@@ -165,13 +169,13 @@ class FaultDesk:
                 waiting.missing.discard(stage)
                 waiting.failed = True
                 waiting.texts.append(f"the fault thread of stage {stage} cannot be reached: {error.strerror}")
-        op = Accepted(id=command.id, op=_op(command))
-        return [op] if waiting.missing else [op, self._end(waiting)]
+        accepted = Accepted(id=waiting.command.id, op=_op(waiting.command))
+        return [accepted] if waiting.missing else [self._end(waiting)]
 
     def _end(self, waiting: _Open) -> Outcome:
         command = waiting.command
         self._open.pop(command.id, None)
-        text = "; ".join(waiting.texts) or "done"
+        text = "; ".join(waiting.texts) or "no fault is on"
         return Outcome(id=command.id, op=_op(command), state="failed" if waiting.failed else "applied", text=text)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ppengine.faults.registry import FaultError
 
 ROOT = Path("/sys/fs/cgroup")
+_LEAST_US, _PERIOD_US, _LONGEST_US = 1000, 100_000, 1_000_000
 
 
 class Group:
@@ -52,8 +53,10 @@ class Group:
 
 def throttle(pid: int, share: float) -> Callable[[], None]:
     """Give process `pid` at most `share` of one processor; return what ends that. Raises FaultError."""
-    group, period_us = Group(pid, "cpu"), 100_000
-    quota = max(1000, int(share * period_us))
+    group = Group(pid, "cpu")
+    # The kernel takes no quota below 1 ms: a small share needs the longest period.
+    period_us = _PERIOD_US if share * _PERIOD_US >= _LEAST_US else _LONGEST_US
+    quota = max(_LEAST_US, int(share * period_us))
     if group.unified:
         group.write("cpu.max", f"{quota} {period_us}")
     else:

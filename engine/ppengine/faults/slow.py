@@ -18,7 +18,7 @@ _LEAST_S = 0.005
 _SEND_S = 0.05
 _WIDTH = 384
 _SHARE = 0.1
-_CORE_SHARE = 0.01
+_CORE_SHARE = 0.001
 
 
 @strike("forward", "slow", "straggler", clears=True)
@@ -69,7 +69,7 @@ def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
 
 @outside("slow", "driver", clears=True, on="core", held_out=True)
 def core_throttle(target: Target) -> Undo:
-    """The engine core gets a hundredth of a processor from its cgroup.
+    """The engine core gets a thousandth of a processor from its cgroup.
 
     Told: the engine core is slow: the stages wait for steps that it does not send.
     """

@@ -80,7 +80,8 @@ class FaultThread(threading.Thread):
             if isinstance(message, Inject):
                 return Done(message.id, stage, text=self._inject(find(message.kind), message.stage))
             if isinstance(message, Lift):
-                return Done(message.id, stage, text=self._lift())
+                self._lift()
+                return Done(message.id, stage)
         except (FaultError, ProtocolError) as error:
             return Done(getattr(message, "id", ""), stage, error=str(error))
         return Done("", stage, error="not a message for the fault thread")
@@ -102,18 +103,11 @@ class FaultThread(threading.Thread):
             raise FaultError(f"{kind.name} strikes a send, and stage {self._site.stage} sends to no other stage")
         return kind.point
 
-    def _lift(self) -> str:
-        lifted, left = [], []
-        for entry in self._on:
-            kind, fault, undo = entry
-            if not kind.clears:
-                left.append(entry)
-                continue
+    def _lift(self) -> None:
+        lifted = [entry for entry in self._on if entry[0].clears]
+        self._on = [entry for entry in self._on if not entry[0].clears]
+        for _, fault, undo in lifted:
             if fault is not None:
                 self._points.lift(fault)
             if undo is not None:
                 undo()
-            lifted.append(f"{kind.name} at stage {self._site.stage}")
-        self._on = left
-        stays = [f"{kind.name} at stage {self._site.stage} cannot be cleared" for kind, _, _ in left]
-        return "; ".join([*(["cleared " + ", ".join(lifted)] if lifted else []), *stays])

@@ -97,7 +97,7 @@ def rings_gone(target: Target) -> Undo:
     return undo
 
 
-@outside("none", clears=True)
+@outside("none", clears=True, on="gateway")
 def slow_subscriber(target: Target) -> Undo:
     """A console subscribes to everything and reads nothing.
 
