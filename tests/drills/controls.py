@@ -62,8 +62,8 @@ async def pause(world: World) -> None:
 
 
 async def resize(world: World) -> None:
-    """Memory utilization between 0.4 and 0.9 ten times under load."""
-    for share in (0.4, 0.9) * 5:
+    """Memory utilization between 0.5 and 0.9 ten times under load."""
+    for share in (0.5, 0.9) * 5:
         await world.busy(0.7)
         await world.watcher.do(SetMemory(utilization=share))
 

@@ -38,6 +38,8 @@ class Result:
     right_stages: list[int | None]
     target_s: float = 0.0
     injected: str = ""
+    answered_s: float | None = None
+    """Until the command that asked for the fault was answered."""
     detect_s: float | None = None
     """First root verdict, whatever it said."""
     named_s: float | None = None
@@ -133,7 +135,7 @@ async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:
             result.problem = f"not injected: {answer.text}"
             needed.cancel()
             return
-        result.injected = answer.text
+        result.injected, result.answered_s = answer.text, time.monotonic() - since
         await _listen(kind, watcher, result, since)
         needed.cancel()
         if kind.clears:
@@ -215,12 +217,12 @@ async def _clear(kind: Kind, watcher: Watcher, load: Load) -> str:
         return f"{len(load.names)} requests have not ended"
     if load.errors:
         return load.errors[0]
-    if load.wrong:
+    if load.wrong and kind.lossless:
         return f"{len(load.wrong)} of {load.ended} with other tokens"
     with contextlib.suppress(AssertionError):
         await watcher.until(lambda picture: not any(verdict.root for verdict in picture.verdicts), "no verdict", 5)
-        return "right tokens"
-    return "right tokens, but a verdict stays"
+        return "right tokens" if kind.lossless else "ended"
+    return "ended, but a verdict stays"
 
 
 def end(engine: Served) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def _totals(results: Sequence[Result]) -> str:
     for name, wanted in groups:
         some = [result for result in results if wanted(result)]
         owed = [result for result in some if not result.silent_is_right]
-        cleared = [result for result in some if result.cleared]
+        cleared = [result for result in some if result.cleared not in ("", "ended")]
         fields = [
             name,
             f"{len(some)}",
@@ -79,10 +80,12 @@ def _totals(results: Sequence[Result]) -> str:
             _share([result.cleared == "right tokens" for result in cleared]),
         ]
         rows.append("| " + " | ".join(fields) + " |")
+    answered = [result.answered_s for result in results if result.answered_s is not None]
+    way = f" (which was answered after {statistics.median(answered):.2f} s, median)" if answered else ""
     targets = (
         f"Targets: right stage 95 %, right cause 90 %; named within max({HANG_S:g} s, 5 x the step) for a hang, "
         f"{DEATH_S:g} s for a death, {SLOW_S:g} s for a slow stage; stacks within {STACKS_S:g} s. Kinds that need no "
-        "alarm count in `false roots` alone. Seconds are from the command that asked for the fault."
+        f"alarm count in `false roots` alone. Seconds are from the command that asked for the fault{way}."
     )
     return "\n".join([*rows, "", targets])
 

@@ -33,7 +33,7 @@ from ppengine.faults.registry import Kind, kinds  # noqa: E402
 def main() -> int:
     """Run what was asked for. Exit code 1: a negative control or the soak raised an alarm or had wrong tokens."""
     options = _options()
-    learn()
+    options.table or learn()
     if options.soak:
         return asyncio.run(soak.soak(options.soak, options.seed))
     kept = Kept(options.results)

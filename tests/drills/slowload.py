@@ -17,12 +17,12 @@ from ppengine.faults.registry import FaultError
 from ppengine.protocol.discovery import EngineRecord
 from watching import tell, watch
 
-SHARE = 0.15
+SHARE = 0.05
 LOADED_S = 300.0
 
 
 async def slow_load(stages: int = 2) -> list[str]:
-    """The stages load with 15 % of a processor each, then serve at once."""
+    """The stages load with 5 % of a processor each, then serve at once."""
     runtime = Path(tempfile.mkdtemp(prefix="pp-", dir="/tmp"))
     file = runtime / "profile.yaml"
     file.write_text(yaml.safe_dump(msgspec.to_builtins(profile(stages))))

@@ -24,7 +24,7 @@ async def soak(minutes: float, seed: int) -> int:
     begun = time.monotonic()
     until = begun + minutes * 60
     next_load = begun
-    async with controls.world(2, "memory.device_mib=24") as world:
+    async with controls.world(2, "memory.utilization=0.55") as world:
         world.load = Load(world.watcher, seed=seed)
         while time.monotonic() < until and not world.load.errors:
             if time.monotonic() >= next_load:

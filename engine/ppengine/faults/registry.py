@@ -46,6 +46,8 @@ class Kind:
     expects: tuple[Cause, ...]
     point: str = ""
     clears: bool = False
+    lossless: bool = True
+    """Once it is cleared, requests in flight come to the right tokens; else to some tokens."""
     held_out: bool = False
     """Not injected before the rules of the diagnosis were written: they were not shaped to it."""
     on: On = "stage"
