@@ -142,30 +142,72 @@ def test_what_was_kept_aside_is_done_before_what_comes_after():
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """Return a folder that looks like a v1 hierarchy with this process in group /a of `cpu`."""
-    (tmp_path / "cpu" / "a").mkdir(parents=True)
-    (tmp_path / "cpu" / "a" / "cgroup.procs").touch()
-    read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self: "3:cpu:/a\n" if self.match("/proc/*/cgroup") else read(self))
-    return tmp_path
+    """Return `make(listing)`: a folder that looks like the cgroups of a process whose /proc/PID/cgroup is `listing`."""
+
+    def make(listing, *folders):
+        for folder in folders:
+            (tmp_path / folder).mkdir(parents=True)
+            (tmp_path / folder / "cgroup.procs").touch()
+        read = Path.read_text
+        monkeypatch.setattr(groups, "ROOT", tmp_path)
+        monkeypatch.setattr(Path, "read_text", lambda self: listing if self.match("/proc/*/cgroup") else read(self))
+        return tmp_path
+
+    return make
 
 
 def test_group_is_made_below_the_processes_own(tree):
-    group = groups.Group(1234, "cpu", root=tree)
-    assert group.folder == tree / "cpu" / "a" / "ppfault-1234-cpu"
-    assert not group.unified
-    leave = group.enter()
-    assert (group.folder / "cgroup.procs").read_text() == "1234"
+    root = tree("3:cpu:/a\n0::/\n", "cpu/a")
+    leave = groups.throttle(1234, 0.1)
+    made = root / "cpu" / "a" / "ppfault-1234-cpu"
+    assert (made / "cgroup.procs").read_text() == "1234"
+    assert [(made / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")] == ["10000", "100000"]
     leave()
-    assert (tree / "cpu" / "a" / "cgroup.procs").read_text() == "1234"
+    assert (root / "cpu" / "a" / "cgroup.procs").read_text() == "1234", "back where it was"
+
+
+def test_small_share_gets_the_longest_period(tree):
+    root = tree("3:cpu:/a\n", "cpu/a")
+    groups.throttle(1234, 0.001)
+    made = root / "cpu" / "a" / "ppfault-1234-cpu"
+    assert [(made / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")] == ["1000", "1000000"]
+
+
+def test_second_version_of_cgroups(tree):
+    root = tree("0::/user\n", "user")
+    (root / "user" / "cgroup.controllers").write_text("cpu memory\n")
+    groups.throttle(7, 0.5)
+    assert (root / "user" / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (root / "user" / "ppfault-7-cpu" / "cpu.max").read_text() == "50000 100000"
+    groups.limit_memory(7, 4096)
+    assert (root / "user" / "ppfault-7-memory" / "memory.max").read_text() == "4096"
+    thaw = groups.freeze(7)
+    frozen = root / "user" / "ppfault-7-freezer" / "cgroup.freeze"
+    assert frozen.read_text() == "1"
+    thaw()
+    assert frozen.read_text() == "0"
+
+
+def test_memory_limit_of_the_first_version(tree):
+    root = tree("4:memory:/a\n", "memory/a")
+    groups.limit_memory(9, 4096)
+    made = root / "memory" / "a" / "ppfault-9-memory"
+    assert (made / "memory.limit_in_bytes").read_text() == "4096"
+    assert (made / "cgroup.procs").read_text() == "9"
 
 
 def test_group_that_may_not_be_made_is_refused(tree):
-    (tree / "cpu" / "a").rename(tree / "cpu" / "b")
+    tree("3:cpu:/gone\n", "cpu/a")
     with pytest.raises(FaultError, match="no cpu cgroup can be made below"):
-        groups.Group(1234, "cpu", root=tree)
+        groups.throttle(1234, 0.1)
     with pytest.raises(FaultError, match="in no cgroup with the controller memory"):
-        groups.Group(1234, "memory", root=tree)
+        groups.limit_memory(1234, 1)
+
+
+def test_controller_that_is_not_handed_down_is_refused(tree):
+    tree("0::/user\n", "user")
+    with pytest.raises(FaultError, match="no controller memory that may be used here"):
+        groups.limit_memory(1234, 1)
 
 
 # --- who refuses --------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ _LEAST_US, _PERIOD_US, _LONGEST_US = 1000, 100_000, 1_000_000
 class Group:
     """The child group of one process for one controller. Raises FaultError where it may not be made."""
 
-    def __init__(self, pid: int, controller: str, root: Path = ROOT) -> None:
+    def __init__(self, pid: int, controller: str) -> None:
         self._pid = pid
-        self._parent, self.unified = _group_of(pid, controller, root)
+        self._parent, self.unified = _group_of(pid, controller)
         self.folder = self._parent / f"ppfault-{pid}-{controller}"
         try:
             if self.unified and controller != "freezer":
@@ -86,19 +86,19 @@ def limit_memory(pid: int, size: int) -> Callable[[], None]:
     return group.enter()
 
 
-def _group_of(pid: int, controller: str, root: Path) -> tuple[Path, bool]:
+def _group_of(pid: int, controller: str) -> tuple[Path, bool]:
     """Return the folder of the group of `pid` that has `controller`, and whether it is a v2 one."""
     unified = None
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, names, path = line.split(":", 2)
         if controller in names.split(","):
-            return root / names.removeprefix("name=") / path.lstrip("/"), False
+            return ROOT / names.removeprefix("name=") / path.lstrip("/"), False
         if number == "0":
             unified = path.lstrip("/")
     if unified is None:
         raise FaultError(f"pid {pid} is in no cgroup with the controller {controller}")
-    hybrid = root / "unified"
-    folder = (hybrid if hybrid.is_dir() else root) / unified
+    hybrid = ROOT / "unified"
+    folder = (hybrid if hybrid.is_dir() else ROOT) / unified
     has = controller == "freezer" or controller in _read(folder / "cgroup.controllers").split()
     if not has or not os.access(folder, os.W_OK):
         raise FaultError(f"the cgroup of pid {pid} ({folder}) has no controller {controller} that may be used here")
