@@ -130,6 +130,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     ring_dir: str
     started_wall: float
+    allow_faults: bool = False
+    """Started with `--allow-faults`: it can be broken on demand."""
 
     def endpoint(self, name: str) -> str:
         """Return the ipc endpoint of one socket: `state control bulk` (public), `front steps collect` (private)."""

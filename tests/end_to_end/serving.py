@@ -55,16 +55,17 @@ class Ran:
 class Served:
     """One engine in a runtime folder of its own. Use it in a `with`; leaving asserts that nothing is left."""
 
-    def __init__(self, profile: Profile | dict[str, Any]) -> None:
+    def __init__(self, profile: Profile | dict[str, Any], *options: str) -> None:
         self.runtime = Path(tempfile.mkdtemp(prefix="pp-", dir="/tmp"))
         self.file = self.runtime / "profile.yaml"
         self.file.write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
+        self.options = options
         self.stages: int = msgspec.to_builtins(profile)["parallel"]["pipeline"]
         self.start()
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
-        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file)])
+        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file), *self.options])
         try:
             self.pids = self.engine.find_processes(3 + self.stages)
             wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 100)

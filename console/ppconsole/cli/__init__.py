@@ -19,6 +19,7 @@ COMMANDS = {
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "effects", "restart-stage": "effects", "check": "effects", "explain": "details",
     "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings", "bench": "serving",
+    "fault": "faults",
 }  # fmt: skip
 
 

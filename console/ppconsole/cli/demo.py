@@ -38,7 +38,8 @@ LOAD_SETTINGS = ("memory.device_mib=20", "scheduler.max_num_seqs=24")
 @click.command("demo")
 @click.option("--headless", is_flag=True, help="Submit prompts, print their texts and the stages, and end.")
 @click.option("--load", is_flag=True, help="Keep the engine busy enough to wait, swap and preempt.")
-def demo_command(headless: bool, load: bool) -> int:
+@click.option("--allow-faults", is_flag=True, help="Let `ppconsole fault` break it on demand.")
+def demo_command(headless: bool, load: bool, allow_faults: bool) -> int:
     """Try it: a small engine and the console on it.
 
     Two CPU stages serve the bundled model. Leaving the console stops the demo."""
@@ -49,7 +50,7 @@ def demo_command(headless: bool, load: bool) -> int:
     need_engine()
     headless = headless or not has_terminal()
     settings = LOAD_SETTINGS if load else ()
-    engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name()), quiet=True)
+    engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name(), allow_faults), quiet=True)
     # SIGTERM and a closed terminal end the demo as Ctrl-C does: through the `finally` below.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -27,7 +27,7 @@ def show_command(common: Common, request: str) -> None:
 
     from ppconsole.cli.render import detail_lines
 
-    detail = _inspect(common, "request", request=request)
+    detail = inspect(common, "request", request=request)
     if common.json or not isinstance(detail, RequestDetail):
         print_json(detail)
     else:
@@ -44,7 +44,7 @@ def logs_command(common: Common, stage: int | None, lines: int) -> None:
 
     from ppconsole.model.safe import clean
 
-    detail = _inspect(common, "logs", stage=stage, lines=lines)
+    detail = inspect(common, "logs", stage=stage, lines=lines)
     if common.json or not isinstance(detail, LogsDetail):
         print_json(detail)
     else:
@@ -66,7 +66,7 @@ def stacks_command(common: Common, stage: int | None) -> None:
 
     from ppconsole.cli.render import stacks_lines
 
-    detail = _inspect(common, "stacks", stage=stage)
+    detail = inspect(common, "stacks", stage=stage)
     if not isinstance(detail, StacksDetail):
         raise exits.Failure(f"the engine answered with {type(detail).__name__}")
     if common.json:
@@ -103,7 +103,9 @@ def explain_command(common: Common) -> int:
     return exits.FAULT_FOUND if faulty else exits.DONE
 
 
-def _inspect(common: Common, what: Any, **options: Any) -> Detail:
+def inspect(common: Common, what: Any, **options: Any) -> Detail:
+    """Ask the engine for one kind of detail. Raises Failure, LinkLost, QueryFailed."""
+
     async def ask() -> Detail:
         async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
             return await link.inspect(what, **options)

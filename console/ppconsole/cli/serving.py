@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 @click.option("--set", "settings", multiple=True, metavar="a.b=c", help="Change one key of the profile; repeatable.")
 @click.option("--name", help="Name of the engine; without it, the profile's.")
 @click.option("--bind", metavar="ADDRESS", help="Only `local` so far: sockets in a folder of this user.")
+@click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the engine announces as JSON lines.")
-def serve_command(profile: str, settings: Sequence[str], name: str | None, bind: str | None, as_json: bool) -> int:
+def serve_command(
+    profile: str, settings: Sequence[str], name: str | None, bind: str | None, allow_faults: bool, as_json: bool
+) -> int:
     """Run an engine of PROFILE in the foreground.
 
     PROFILE is a bundled name or a .yaml file.
@@ -35,7 +38,7 @@ def serve_command(profile: str, settings: Sequence[str], name: str | None, bind:
         text = f"--bind {bind}: remote consoles need keys, which are not built yet; leave it out to serve local ones"
         raise exits.Failure(text, exits.USAGE)
     need_engine()
-    engine = EngineProcess(profile_arguments(profile, settings, name))
+    engine = EngineProcess(profile_arguments(profile, settings, name, allow_faults))
     try:
         asyncio.run(_relay(engine, as_json))
         return _exit_code(engine.wait(30.0))
@@ -58,13 +61,14 @@ def bench_command(arguments: Sequence[str]) -> int:
             continue  # the terminal's Ctrl-C reached it too; it cleans up and ends
 
 
-def profile_arguments(profile: str, settings: Sequence[str], name: str | None) -> list[str]:
+def profile_arguments(profile: str, settings: Sequence[str], name: str | None, allow_faults: bool = False) -> list[str]:
     """Return the arguments of the supervisor."""
     arguments = [profile]
     for setting in settings:
         arguments.append(f"--set={setting}")
     # Joined by a sign: a value that begins with a dash is still a value.
-    return arguments + ([] if name is None else [f"--name={name}"])
+    arguments += [] if name is None else [f"--name={name}"]
+    return arguments + (["--allow-faults"] if allow_faults else [])
 
 
 async def _relay(engine: EngineProcess, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import zmq.asyncio
 from ppengine.protocol.control import (
     BlocksDetail,
     Command,
+    FaultsDetail,
     Fetch,
     Fetched,
     Inspect,
@@ -44,6 +45,7 @@ _DETAILS: dict[InspectWhat, type[Detail]] = {
     "logs": LogsDetail,
     "blocks": BlocksDetail,
     "ledger": LedgerDetail,
+    "faults": FaultsDetail,
 }
 
 

@@ -11,6 +11,7 @@ from ppengine.protocol.control import (
     BlocksDetail,
     Deferred,
     ErrorCode,
+    FaultsDetail,
     Fetched,
     LedgerDetail,
     LogsDetail,
@@ -23,8 +24,8 @@ from ppengine.protocol.control import (
 from ppengine.protocol.snapshot import Event, Snapshot
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
-InspectWhat = Literal["request", "stacks", "logs", "blocks", "ledger"]
-Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail | LedgerDetail
+InspectWhat = Literal["request", "stacks", "logs", "blocks", "ledger", "faults"]
+Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail | LedgerDetail | FaultsDetail
 Progress = Callable[[Accepted | Deferred], None]
 
 

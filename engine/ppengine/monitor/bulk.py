@@ -16,6 +16,7 @@ from ppengine.protocol import frames
 from ppengine.protocol.control import (
     ErrorCode,
     Failed,
+    FaultsDetail,
     Fetch,
     Fetched,
     Inspect,
@@ -27,6 +28,7 @@ from ppengine.protocol.control import (
 OPEN_MOST = 10_000
 WAIT_MOST_MS = 60_000
 CORE_ANSWER_S, STACKS_ANSWER_S = 10.0, 20.0
+NO_FAULTS = "this engine takes no faults on demand; start one that does: ppconsole serve PROFILE --allow-faults"
 
 
 class Open(msgspec.Struct):
@@ -48,10 +50,14 @@ class BulkDesk:
         answer: Callable[[bytes, msgspec.Struct], None],
         ask_core: Callable[[Fetch | Inspect], str],
         ask_agent: Callable[[Inspect], str],
+        faults: Callable[[], FaultsDetail | None] = lambda: None,
     ) -> None:
-        """`ask_core` and `ask_agent` send a question and return why that is not possible, empty when it is."""
+        """`ask_core` and `ask_agent` send a question and return why that is not possible, empty when it is.
+
+        `faults` returns None in an engine that cannot be broken on demand.
+        """
         self._run_dir, self._events, self._answer = run_dir, events, answer
-        self._ask_core, self._ask_agent = ask_core, ask_agent
+        self._ask_core, self._ask_agent, self._faults = ask_core, ask_agent, faults
         self._open: OrderedDict[int, Open] = OrderedDict()
         self._next = 1
 
@@ -66,6 +72,8 @@ class BulkDesk:
             detail = LogsDetail(lines=tail(self._run_dir, question.lines, question.stage))
             data = msgspec.Raw(frames.encode(detail))
             self._answer(client, Inspected(nonce=question.nonce, what="logs", data=data))
+        elif question.what == "faults":
+            self._list_faults(client, question.nonce)
         elif question.what == "stacks":
             self._pass_on(client, question, "agent", STACKS_ANSWER_S)
         else:
@@ -85,6 +93,14 @@ class BulkDesk:
         for number, known in [(number, known) for number, known in self._open.items() if known.deadline < now]:
             del self._open[number]
             self._fail(known.client, known.nonce, "FAILED", f"the {known.whom} gave no answer")
+
+    def _list_faults(self, client: bytes, nonce: int) -> None:
+        listing = self._faults()
+        if listing is None:
+            self._fail(client, nonce, "DENIED", NO_FAULTS)
+            return
+        data = msgspec.Raw(frames.encode(listing))
+        self._answer(client, Inspected(nonce=nonce, what="faults", data=data))
 
     def _pass_on(self, client: bytes, question: Fetch | Inspect, whom: str, wait_s: float) -> None:
         nonce, number = question.nonce, self._next

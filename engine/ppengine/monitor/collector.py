@@ -106,6 +106,12 @@ class Collector:
             return None
         return process.pid, self._starts[process.pid]
 
+    def pid_of(self, role: str, stage: int | None = None) -> int | None:
+        """Return the process of a role (and stage) that runs on this host; None if none is known."""
+        listed = self._processes.processes if self._processes else []
+        process = newest_process(listed, role, None if stage is None else (stage, 0))
+        return process.pid if process and process.pid in self._starts and self._is_here(process) else None
+
     def _is_here(self, process: ProcessInfo) -> bool:
         """Return whether a process is one of this host: a pid of another host is somebody else's here."""
         if process.role != "stage" or self._config.profile.parallel.executor == "local":

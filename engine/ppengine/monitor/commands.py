@@ -21,10 +21,12 @@ from ppengine.monitor.roles import may_command
 from ppengine.monitor.sessions import Session, Sessions
 from ppengine.protocol.control import (
     Accepted,
+    ClearFaults,
     Command,
     Continue,
     Deferred,
     ErrorCode,
+    Fault,
     Outcome,
     Refused,
     Stop,
@@ -47,6 +49,9 @@ class EngineAccess(Protocol):
 
     def forward(self, command: Command) -> bool:
         """Send to the core; return whether it was taken."""
+
+    def fault(self, command: Command) -> list[Accepted | Outcome | Refused]:
+        """Begin a `Fault` or `ClearFaults`; return the answers so far."""
 
     def stage_process(self, stage: int) -> tuple[int, int] | None:
         """Return (pid, start time) of a stage."""
@@ -116,13 +121,13 @@ class CommandDesk:
             self._kept.popitem(last=False)
         self._begin(kept)
 
-    def on_reply(self, reply: Reply) -> bool:
-        """Pass an answer of the core on; return False for one that belongs to no open command."""
+    def on_reply(self, reply: Reply, *, core: bool = True) -> bool:
+        """Pass an answer on, of the core or of who else was asked; return False if it belongs to no open command."""
         kept = self._kept.get(reply.id)
         if kept is None or kept.over:
             return False
         # The core makes the event of an end itself: it also ends operations that came by other ways.
-        self._reply(kept, reply, told=isinstance(reply, Outcome))
+        self._reply(kept, reply, told=core and isinstance(reply, Outcome))
         return True
 
     def core_lost(self, why: str) -> None:
@@ -170,6 +175,10 @@ class CommandDesk:
         command = kept.command
         if isinstance(command.verb, Continue):
             self._continue(kept, command.verb.stage)
+            return
+        if isinstance(command.verb, Fault | ClearFaults):
+            for reply in self._engine.fault(command):
+                self._reply(kept, reply)
             return
         missing = self._engine.core_missing()
         if isinstance(command.verb, Stop):

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -23,7 +24,7 @@ from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
 from ppengine.monitor import departure, envelope
 from ppengine.monitor.audit import AuditError, AuditLog
-from ppengine.monitor.bulk import BulkDesk
+from ppengine.monitor.bulk import NO_FAULTS, BulkDesk
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.commands import CommandDesk
 from ppengine.monitor.events import EventLog
@@ -37,6 +38,7 @@ from ppengine.protocol.control import (
     Command,
     Deferred,
     Failed,
+    FaultsDetail,
     Fetch,
     Fetched,
     FromBulk,
@@ -55,6 +57,9 @@ from ppengine.protocol.control import (
 from ppengine.protocol.offline import AbortMany, FromFront
 from ppengine.protocol.reports import ToCollector
 from ppengine.protocol.snapshot import Event
+
+if TYPE_CHECKING:
+    from ppengine.faults.desk import FaultDesk
 
 log = logging.getLogger("ppengine.gateway")
 
@@ -86,16 +91,25 @@ class Gateway:
         self._commands = CommandDesk(
             config.epoch, audit, self._events, self._sessions, self._answer_control, self
         )  # fmt: skip
-        self._bulk = BulkDesk(run_dir, self._events, answer_bulk, self._ask_core, self._ask_agent)
+        self._bulk = BulkDesk(run_dir, self._events, answer_bulk, self._ask_core, self._ask_agent, self._list_faults)
         self._answer_bulk = answer_bulk
         self._probe = StackProbe(self._ask_agent)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
         self._to_collector = frames.Codec(ToCollector)
         self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
+        self._faults = self._fault_desk(context)
         self._refresh: set[bytes] = set()
         self._published = 0.0
         self._spacing = min(_REFRESH_S, 0.5 / config.profile.console.publish_hz)
         self._core_was_there = False
+
+    def _fault_desk(self, context: zmq.Context[zmq.Socket[bytes]]) -> FaultDesk | None:
+        """Return who breaks things on demand; without `--allow-faults`, nothing of it is so much as imported."""
+        if not self._config.allow_faults:
+            return None
+        from ppengine.faults.desk import FaultDesk
+
+        return FaultDesk(self._config, context, self._collector.pid_of)
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -110,6 +124,8 @@ class Gateway:
             self._sockets.collect: self._on_collect,
             self._sockets.agent: self._on_agent,
         }
+        if self._faults is not None:
+            handlers[self._faults.socket] = self._on_faults
         for socket in handlers:
             poller.register(socket, zmq.POLLIN)
         period = 1.0 / self._config.profile.console.publish_hz
@@ -135,6 +151,7 @@ class Gateway:
                 self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
                 self._publisher.hugz(self._collector.step(), self._collector.core_age_ms())
                 self._bulk.expire(now)
+                self._on_faults()
             self._publish(now)
 
     def _judge(self) -> None:
@@ -277,6 +294,14 @@ class Gateway:
         taken = send(self._sockets.agent, [frames.encode(question)])
         return "" if taken else "the agent takes no more questions now"
 
+    def _list_faults(self) -> FaultsDetail | None:
+        return None if self._faults is None else self._faults.listing()
+
+    def _on_faults(self) -> None:
+        if self._faults is not None:
+            for end in self._faults.answers() + self._faults.expire(time.monotonic()):
+                self._commands.on_reply(end, core=False)
+
     # --- what the command desk asks of the engine (`EngineAccess`) ------------------------------------------
 
     def core_missing(self) -> str:
@@ -286,6 +311,12 @@ class Gateway:
     def forward(self, command: Command) -> bool:
         """Send to the core; return whether it was taken."""
         return self._send_core(command)
+
+    def fault(self, command: Command) -> list[Accepted | Outcome | Refused]:
+        """Break something on demand, or refuse to."""
+        if self._faults is None:
+            return [Refused(id=command.id, code="DENIED", text=NO_FAULTS)]
+        return self._faults.begin(command)
 
     def stage_process(self, stage: int) -> tuple[int, int] | None:
         """Return (pid, start time) of a stage."""
@@ -306,6 +337,8 @@ class Gateway:
         self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was told to end")
         topics = [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW]
         self._publisher.snapshot(self._collector.snapshot(self._sessions.count(time.monotonic()), stopped=True), topics)
+        if self._faults is not None:
+            self._faults.close()
         self._sockets.close(linger_ms=500)
         if orphaned:
             for pid in departure.clear_away(self._config.id, self._collector.others()):

@@ -158,9 +158,20 @@ class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unk
     stage: int
 
 
+class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
+    """Break something on purpose, in an engine that was started with `--allow-faults`. `stage` None: not a stage."""
+
+    kind: str
+    stage: int | None = None
+
+
+class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unknown_fields=True):
+    """End every fault on demand that can be ended."""
+
+
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck | RestartStage
+    | SetCheck | RestartStage | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 
@@ -288,17 +299,19 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
 
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, or all), `logs`,
-    `blocks` (owner map, run-length encoded), `ledger` (streams, hand-offs and buffers of `stage`, or all)."""
+    `blocks` (owner map, run-length encoded), `ledger` (streams, hand-offs and buffers of `stage`, or all), `faults`
+    (what can be broken on demand)."""
 
     nonce: int
-    what: Literal["request", "stacks", "logs", "blocks", "ledger"]
+    what: Literal["request", "stacks", "logs", "blocks", "ledger", "faults"]
     request: str | None = None
     stage: int | None = None
     lines: int = 200
 
 
 class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
-    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`, `LedgerDetail`."""
+    """`data` depends on `what`: `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`, `LedgerDetail`,
+    `FaultsDetail`."""
 
     nonce: int
     what: str
@@ -382,6 +395,25 @@ class LedgerDetail(msgspec.Struct, kw_only=True):
 
     on: bool
     stages: list[StageLedger]
+
+
+class FaultInfo(msgspec.Struct, kw_only=True):
+    """One kind of fault on demand. `expects`: the causes that are right, the best first; none: no alarm is."""
+
+    kind: str
+    does: str
+    told: str
+    where: str
+    expects: list[str]
+    clears: bool
+    held_out: bool
+
+
+class FaultsDetail(msgspec.Struct, kw_only=True):
+    """Faults that can be had on demand, and those that are on."""
+
+    faults: list[FaultInfo]
+    on: list[str]
 
 
 class Failed(msgspec.Struct, tag="bulk-failed", kw_only=True):

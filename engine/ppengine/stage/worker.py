@@ -53,6 +53,7 @@ class StageWorker:
 
     def __init__(self, config: EngineConfig, stage: int, rank: int, generation: int, context: zmq.Context[Any]) -> None:
         self._config = config
+        self._context = context
         self._stage, self._rank = stage, rank
         self._first = generation
         self._generations = Generations(generation)
@@ -62,6 +63,7 @@ class StageWorker:
         self._inbox: deque[Step] = deque()
         self._leaving = False
         self._newest = 0
+        self._arms: Any = None
         self._checks = StageChecks(stage, rank, self._generations)
         self._checks.ledger.thread("main")
         self._control = ControlThread(context, config, stage, rank, self._generations, self._ring, self._checks.news)
@@ -122,6 +124,7 @@ class StageWorker:
         except PeerLostError as error:
             lost = error.with_traceback(None)
         else:
+            runner = self._armed(runner)
             self._send(msgspec.structs.replace(loaded.ready, generation=generation))
             self._ring.phase(Phase.SERVING)
             with torch.inference_mode():
@@ -144,6 +147,18 @@ class StageWorker:
         self._ring.gauge(Gauge.OUTBOX, 0)
         self._ring.gauge(Gauge.STEP_FINISHED, self._newest)
         self._newest = 0
+
+    def _armed(self, runner: Runner) -> Runner:
+        """Let faults strike on demand. Without the option, nothing of it is so much as imported."""
+        if not self._config.allow_faults:
+            return runner
+        if self._arms is None:
+            from ppengine.faults.stage import Arms
+
+            self._arms = Arms(self._config, self._stage, self._context, self._control, self._ring)
+            self._socket = self._arms.socket(self._socket)
+        armed: Runner = self._arms.runner(runner)
+        return armed
 
     def _serve(self, runner: Runner) -> None:
         peer = None

@@ -1,4 +1,4 @@
-"""Entry point: `python -m ppengine.supervisor PROFILE [--set a.b=c]... [--name NAME]`.
+"""Entry point: `python -m ppengine.supervisor PROFILE [--set a.b=c]... [--name NAME] [--allow-faults]`.
 
 On stdout one JSON line when the engine can be attached to, `{"event": "started", "id", "name", "run_dir"}`, and one at
 the end, `{"event": "stopped", "code", "reason"}`; messages for humans on stderr. Exit codes: 0 stopped as asked,
@@ -44,7 +44,7 @@ def main() -> int:
 
 def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
     profile = _profile(options)
-    config = engine_config(profile, options.name)
+    config = engine_config(profile, options.name, allow_faults=options.allow_faults)
     return Supervisor(config, _executor(profile), wakeup).run()
 
 
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a bundled name or a .yaml file")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one key of the profile")
     parser.add_argument("--name", help="name of the engine; without it, the profile's")
+    parser.add_argument("--allow-faults", action="store_true", help="let operators break it on demand: for drills")
     parser.add_argument("--profile-json", metavar="TEXT", help="a profile as JSON, in place of PROFILE")
     lifeline.add_argument(parser)
     return parser

@@ -29,7 +29,7 @@ def parse_profile(text: str) -> Profile:
     return build_profile(data, base=Path.cwd(), where="--profile-json")
 
 
-def engine_config(profile: Profile, name: str | None) -> EngineConfig:
+def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = False) -> EngineConfig:
     """Return the configuration of a new boot of `profile` under `name` (None: the profile's).
 
     Reads the model's config.json and, unless the weights are dummies, the headers of its weight files.
@@ -61,4 +61,5 @@ def engine_config(profile: Profile, name: str | None) -> EngineConfig:
         run_dir=str(discovery.runtime_dir() / engine_id),
         ring_dir=str(discovery.ring_dir(engine_id)),
         started_wall=time.time(),
+        allow_faults=allow_faults,
     )

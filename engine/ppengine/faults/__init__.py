@@ -1,0 +1,7 @@
+"""Faults on demand, for tests and drills: an engine started with `--allow-faults` can be told to fail in a known way.
+
+`registry` says what a kind is; the modules with the kinds in them (`hangs`, `edges`, `ends`, `slow`, `numbers`,
+`watchers`) are one decorated function a kind. `desk` carries a command out for the gateway: from outside (`target`,
+`groups`, `wires`) or by a word to the stage, whose `stage` module has put `points` where a fault can strike.
+Nothing here is imported by an engine that was started without the option.
+"""

@@ -1,0 +1,197 @@
+"""Where a fault can strike in a stage: the stage's own parts, each behind a stand-in that asks the points first.
+
+The hot path knows nothing of this: a stage that may fail on demand is put together from stand-ins once, after boot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ppengine.faults.registry import Kind
+from ppengine.ring import RingWriter
+
+
+@dataclass
+class Site:
+    """The stage as a fault sees it, in its present generation. `inlet`, `outbox`: None where the stage has none."""
+
+    stage: int
+    stages: int
+    ring: RingWriter
+    runner: Any
+    inlet: Any
+    outbox: Any
+    control: threading.Thread
+
+
+class Fault:
+    """A fault that is on, aimed at stage `aim`: this one, or its neighbour. `over` is set when it is lifted."""
+
+    def __init__(self, kind: Kind, site: Site, aim: int) -> None:
+        self.kind, self.site, self.aim = kind, site, aim
+        self.over = threading.Event()
+        self.late: deque[Callable[[], object]] = deque()
+        """What it kept back, to be done by the step loop once it is lifted: a socket belongs to one thread."""
+        self._kept: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._struck = False
+
+    def hold(self) -> None:
+        """Wait, without the GIL, until it is lifted."""
+        self.over.wait()
+
+    def keep(self, call: Callable[[], object]) -> None:
+        """Keep `call` back until the fault is lifted; then the fault thread does it, in order."""
+        with self._lock:
+            if not self.over.is_set():
+                self._kept.append(call)
+                return
+        call()
+
+    def lift(self) -> None:
+        """Do what was kept back, and let go who waits."""
+        with self._lock:
+            while self._kept:
+                self._kept.popleft()()
+            self.over.set()
+
+    def first(self) -> bool:
+        """Whether it strikes for the first time."""
+        struck, self._struck = self._struck, True
+        return not struck
+
+    def strike(self, go: Callable[..., Any], *args: Any) -> Any:
+        """Do the fault's thing in place of `go(*args)`."""
+        return self.kind.act(self, go, *args)
+
+
+class Points:
+    """The faults that are on, by the point where they strike. The fault thread changes it, the others read it."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, Fault] = {}
+        self._late: deque[Callable[[], object]] = deque()
+
+    def add(self, fault: Fault, point: str) -> None:
+        """Let `fault` strike at `point` from now on, in place of what struck there."""
+        self._at[point] = fault
+
+    def lift(self, fault: Fault) -> None:
+        """Take `fault` away, let go who waits in it, and see to what it kept back."""
+        fault.lift()
+        for point in [point for point, other in self._at.items() if other is fault]:
+            del self._at[point]
+        self._late.extend(fault.late)
+
+    def through(self, point: str, go: Callable[..., Any], *args: Any) -> Any:
+        """Do `go(*args)`, or what a fault at `point` makes of it."""
+        while point == "poll" and self._late:
+            self._late.popleft()()
+        fault = self._at.get(point)
+        return go(*args) if fault is None else fault.strike(go, *args)
+
+
+class _StandIn:
+    """Stands for one part: all that a subclass does not name is the part's own."""
+
+    def __init__(self, part: Any, points: Points) -> None:
+        self._part, self._points = part, points
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+class RunnerPoint(_StandIn):
+    """Executes steps."""
+
+    def execute(self, step: Any) -> Any:
+        """Point `step`."""
+        return self._points.through("step", self._part.execute, step)
+
+
+class InletPoint(_StandIn):
+    """Receives hidden states."""
+
+    def take(self, step: int) -> Any:
+        """Point `receive`."""
+        return self._points.through("receive", self._part.take, step)
+
+    def expect(self, step: int, tokens: int) -> Any:
+        """Point `expect`."""
+        return self._points.through("expect", self._part.expect, step, tokens)
+
+
+class OutboxPoint(_StandIn):
+    """Hands tensors to the send thread."""
+
+    def put(self, step: int, tensor: Any) -> Any:
+        """Point `send`."""
+        return self._points.through("send", self._part.put, step, tensor)
+
+
+class EdgePoint(_StandIn):
+    """One communicator, as the send thread uses it."""
+
+    def send(self, tensor: Any, step: int = 0) -> Any:
+        """Point `edge-send`."""
+        return self._points.through("edge-send", lambda sent: self._part.send(sent, step), tensor)
+
+
+class ModelPoint(_StandIn):
+    """The layers of the stage."""
+
+    def run(self, *args: Any) -> Any:
+        """Point `forward`."""
+        return self._points.through("forward", self._part.run, *args)
+
+
+class CachePoint(_StandIn):
+    """The KV cache."""
+
+    def map_blocks(self, count: int) -> Any:
+        """Point `map`."""
+        return self._points.through("map", self._part.map_blocks, count)
+
+
+class HostPoint(_StandIn):
+    """The host's swap pool."""
+
+    @property
+    def layers(self) -> Layers:
+        """The pool's layers, each of which is met at point `copy`."""
+        return Layers(self._part.layers, self._points)
+
+
+class Layers:
+    """Layers of the swap pool; to go through them is to copy."""
+
+    def __init__(self, layers: Any, points: Points) -> None:
+        self._layers, self._points = layers, points
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._points.through("copy", lambda: self._layers)
+
+
+class SocketPoint(_StandIn):
+    """The step loop's socket to the core. `leave` is called before it closes."""
+
+    def __init__(self, part: Any, points: Points, leave: Callable[[], None]) -> None:
+        super().__init__(part, points)
+        self._leave = leave
+
+    def poll(self, timeout_ms: int) -> Any:
+        """Point `poll`."""
+        return self._points.through("poll", self._part.poll, timeout_ms)
+
+    def send(self, body: bytes) -> Any:
+        """Point `ack`."""
+        return self._points.through("ack", self._part.send, body)
+
+    def close(self) -> None:
+        """End the fault thread, then close."""
+        self._leave()
+        self._part.close()

@@ -1,0 +1,119 @@
+"""The stage's side: stand-ins at the points, and a thread that begins and ends faults when the gateway says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from ppengine.config import EngineConfig
+from ppengine.faults import points as at
+from ppengine.faults.registry import FaultError, Kind, find
+from ppengine.faults.wire import Done, Inject, Lift, ToFaults
+from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.ring import RingWriter
+
+_POLL_MS = 100
+
+
+class Arms:
+    """Puts the stage's parts behind stand-ins: the socket once, runner and edges in each generation."""
+
+    def __init__(
+        self, config: EngineConfig, stage: int, context: zmq.Context[Any], control: threading.Thread, ring: RingWriter
+    ) -> None:
+        self._points = at.Points()
+        self._site = at.Site(stage, config.stages, ring, None, None, None, control)
+        self._thread = FaultThread(context, config, self._points, self._site)
+
+    def socket(self, socket: Any) -> Any:
+        """Return the step loop's socket behind a stand-in; with it the fault thread closes."""
+        return at.SocketPoint(socket, self._points, self._thread.close)
+
+    def runner(self, runner: Any) -> Any:
+        """Return `runner` behind a stand-in. The first one lets the fault thread begin."""
+        points, site = self._points, self._site
+        site.runner, site.inlet, site.outbox = runner, runner._inlet, runner.outbox
+        if runner._inlet is not None:
+            runner._inlet = at.InletPoint(runner._inlet, points)
+        if runner.outbox is not None:
+            runner.outbox.edge = at.EdgePoint(runner.outbox.edge, points)
+            runner.outbox = at.OutboxPoint(runner.outbox, points)
+        runner._model = at.ModelPoint(runner._model, points)
+        runner.cache = at.CachePoint(runner.cache, points)
+        runner._host = at.HostPoint(runner._host, points)
+        if not self._thread.ident:
+            self._thread.start()
+        return at.RunnerPoint(runner, points)
+
+
+class FaultThread(threading.Thread):
+    """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, unless that holds the GIL."""
+
+    def __init__(self, context: zmq.Context[Any], config: EngineConfig, points: at.Points, site: at.Site) -> None:
+        super().__init__(name="faults", daemon=True)
+        self._points, self._site = points, site
+        self._closed = threading.Event()
+        self._on: list[tuple[Kind, at.Fault | None, Callable[[], None] | None]] = []
+        self._context, self._endpoint = context, config.endpoint("faults")
+
+    def run(self) -> None:
+        """Serve until closed."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, f"f{self._site.stage}".encode())
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(self._endpoint)
+        codec = Codec(ToFaults)
+        try:
+            while not self._closed.is_set():
+                if socket.poll(_POLL_MS):
+                    socket.send(encode(self._serve(codec, socket.recv())))
+        finally:
+            socket.close()
+
+    def close(self) -> None:
+        """End the thread; returns within a poll."""
+        self._closed.set()
+        if threading.current_thread() is not self:
+            self.join()
+
+    def _serve(self, codec: Codec, body: bytes) -> Done:
+        stage, message = self._site.stage, None
+        try:
+            message = codec.decode(body)
+            if isinstance(message, Inject):
+                return Done(message.id, stage, text=self._inject(find(message.kind), message.stage))
+            if isinstance(message, Lift):
+                self._lift()
+                return Done(message.id, stage)
+        except (FaultError, ProtocolError) as error:
+            return Done(getattr(message, "id", ""), stage, error=str(error))
+        return Done("", stage, error="not a message for the fault thread")
+
+    def _inject(self, kind: Kind, aim: int) -> str:
+        if kind.how == "arm":
+            self._on.append((kind, None, kind.act(self._site)))
+            return f"{kind.name} at stage {self._site.stage} is on"
+        fault = at.Fault(kind, self._site, aim)
+        self._on.append((kind, fault, None))
+        self._points.add(fault, self._point(kind))
+        return f"{kind.name} strikes stage {self._site.stage} at its next {self._point(kind)}"
+
+    def _point(self, kind: Kind) -> str:
+        """Return where it strikes here: the first stage receives nothing but steps, a last one may send nothing."""
+        if kind.point == "receive" and self._site.inlet is None:
+            return "step"
+        if kind.point in ("send", "edge-send") and self._site.outbox is None:
+            raise FaultError(f"{kind.name} strikes a send, and stage {self._site.stage} sends to no other stage")
+        return kind.point
+
+    def _lift(self) -> None:
+        lifted = [entry for entry in self._on if entry[0].clears]
+        self._on = [entry for entry in self._on if not entry[0].clears]
+        for _, fault, undo in lifted:
+            if fault is not None:
+                self._points.lift(fault)
+            if undo is not None:
+                undo()

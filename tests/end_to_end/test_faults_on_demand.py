@@ -1,0 +1,143 @@
+"""Faults on demand in a real engine: they strike where they should, are cleared, and no token is lost by it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import reference
+from checkpoints import make_checkpoint
+from engines import wait_until
+from ppengine.faults.registry import kinds
+from ppengine.protocol.control import ClearFaults, Fault, Preempt
+from ppengine.protocol.snapshot import Snapshot
+from serving import Operator, Served, process_state
+
+from profiles import small
+
+STEPS = 120
+PROMPT = reference.prompts(1, 100, low=30, high=30, seed=21)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_root: Path) -> Path:
+    return make_checkpoint(checkpoint_root / "broken", "opt", dtype="float64", layers=4, max_position_embeddings=2048)
+
+
+def serve(folder: Path, *options: str) -> Served:
+    profile = small(folder, model={"max_model_len": 1024}, scheduler={"schedule_ahead": True})
+    return Served(profile, *options)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Served]:
+    with serve(folder, "--allow-faults") as served:
+        yield served
+
+
+@pytest.fixture
+def lost_engine(folder: Path) -> Iterator[Served]:
+    with serve(folder, "--allow-faults") as served:
+        yield served
+
+
+async def writes(op: Operator) -> str:
+    name = await op.submit(PROMPT, max_tokens=STEPS)
+    await op.request(name, lambda request: request.output_tokens > 3, "writes")
+    return name
+
+
+HANGS = [
+    ("sleep-before-send", 0), ("sleep-before-receive", 1), ("sleep-in-forward", 0), ("python-loop", 1),
+    ("pipe-read", 0), ("internal-deadlock", 0), ("send-thread-stuck", 1), ("send-thread-gone", 0), ("drop-send", 0),
+    ("drop-token-return", 1), ("drop-ack", 1), ("socket-unread", 0), ("link-stall", 0), ("sigstop", 1), ("traced", 0),
+    ("core-stop", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "stage"), HANGS, ids=[kind for kind, _ in HANGS])
+async def test_hang_strikes_and_is_cleared(engine: Served, folder: Path, kind: str, stage: int | None) -> None:
+    async with engine.operator() as op:
+        name = await writes(op)
+        assert kind in (await op.do(Fault(kind=kind, stage=stage))).text
+        if kind == "core-stop":
+            wait_until(lambda: process_state(engine.pids["core"]) == "T", "the core is stopped")
+        else:
+            await op.stuck(name)
+        assert kind in (await op.do(ClearFaults())).text
+        assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
+        assert (await op.do(ClearFaults())).text == "no fault is on"
+
+
+async def test_swap_that_never_ends(engine: Served, folder: Path) -> None:
+    async with engine.operator() as op:
+        name = await writes(op)
+        await op.do(Fault(kind="swap-hang", stage=1))
+        await op.begin(Preempt(request=name, mode="swap"))
+
+        def swapping(picture: Snapshot) -> bool:
+            return picture.stages[1].op is not None and picture.stages[1].op.startswith("swap_out")
+
+        await op.until(swapping, "stage 1 is in a swap")
+        await op.do(ClearFaults())
+        assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
+
+
+async def test_slow_stage_is_slow_until_cleared(engine: Served, folder: Path) -> None:
+    async with engine.operator() as op:
+        name = await writes(op)
+        await op.do(Fault(kind="slow-sleep", stage=1))
+        await op.until(lambda picture: (picture.stages[1].step_ms.p99 or 0) > 5.0, "its steps take longer")
+        await op.do(ClearFaults())
+        assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
+
+
+def test_from_the_command_line(engine: Served) -> None:
+    listed = engine.cli("fault", "--list")
+    assert listed.code == 0
+    for name in kinds():
+        assert f"\n{name}  [" in f"\n{listed.out}"
+    assert listed.out.endswith("on: none\n")
+    planned = engine.cli("fault", "sigkill", "--stage", "1", "--dry-run")
+    assert planned.code == 0
+    assert "The stage gets SIGKILL" in planned.out
+    wrong = engine.cli("fault", "sigkil", "--stage", "1")
+    assert wrong.code == 2
+    assert "did you mean sigkill" in wrong.err
+    assert engine.cli("fault", "sigkill", "--stage", "2").code == 2
+    done = engine.cli("fault", "slow-subscriber", "--json")
+    assert done.code == 0
+    assert done.json["state"] == "applied"
+    assert "on: slow-subscriber at gateway" in engine.cli("fault", "--list").out
+    cleared = engine.cli("fault", "--clear")
+    assert cleared.code == 0
+    assert "cleared slow-subscriber" in cleared.out
+
+
+@pytest.mark.parametrize(("kind", "code"), [("sigsegv", -signal.SIGSEGV), ("sys-exit", 3)])
+async def test_death_by_a_fault(lost_engine: Served, kind: str, code: int) -> None:
+    async with lost_engine.operator() as op:
+        await writes(op)
+        await op.do(Fault(kind=kind, stage=1))
+        picture = await op.until(lambda picture: picture.engine.state == "degraded", "the engine is degraded")
+        assert "stage 1 is lost" in picture.engine.message
+        await op.until(lambda picture: picture.stages[1].state == "dead", "stage 1 is dead")
+        said = "SIGSEGV" if code < 0 else f"exit code {code}"
+        await op.until(lambda picture: said in picture.engine.message, f"it is known how: {said}")
+        assert (await op.do(ClearFaults())).text == f"{kind} at stage 1 has ended its process"
+
+
+async def test_engine_without_the_option_cannot_be_broken(folder: Path) -> None:
+    with serve(folder) as engine:
+        async with engine.operator() as op:
+            text = await op.refused(Fault(kind="sigkill", stage=0), "DENIED")
+            assert text.endswith("ppconsole serve PROFILE --allow-faults")
+            await op.refused(ClearFaults(), "DENIED")
+            assert await op.tokens(await op.submit(PROMPT, max_tokens=5)) == reference.greedy(folder, PROMPT, 5)
+        ran = engine.cli("fault", "sigkill", "--stage", "0")
+        assert ran.code == 4
+        assert "--allow-faults" in ran.err
+        assert engine.cli("fault", "--list").code == 4
+        assert not (engine.engine.run_dir / "faults").exists()
