@@ -80,10 +80,10 @@ def test_a_second_death_is_the_new_process_s(rig: Rig) -> None:
     rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
     rig.roots()
     rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW, exit_code=1, detail="no weights")))
-    assert rig.roots() == [(1, "dead")]
+    assert rig.roots() == [(1, "crashed")]
     assert "no weights" in rig.collector.snapshot(1).verdicts[0].summary
     rig.look(sample(0), sample(1, pid=NEW))
-    assert rig.roots() == [(1, "dead")], "the rings of the dead say nothing of a successor"
+    assert rig.roots() == [(1, "crashed")], "the rings of the dead say nothing of a successor"
 
 
 def test_a_process_that_was_replaced_on_purpose_is_no_fault(rig: Rig) -> None:

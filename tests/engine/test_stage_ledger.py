@@ -83,7 +83,7 @@ def test_off_is_one_look_at_it(tmp_path: Path) -> None:
     pair = Pair(tmp_path, Untouched(0))
     for step in range(1, SENT):
         assert torch.equal(pair.round(step, forward(step)), forward(step))
-    pair.outbox.close(10)
+    pair.outbox.finish(10)
     pair.ledger.switch(True)
     with pytest.raises(AssertionError, match="launch"):
         pair.round(SENT, forward(SENT))
