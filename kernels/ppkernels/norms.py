@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ppkernels import jit
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -14,6 +18,11 @@ def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Half precision is normed in float32 and rounded before the weight, as the models were trained.
     """
+    if jit.serves(values) and values.is_contiguous() and weight.dim() == 1:
+        output = torch.empty_like(values)
+        width = values.shape[-1]
+        _rms_norm(values.view(-1, width).numpy(), weight.numpy(), eps, output.view(-1, width).numpy())
+        return output
     return rms_norm_reference(values, weight, eps)
 
 
@@ -35,3 +44,15 @@ def layer_norm(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
 def layer_norm_reference(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Torch version of `layer_norm`."""
     return functional.layer_norm(values, values.shape[-1:], weight, bias, eps)
+
+
+@jit.compiled
+def _rms_norm(values: Any, weight: Any, eps: float, output: Any) -> None:
+    rows, width = values.shape
+    for row in range(rows):
+        total = weight.dtype.type(0)
+        for i in range(width):
+            total += values[row, i] * values[row, i]
+        scale = weight.dtype.type(1 / (total / width + eps) ** 0.5)
+        for i in range(width):
+            output[row, i] = values[row, i] * scale * weight[i]

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
-
-def kv_rows(slot_mapping: Tensor, block_size: int) -> Tensor:
-    """Return [T, 2]: the rows of key and value of each slot in a cache seen as [blocks * 2 * block_size, ...]."""
-    key = slot_mapping + torch.div(slot_mapping, block_size, rounding_mode="floor") * block_size
-    return torch.stack((key, key + block_size), dim=1)
+from ppkernels import jit
+from ppkernels.kv_layout import keys, transposed, values
 
 
-def store_kv(kv: Tensor, key_value: Tensor, rows: Tensor) -> None:
-    """Write `key_value` [T, 2, kv_heads, head_dim] into `kv` [blocks, 2, block_size, kv_heads, head_dim].
+def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
+    """Write the last 2 * kv_heads heads of `fused` [T, heads, head_dim], keys first, into `kv` (see `kv_layout`).
 
-    `rows` is `kv_rows` of the step's slots. `kv` is contiguous; a slot beyond it raises IndexError.
+    `slots` [T] are block * block_size + offset. A slot beyond the cache raises IndexError and nothing is written.
     """
-    store_kv_reference(kv, key_value, rows)
+    if not (jit.serves(kv) and fused.is_contiguous()):
+        store_kv_reference(kv, fused, slots)
+    elif not _store(transposed(kv).numpy(), kv.numpy(), fused.numpy(), slots.numpy()):
+        capacity = kv.shape[0] * kv.shape[3]
+        raise IndexError(f"slots {int(slots.min())} to {int(slots.max())} reach out of a cache of {capacity}")
 
 
-def store_kv_reference(kv: Tensor, key_value: Tensor, rows: Tensor) -> None:
+def store_kv_reference(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
     """Torch version of `store_kv`."""
-    kv.view(-1, *kv.shape[3:])[rows] = key_value
+    kv_heads, block_size = kv.shape[2:4]
+    blocks, offsets = slots // block_size, slots % block_size
+    keys(kv)[blocks, :, :, offsets] = fused[:, -2 * kv_heads : -kv_heads]
+    values(kv)[blocks, :, offsets] = fused[:, -kv_heads:]
+
+
+@jit.compiled
+def _store(keys: Any, values: Any, fused: Any, slots: Any) -> bool:
+    """Write all tokens, or none and return False."""
+    blocks, _, kv_heads, block_size, head_dim = values.shape
+    for token in range(len(slots)):
+        if slots[token] < 0 or slots[token] >= blocks * block_size:
+            return False
+    first = fused.shape[1] - 2 * kv_heads
+    for token in range(len(slots)):
+        block, offset = slots[token] // block_size, slots[token] % block_size
+        for head in range(kv_heads):
+            for i in range(head_dim):
+                keys[block, 0, head, i, offset] = fused[token, first + head, i]
+                values[block, 1, head, offset, i] = fused[token, first + kv_heads + head, i]
+    return True

@@ -136,6 +136,12 @@ class Operator:
 
         return await self.until(still, "paused and quiet")
 
+    async def heard(self) -> list[Event]:
+        """Return the events once all that has happened until now is among them."""
+        newest = (await self.now()).event_seq
+        await self.until(lambda _: self.events and self.events[-1].seq >= newest, "all events are here")
+        return self.events
+
     async def detail(self, name: str) -> RequestDetail:
         """Ask for all that is known of a request, which may have ended."""
         detail = await self.link.inspect("request", request=name)

@@ -67,7 +67,7 @@ class Served:
         self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file)])
         try:
             self.pids = self.engine.find_processes(3 + self.stages)
-            wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 60)
+            wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 100)
         except BaseException as error:
             error.add_note(self.said())
             self.remove()
@@ -139,10 +139,10 @@ class Served:
 
     @contextlib.contextmanager
     def stopped(self, role: str) -> Iterator[float]:
-        """Hold a process (`stage0`, `core`) by SIGSTOP; yields the monotonic time of the signal."""
+        """Hold a process (`stage0`, `core`) by SIGSTOP; yields the time of the signal (wall clock)."""
         pid = self.pids[role]
+        at = time.time()
         os.kill(pid, signal.SIGSTOP)
-        at = time.monotonic()
         wait_until(lambda: process_state(pid) == "T", f"{role} is stopped")
         try:
             yield at
@@ -240,3 +240,17 @@ class KvRange:
 def process_state(pid: int) -> str:
     """Return the state letter of a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stage_pids(supervisor: int, stage: int) -> list[int]:
+    """Return the processes of a stage whose engine has that supervisor."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (path / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == supervisor and b"--stage" in words and words[words.index(b"--stage") + 1] == b"%d" % stage:
+            found.append(int(path.name))
+    return found

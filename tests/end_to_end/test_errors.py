@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from ppengine import LLM, SamplingParams
 from ppengine.config import load_profile, profiles_dir
 from ppengine.protocol.control import Abort, SetMemory, Submit
-from serving import Ran, Served
+from serving import Ran, Served, stage_pids
 
 from profiles import small
 
@@ -208,9 +209,14 @@ def test_offline_refusals_leave_the_engine_serving() -> None:
         two = SamplingParams(n=2, max_tokens=3)
         with pytest.raises(ValueError, match=r"request id b\.1 is given twice"):
             engine.add_many([{"prompt_token_ids": [5]}] * 2, [two, params], ["b", "b.1"])
-        engine.add_request("c", {"prompt_token_ids": [5] * 8}, SamplingParams(max_tokens=50, ignore_eos=True))
-        engine.abort_request("c")
-        engine.abort_request("c")
+        (stage,) = stage_pids(engine.supervisor_pid, 0)
+        os.kill(stage, signal.SIGSTOP)  # or it might be through before it is aborted
+        try:
+            engine.add_request("c", {"prompt_token_ids": [5] * 8}, SamplingParams(max_tokens=50, ignore_eos=True))
+            engine.abort_request("c")
+            engine.abort_request("c")
+        finally:
+            os.kill(stage, signal.SIGCONT)
         while engine.has_unfinished_requests():
             outputs = engine.step()
         assert outputs[0].outputs[0].finish_reason == "abort"

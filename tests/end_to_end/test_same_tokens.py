@@ -71,6 +71,7 @@ def test_uneven_partition_and_schedule_ahead(checkpoint_root: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(300)
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(("family", "stages"), [("llama", 1), ("opt", 2), ("qwen2", 3), ("llama", 4)])
 def test_stages_as_ray_actors(family: str, stages: int, checkpoint_root: Path) -> None:

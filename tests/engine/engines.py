@@ -62,7 +62,7 @@ class Engine:
 
     def find_processes(self, count: int) -> dict[str, int]:
         """Wait for `count` children of the supervisor and return their pids by role: `core`, `stage0`, ..."""
-        self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 30.0)
+        self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 60.0)
         return self.pids
 
     def _children(self, count: int) -> dict[str, int] | None:

@@ -36,7 +36,7 @@ class Pipeline:
             stage = build_stage(spec, (start, end), start == 0, end == spec.num_layers, dtype)
             load_weights(stage, folder)
             self.stages.append(stage)
-            shape = (blocks, 2, BLOCK, spec.num_kv_heads, spec.head_dim)
+            shape = (blocks, 2, spec.num_kv_heads, BLOCK, spec.head_dim)
             self.caches.append([torch.full(shape, float("nan"), dtype=dtype) for _ in range(start, end)])
         self.state = BatchState(spec.max_model_len, BLOCK)
         self._free = list(range(1, blocks))

@@ -61,8 +61,8 @@ def test_kill_reaches_a_stopped_child_and_what_it_started(module_path: Path) -> 
     os.kill(child.pid, signal.SIGSTOP)
     assert set(session(child.pid)) == {child.pid, grandchild}
     child.kill()
-    assert child.wait(5) == -9
-    wait_until(lambda: not alive(grandchild), "the grandchild is gone", 5)
+    assert child.wait(20) == -9
+    wait_until(lambda: not alive(grandchild), "the grandchild is gone")
     assert child.info("stage", 1, 0).detail == "killed by SIGKILL"
     child.close()
 

@@ -49,8 +49,8 @@ def test_child_leaves_when_parent_is_killed(tmp_path: Path, stopped: bool) -> No
     if stopped:
         os.kill(pid, signal.SIGSTOP)
     parent.kill()
-    parent.wait(5)
-    wait_until(lambda: not alive(pid), "the child is gone", 5)
+    parent.wait(20)
+    wait_until(lambda: not alive(pid), "the child is gone")
 
 
 def test_child_with_work_at_the_end_does_it(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_child_with_work_at_the_end_does_it(tmp_path: Path) -> None:
     work = f", lambda: (time.sleep(0.05), Path({str(done)!r}).touch(), __import__('os')._exit(3))"
     parent, pid = family(tmp_path, work)
     parent.kill()
-    parent.wait(5)
-    wait_until(lambda: not alive(pid), "the child is gone", 5)
+    parent.wait(20)
+    wait_until(lambda: not alive(pid), "the child is gone")
     assert done.exists()
 
 
@@ -69,7 +69,7 @@ def test_watch_calls_back_at_end_of_file_only() -> None:
     thread = lifeline.watch(read_end, closed.set)
     assert not closed.wait(0.05)
     os.close(write_end)
-    assert closed.wait(5)
+    assert closed.wait(20)
     thread.join(5)
     assert not thread.is_alive()
 

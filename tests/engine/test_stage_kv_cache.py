@@ -27,7 +27,7 @@ def test_only_mapped_blocks_can_be_reached() -> None:
     cache = KvCache(SHAPE, 64)
     assert cache.mapped == 1  # the null block
     assert cache.map_blocks(10) == ""
-    assert [tuple(layer.shape) for layer in cache.layers] == [(10, 2, 16, 2, 32)] * 3
+    assert [tuple(layer.shape) for layer in cache.layers] == [(10, 2, 2, 16, 32)] * 3
     with pytest.raises(IndexError):
         cache.layers[0][10]
     with pytest.raises(IndexError):

@@ -87,7 +87,7 @@ def test_supervisor_killed_leaves_nothing(start: Start) -> None:
     os.kill(serve(engine)["stage1"], signal.SIGSTOP)
     engine.process.kill()
     engine.wait()
-    wait_until(engine.nothing_left, "children leave by their lifelines, the gateway cleans up", 5)
+    wait_until(engine.nothing_left, "children leave by their lifelines, the gateway cleans up")
 
 
 def test_core_killed_ends_the_engine(start: Start) -> None:
@@ -110,7 +110,7 @@ def test_stage_killed_while_serving_is_reported(start: Start, reports: Path) -> 
     engine = start()
     pid = serve(engine)["stage1"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: f"stage|1|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death", 5)
+    wait_until(lambda: f"stage|1|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death")
     assert engine.process.poll() is None
     engine.process.terminate()
     assert engine.wait(15) == 0
@@ -121,7 +121,7 @@ def test_agent_killed_while_serving_is_reported(start: Start, reports: Path) -> 
     engine = start()
     pid = serve(engine)["agent"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: f"agent|None|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death", 5)
+    wait_until(lambda: f"agent|None|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death")
     assert engine.process.poll() is None
 
 

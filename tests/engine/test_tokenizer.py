@@ -162,10 +162,10 @@ def test_a_stream_without_a_whole_character_stays_fast_and_exact(byte_level: Pat
     lead = tokenizer.encode("🛸")[1]
     ids = [lead] * 3000
     stream = tokenizer.stream()
-    begin = time.perf_counter()
+    begin = time.process_time()
     joined = "".join([*(stream.push(token) for token in ids), stream.flush()])
     assert joined == tokenizer.decode(ids)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from ppkernels.batch import Batch
+from ppkernels.kv_layout import keys as keys_of
+from ppkernels.kv_layout import values as values_of
 from torch import Tensor
 
 NAN = float("nan")
@@ -30,7 +32,7 @@ def make_paged(
     lengths = [start + count for start, count in rows]
     widths = [-(-length // block_size) for length in lengths]
     blocks = (torch.randperm(sum(widths) + 3, generator=generator) + 1).tolist()
-    kv = torch.full((len(blocks) + 1, 2, block_size, kv_heads, head_dim), NAN, dtype=dtype)
+    kv = torch.full((len(blocks) + 1, 2, kv_heads, block_size, head_dim), NAN, dtype=dtype)
     tables = torch.zeros((len(rows), max(widths)), dtype=torch.int64)
     positions, slots, keys, values = [], [], [], []
     for row, (start, count) in enumerate(rows):
@@ -39,7 +41,7 @@ def make_paged(
         shape = (2, lengths[row], kv_heads, head_dim)
         both = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
         for position in range(lengths[row]):
-            kv[own[position // block_size], :, position % block_size] = both[:, position]
+            put(kv, own[position // block_size], position % block_size, both[0, position], both[1, position])
         keys.append(both[0].double())
         values.append(both[1].double())
         new = range(start, start + count)
@@ -58,6 +60,12 @@ def make_paged(
         block_size=block_size,
     )
     return Paged(batch, kv, keys, values)
+
+
+def put(kv: Tensor, block: int, offset: int, key: Tensor, value: Tensor) -> None:
+    """Write one token's key and value [kv_heads, head_dim]."""
+    keys_of(kv)[block, :, :, offset] = key.to(kv.dtype)
+    values_of(kv)[block, :, offset] = value.to(kv.dtype)
 
 
 def plain_attention(paged: Paged, query: Tensor) -> Tensor:

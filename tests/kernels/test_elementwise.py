@@ -8,7 +8,7 @@ import pytest
 import torch
 from ppkernels.activation import silu_and_mul
 from ppkernels.norms import layer_norm, rms_norm
-from ppkernels.rotary import rotary_tables, rotate
+from ppkernels.rotary import rotary_tables, rotate, rotate_reference
 from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -60,7 +60,10 @@ def test_rotary_turns_each_pair_by_position_times_frequency(dtype: torch.dtype) 
     positions = torch.tensor([0, 3, 63, 17, 17])
     fused = draw(dtype, 5, 6, 8)
     before = fused.clone().double()
-    rotate(fused[:, :4], cos[positions], sin[positions])
+    again = fused.clone()
+    rotate(fused, 4, cos, sin, positions)
+    rotate_reference(again, 4, cos, sin, positions)
+    torch.testing.assert_close(fused, again, rtol=0, atol=TOLERANCE[dtype])
     assert torch.equal(fused[:, 4:].double(), before[:, 4:]), "what is behind the rotated heads stays"
     expected = torch.empty(5, 4, 8, dtype=torch.float64)
     for token, position in enumerate(positions.tolist()):

@@ -1,31 +1,38 @@
-"""Keys and values arrive in their slots and nowhere else."""
+"""Keys and values go into exactly the slots that they are for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from ppkernels.store_kv import kv_rows, store_kv
+from ppkernels.kv_layout import keys, values
+from ppkernels.store_kv import store_kv, store_kv_reference
+
+NAN = float("nan")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("block_size", [8, 16])
-def test_slots_are_written_and_nothing_else(dtype: torch.dtype, block_size: int) -> None:
-    generator = torch.Generator().manual_seed(4)
-    kv = torch.full((7, 2, block_size, 3, 4), float("nan"), dtype=dtype)
-    slots = (torch.randperm(6 * block_size, generator=generator) + block_size)[:19]
-    fused = torch.randn((19, 11, 4), generator=generator, dtype=torch.float64).to(dtype)
-    new = fused[:, 5:].view(19, 2, 3, 4)
-    store_kv(kv, new, kv_rows(slots, block_size))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("store", [store_kv, store_kv_reference])
+def test_each_token_goes_to_its_slot_and_nothing_else_changes(store, dtype: torch.dtype) -> None:
+    blocks, block_size, kv_heads, width = 5, 8, 3, 4
+    kv = torch.full((blocks, 2, kv_heads, block_size, width), NAN, dtype=dtype)
+    slots = torch.tensor([0, 7, 8, 23, 39, 17])
+    fused = torch.randn((len(slots), 2 + 2 * kv_heads, width), generator=torch.Generator().manual_seed(0)).to(dtype)
+    store(kv, fused, slots)
     for token, slot in enumerate(slots.tolist()):
-        for which in range(2):
-            cell = kv[slot // block_size, which, slot % block_size]
-            assert torch.equal(cell, new[token, which])
-            cell.fill_(float("nan"))
-    assert bool(kv.isnan().all())
+        assert torch.equal(keys(kv)[slot // 8, :, :, slot % 8], fused[token, 2:5])
+        assert torch.equal(values(kv)[slot // 8, :, slot % 8], fused[token, 5:])
+    assert int((~kv.isnan()).sum()) == len(slots) * 2 * kv_heads * width
 
 
-def test_a_slot_beyond_the_cache_raises() -> None:
-    kv = torch.zeros((2, 2, 8, 1, 4))
+@pytest.mark.parametrize("store", [store_kv, store_kv_reference])
+@pytest.mark.parametrize("slot", [16, 17, 4000])
+def test_a_slot_beyond_the_cache_is_refused(store, slot: int) -> None:
+    kv = torch.zeros((2, 2, 1, 8, 4))
     with pytest.raises(IndexError):
-        store_kv(kv, torch.ones((1, 2, 1, 4)), kv_rows(torch.tensor([16]), 8))
+        store(kv, torch.ones((1, 2, 4)), torch.tensor([slot]))
     assert not kv.any()
+
+
+def test_a_negative_slot_is_refused_by_the_kernel() -> None:
+    with pytest.raises(IndexError, match="slots -1 to 3 reach out of a cache of 16"):
+        store_kv(torch.zeros((2, 2, 1, 8, 4)), torch.ones((2, 2, 4)), torch.tensor([3, -1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
 from ppkernels.norms import rms_norm
@@ -15,6 +17,14 @@ from ppengine.checkpoint import ModelSpec, RopeSpec
 from ppengine.models.layers import WeightTable, part_of
 from ppengine.models.rope import inverse_frequencies
 from ppengine.models.stage import StageModel
+
+
+class Rope(NamedTuple):
+    """Tables [length, head_dim] of the model and the positions [T] of one step's tokens."""
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
 
 
 class LlamaStage(StageModel):
@@ -47,9 +57,9 @@ class LlamaStage(StageModel):
         return functional.embedding(token_ids, part_of(self.embedding, "first"))
 
     def _run(self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]) -> Tensor:
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        rope = Rope(self._cos, self._sin, batch.positions)
         for layer, cache in zip(self.layers, kv, strict=True):
-            hidden = layer(hidden, cos, sin, plan, cache)
+            hidden = layer(hidden, rope, plan, cache)
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -78,7 +88,7 @@ class LlamaLayer(nn.Module):
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
         self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
         """Return the residual stream [T, H] behind this layer."""
         heads, count = self.heads, hidden.shape[0]
         both = heads + self.kv_heads
@@ -86,8 +96,8 @@ class LlamaLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, self.eps)
             qkv[:, heads:both] = rms_norm(qkv[:, heads:both], self.k_norm, self.eps)
-        rotate(qkv[:, :both], cos, sin)
-        store_kv(kv, qkv[:, heads:].view(count, 2, self.kv_heads, self.head_dim), plan.store_rows)
-        hidden = self.out.added(hidden, paged_attention(qkv[:, :heads], kv, plan))
+        rotate(qkv, both, *rope)
+        store_kv(kv, qkv, plan.slots)
+        hidden = self.out.added(hidden, paged_attention(qkv, kv, plan))
         self.down.add_to(hidden, silu_and_mul(self.gate_up(rms_norm(hidden, self.mlp_norm, self.eps))))
         return hidden

@@ -106,8 +106,8 @@ class OptLayer(nn.Module):
         heads, count = self.heads, hidden.shape[0]
         qkv = self.qkv(self.attention_norm(hidden) if self.norm_before else hidden)
         qkv = qkv.view(count, 3 * heads, self.head_dim)
-        store_kv(kv, qkv[:, heads:].view(count, 2, heads, self.head_dim), plan.store_rows)
-        hidden = self.out.added(hidden, paged_attention(qkv[:, :heads], kv, plan))
+        store_kv(kv, qkv, plan.slots)
+        hidden = self.out.added(hidden, paged_attention(qkv, kv, plan))
         if not self.norm_before:
             hidden = self.attention_norm(hidden)
         inner = self.up(self.mlp_norm(hidden) if self.norm_before else hidden)

@@ -51,10 +51,9 @@ class StageModel(nn.Module, ABC):
     def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
         """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
 
-        `kv` has one tensor a layer of this stage, [blocks, 2, block_size, kv_heads, head_dim].
+        `kv` has one tensor a layer of this stage, [blocks, 2, kv_heads, block_size, head_dim].
         """
-        spec = self.spec
-        plan = plan_attention(batch, spec.num_heads, spec.num_kv_heads, spec.head_dim, hidden.dtype)
+        plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
         return self._run(hidden, batch, plan, kv)
 
     @torch.inference_mode()

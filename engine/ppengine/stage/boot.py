@@ -16,7 +16,7 @@ from torch import Tensor
 from ppengine.checkpoint import ModelSpec, read_spec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
-from ppengine.protocol.steps import Register, StageReady
+from ppengine.protocol.steps import Register, Row, StageReady
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
@@ -65,7 +65,6 @@ class Boot:
         self._ring.phase(Phase.LOAD)
         with self._ring.operation(Kind.LOAD):
             model = self._load()
-        self._ring.phase(Phase.PROFILE)
         ready = self._ready(model, self._activations(model))
         cache = KvCache(self._shape, ready.reserved_blocks)
         self._publish(ready, cache)
@@ -111,7 +110,6 @@ class Boot:
 
     def _activations(self, model: StageModel) -> int:
         """Bytes that the largest batch needs beside the weights, the receive buffers included."""
-        self._report(f"stage {self._stage}: profile run")
         scheduler, length = self._config.profile.scheduler, self._config.max_model_len
         state = BatchState(length, self._shape.block_size)
         state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
@@ -125,12 +123,20 @@ class Boot:
             if self._last:
                 model.logits(out[torch.from_numpy(plan.last_tokens)])
 
+        def run(rows: list[Row]) -> int:
+            plan = state.plan(rows)
+            hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype)
+            return activation_bytes(partial(forward, plan, hidden))
+
         peak = 0
         with torch.inference_mode():
+            self._ring.phase(Phase.COMPILE)
+            self._report(f"stage {self._stage}: compiles kernels, or loads what was compiled before")
+            run([Row(0, length - 1, 1, True, 0)])
+            self._ring.phase(Phase.PROFILE)
+            self._report(f"stage {self._stage}: profile run")
             for rows in largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length):
-                plan = state.plan(rows)
-                hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype)
-                peak = max(peak, activation_bytes(partial(forward, plan, hidden)))
+                peak = max(peak, run(rows))
         return peak + self._buffer_bytes(model)
 
     def _buffer_bytes(self, model: StageModel) -> int:
