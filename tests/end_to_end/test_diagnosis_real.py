@@ -24,7 +24,7 @@ from profiles import small
 STAGES = 3
 PROMPT = reference.prompts(1, 100, low=30, high=30, seed=5)[0]
 HANG_S, DEATH_S, STACKS_S = 2.0, 1.0, 5.0
-BUSY_S = 1.0
+BUSY_S = 2.0
 """Allowed on top of each: the machine that runs the tests may be busy, and looking takes turns."""
 
 
@@ -72,7 +72,8 @@ def the_root(picture: Snapshot) -> Verdict | None:
 async def named(op: Operator, since: float, stage: int, cause: str, limit: float) -> Verdict:
     """Wait for a first verdict, which must be the right one, in time; all others are sufferers."""
     picture = await op.until(lambda picture: the_root(picture) is not None, f"stage {stage} is {cause}")
-    took, root = time.monotonic() - since, the_root(picture)
+    # By the engine's own clock: what the link and this test add is not what is judged.
+    took, root = picture.sampled_at - since, the_root(picture)
     assert root is not None
     print(f"stage {stage} {cause}: named after {took:.2f} s: {root.summary}")
     assert (root.stage, root.cause) == (stage, cause), root
@@ -103,7 +104,7 @@ async def test_a_hang_is_named_with_its_line_and_cleared(
     async with engine.operator() as op:
         await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
         names = await loaded(op)
-        since = time.monotonic()
+        since = time.time()
         injector.tell(engine.pids[f"stage{stage}"], word, 7.0)
         await named(op, since, stage, cause, HANG_S)
 
@@ -112,7 +113,7 @@ async def test_a_hang_is_named_with_its_line_and_cleared(
             return root is not None and any(f"{word} " in fact and ".py:" in fact for fact in root.evidence)
 
         await op.until(has_line, "the line of code is told")
-        assert time.monotonic() - since < STACKS_S + BUSY_S
+        assert time.time() - since < STACKS_S + BUSY_S
         ran = await asyncio.to_thread(engine.cli, "explain")
         assert ran.code == 10
         assert ran.out.startswith(f"STAGE {stage} {cause} ")
@@ -128,7 +129,7 @@ async def test_a_main_loop_that_hangs_while_idle_is_named_before_any_request(
 ) -> None:
     async with engine.operator() as op:
         await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
-        since = time.monotonic()
+        since = time.time()
         injector.tell(engine.pids["stage1"], "pause_in_python", 5.0)
         root = await named(op, since, 1, "self_stuck", HANG_S)
         assert "while idle" in root.summary
@@ -138,7 +139,7 @@ async def test_a_main_loop_that_hangs_while_idle_is_named_before_any_request(
 async def test_receives_that_are_not_posted(engine: Served, injector: Injector) -> None:
     async with engine.operator() as op:
         names = await loaded(op)
-        since = time.monotonic()
+        since = time.time()
         injector.tell(engine.pids["stage1"], "forget_to_receive", 5.0)
         await named(op, since, 1, "self_stuck", HANG_S)
         await quiet(op, names)
@@ -158,7 +159,7 @@ async def test_what_breaks_for_good(
 ) -> None:
     async with spoiled.operator() as op:
         await loaded(op)
-        since = time.monotonic()
+        since = time.time()
         injector.tell(spoiled.pids[f"stage{stage}"], word, 60.0)
         await named(op, since, stage, cause, limit)
 
@@ -171,7 +172,7 @@ async def test_what_kills(spoiled: Served, number: signal.Signals, load: bool, c
     async with spoiled.operator() as op:
         if load:
             await loaded(op)
-        since = time.monotonic()
+        since = time.time()
         os.kill(spoiled.pids["stage1"], number)
         root = await named(op, since, 1, cause, DEATH_S)
         if number == signal.SIGKILL:
@@ -198,12 +199,12 @@ async def test_a_quota_makes_a_straggler_and_is_its_evidence(engine: Served) -> 
     async with engine.operator() as op:
         names = await loaded(op, 8)
         await asyncio.sleep(12)  # What a step takes here is learned.
-        since = time.monotonic()
+        since = time.time()
         with moved(engine.pids["stage1"], "cpu", cpu=3):
             picture = await op.until(lambda p: the_root(p) is not None, "a straggler", 40)
             root = the_root(picture)
             assert root is not None
-            print(f"straggler named after {time.monotonic() - since:.1f} s: {root.summary}, {root.evidence}")
+            print(f"straggler named after {time.time() - since:.1f} s: {root.summary}, {root.evidence}")
             assert (root.stage, root.cause) == (1, "straggler")
             assert any("cpu quota" in fact and "% of the time" in fact for fact in root.evidence)
         await quiet(op, names)

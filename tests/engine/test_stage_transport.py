@@ -37,7 +37,9 @@ def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path)
         ring = RingReader(tmp_path / "main.ring")
         # Nobody receives yet: as many sends as allowed are under way, and the recorder shows the first one open.
         until(lambda: ring.gauge(Gauge.OUTBOX) == MAX_UNDELIVERED, "sends under way")
-        send = RingReader(tmp_path / "send.ring").latest(1)[0]
+        sent = RingReader(tmp_path / "send.ring")
+        until(lambda: sent.latest(1) and sent.latest(1)[0].returned_ns, "the thread has begun the first one")
+        send = sent.latest(1)[0]
         assert (send.kind, send.step, send.peer, send.done_ns, send.detail) == (Kind.SEND, 1, 1, 0, 1)
         assert send.returned_ns >= send.enqueued_ns and shape_text(send.size, send.code) == "float64[1, 48] 384 B"
         step = 0
