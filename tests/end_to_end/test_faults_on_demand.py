@@ -27,7 +27,9 @@ def folder(checkpoint_root: Path) -> Path:
 
 
 def serve(folder: Path, *options: str) -> Served:
-    profile = small(folder, model={"max_model_len": 1024}, scheduler={"schedule_ahead": True})
+    profile = small(
+        folder, model={"max_model_len": 1024}, scheduler={"schedule_ahead": True}, parallel={"restart": "never"}
+    )
     return Served(profile, *options)
 
 

@@ -21,7 +21,7 @@ from serving import Served
 from profiles import small
 
 FULL, HALF = 0.9, 0.45
-REQUESTS, PROMPT, STEPS = 16, 600, 40
+REQUESTS, STEPS = 16, 40
 RELEASED_S = 2.0
 
 
@@ -38,9 +38,17 @@ def case(checkpoint_root: Path) -> Iterator[Case]:
     folder = make_checkpoint(checkpoint_root / "long", "llama", dtype="float64", layers=4, max_position_embeddings=1024)
     memory = {"device_mib": 8, "utilization": FULL, "swap_space_gib": 0.002}
     profile = small(folder, model={"max_model_len": 1024}, memory=memory, console={"publish_hz": 50.0})
-    prompts = reference.prompts(REQUESTS, 100, low=PROMPT, high=PROMPT)
     with Served(profile) as engine:
+        length = asyncio.run(longest(engine))
+        prompts = reference.prompts(REQUESTS, 100, low=length, high=length)
         yield Case(engine, prompts, asyncio.run(undisturbed(engine, prompts)))
+
+
+async def longest(engine: Served) -> int:
+    """Return the length of sixteen prompts that fill the pool, however much room the profile run has left for it."""
+    async with engine.operator() as op:
+        await op.until(lambda picture: picture.stages[0].kv_blocks.mapped, "the blocks are told")
+        return mapped(op.picture) * 96 // 100 // REQUESTS * 16 - STEPS
 
 
 async def undisturbed(engine: Served, prompts: list[list[int]]) -> list[list[int]]:
