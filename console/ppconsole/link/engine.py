@@ -11,19 +11,16 @@ from collections.abc import Callable
 
 import zmq.asyncio
 from ppengine.protocol.control import (
-    BlocksDetail,
     Command,
     Fetch,
     Fetched,
     Inspect,
     Inspected,
-    LogsDetail,
+    InspectWhat,
     Outcome,
     Refused,
     Replay,
     Replayed,
-    RequestDetail,
-    StacksDetail,
     Verb,
     Welcome,
 )
@@ -35,14 +32,7 @@ from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
 from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
-from ppconsole.link.source import Detail, InspectWhat, LinkLost, LinkState, Progress, QueryFailed, Update
-
-_DETAILS: dict[InspectWhat, type[Detail]] = {
-    "request": RequestDetail,
-    "stacks": StacksDetail,
-    "logs": LogsDetail,
-    "blocks": BlocksDetail,
-}
+from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
 
 
 class EngineLink:
@@ -176,7 +166,7 @@ class EngineLink:
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
         try:
-            detail: Detail = decode_as(_DETAILS[what], bytes(answer.data))
+            detail: Detail = decode_as(DETAILS[what], bytes(answer.data))
         except ProtocolError as error:
             raise QueryFailed("PROTOCOL", str(error)) from None
         return detail

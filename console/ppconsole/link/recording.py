@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
-from ppengine.protocol.control import Fetched, Outcome, Refused, Verb
+from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused, Verb
 from ppengine.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode_as, encode
 from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
 
-from ppconsole.link.source import Detail, InspectWhat, LinkState, Progress, QueryFailed, Update
+from ppconsole.link.source import Detail, LinkState, Progress, QueryFailed, Update
 
 MAGIC = b"ppconsole recording 1\n"
 _GZIP = b"\x1f\x8b"

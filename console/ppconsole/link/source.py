@@ -12,6 +12,7 @@ from ppengine.protocol.control import (
     Deferred,
     ErrorCode,
     Fetched,
+    InspectWhat,
     LogsDetail,
     Outcome,
     Refused,
@@ -19,11 +20,19 @@ from ppengine.protocol.control import (
     StacksDetail,
     Verb,
 )
+from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.snapshot import Event, Snapshot
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
-InspectWhat = Literal["request", "stacks", "logs", "blocks"]
-Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail
+Detail = (
+    RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
+    | AboutDetail
+)  # fmt: skip
+DETAILS: dict[InspectWhat, type[Detail]] = {
+    "request": RequestDetail, "stacks": StacksDetail, "logs": LogsDetail, "blocks": BlocksDetail, "rings": RingsDetail,
+    "fault": FaultDetail, "findings": FindingsDetail, "audit": AuditDetail, "about": AboutDetail,
+}  # fmt: skip
+"""What an answer to `Inspect` is."""
 Progress = Callable[[Accepted | Deferred], None]
 
 

@@ -279,19 +279,23 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
     state: str = ""
 
 
+InspectWhat = Literal["request", "stacks", "logs", "blocks", "rings", "fault", "findings", "audit", "about"]
+
+
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, or all), `logs`,
-    `blocks` (owner map, run-length encoded), `output` (newest output text of any request)."""
+    `blocks` (owner map, run-length encoded), `rings` (the last `lines` steps of every thread), `fault` (what was kept
+    of the newest one), `findings` (of the live checks), `audit`, `about` (versions and profile)."""
 
     nonce: int
-    what: Literal["request", "stacks", "logs", "blocks"]
+    what: InspectWhat
     request: str | None = None
     stage: int | None = None
     lines: int = 200
 
 
 class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
-    """`data` depends on `what`; see `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`."""
+    """`data` depends on `what`; see `RequestDetail` and so on here, and `inspection`."""
 
     nonce: int
     what: str
