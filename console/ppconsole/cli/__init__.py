@@ -18,7 +18,7 @@ COMMANDS = {
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "effects", "check": "effects", "explain": "details", "stacks": "details",
-    "record": "recordings", "replay": "recordings", "bench": "serving",
+    "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving",
 }  # fmt: skip
 
 

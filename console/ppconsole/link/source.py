@@ -23,7 +23,7 @@ from ppengine.protocol.control import (
 from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.snapshot import Event, Snapshot
 
-LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
+LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]
 Detail = (
     RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
     | AboutDetail
@@ -40,7 +40,8 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
     """How fresh the picture is. `age_s`: seconds since the last snapshot, None before the first.
 
     `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
-    `new-epoch`: the engine restarted; what was known of requests is void, `live` follows.
+    `new-epoch`: the engine restarted; what was known of requests is void, `live` follows. `recorded`: what is shown
+    is the past and does not move; it is no older than it was.
     """
 
     state: LinkStateName

@@ -121,6 +121,16 @@ class Reader(Screen[None]):
         foot = footer(self.keys, width, live=not grey, read_only=self.console.state.read_only)
         self.query_one("#reader-foot", Lines).show([foot])
 
+    @property
+    def top(self) -> int:
+        """The row at the top."""
+        return self._top
+
+    def scroll_to_row(self, number: int) -> None:
+        """Put a row at the top, as far as there are rows to fill the screen."""
+        self._top, self._at_end = number, False
+        self.paint()
+
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
         self._top += by
@@ -138,6 +148,13 @@ class Reader(Screen[None]):
     def action_dismiss_reader(self) -> None:
         """Go back."""
         self.app.pop_screen()
+
+    def go_to(self, name: str, kind: str) -> None:
+        """Open another reader, or go back to it where it is the screen below."""
+        if type(self.app.screen_stack[-2]).__name__ == kind:
+            self.app.pop_screen()
+        else:
+            self.console.main.open_reader(name)
 
     def action_help(self) -> None:
         """Open the help."""
