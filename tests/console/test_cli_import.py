@@ -47,7 +47,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 def test_every_command_of_the_design_is_there() -> None:
     design = (
         "demo serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
-        "release set-memory pause resume drain stop explain stacks continue check record replay bench"
+        "release set-memory pause resume drain stop explain stacks continue check record replay export bench"
     )
     assert set(COMMANDS) == set(design.split())
     for name in COMMANDS:

@@ -151,6 +151,8 @@ def test_read_only_offers_no_act():
     assert not any("x runs it" in line for line in page(picture, read_only=True))
     picture.verdicts[0].suggest = "kill -CONT 7"
     assert any("shell on the engine's host" in line for line in page(picture))
+    picture.verdicts[0].suggest = "let the consumer wait for the producer's event"
+    assert not any("copies it" in line for line in page(picture))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ppconsole.model.safe import clean
 
 _OURS = re.compile(r"ppconsole ([^();]+)")
+_SHELL = ("kill -", "py-spy ")
 _STAGE = re.compile(r"--stage[ =](\d+)")
 
 
@@ -23,6 +24,11 @@ class Suggestion(NamedTuple):
     def name(self) -> str:
         """The command's name, empty without one."""
         return self.words[0] if self.words else ""
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether it is a line for a shell, though none of ours."""
+        return not self.words and self.text.startswith(_SHELL)
 
     @property
     def shell(self) -> str:

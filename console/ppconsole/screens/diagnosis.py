@@ -55,6 +55,13 @@ class DiagnosisScreen(Reader):
         self._sections = made.sections
         return made.rows
 
+    def shown_keys(self) -> tuple[Key, ...]:
+        """Return the keys; the one that acts only while there is something to do."""
+        snapshot = self.console.state.snapshot
+        verdict = root_verdict(snapshot) if snapshot is not None else None
+        able = verdict is not None and bool(suggestion(verdict.suggest).words)
+        return self.keys if able else tuple(key for key in self.keys if key[0] != "x")
+
     # --- what the snapshot does not have ------------------------------------------------------------------------
 
     async def load(self) -> None:

@@ -61,6 +61,10 @@ class Reader(Screen[None]):
         """Return the CLI words that show the same; empty when there are none."""
         return ""
 
+    def shown_keys(self) -> tuple[Key, ...]:
+        """Return the keys that do something now."""
+        return self.keys
+
     def body(self, width: int) -> list[Row]:
         """Return all rows."""
         return []
@@ -118,7 +122,7 @@ class Reader(Screen[None]):
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
         visible = rows[self._top : self._top + height]
         self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=grey)
-        foot = footer(self.keys, width, live=not grey, read_only=self.console.state.read_only)
+        foot = footer(self.shown_keys(), width, live=not grey, read_only=self.console.state.read_only)
         self.query_one("#reader-foot", Lines).show([foot])
 
     @property

@@ -103,7 +103,11 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
         found.append(row((fit(text, width), "ok")))
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
     found.append(row((fit(f" ! {where} {verdict.cause}, for {age_text(verdict.since_s)} ", width), style)))
-    return found + [row(("  ", ""), (line, "strong")) for line in wrap(verdict.summary, width - 4)]
+    summary = verdict.summary.removeprefix(f"stage {verdict.stage}: ")
+    found += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
+    if verdict.cause.startswith("stream_"):
+        found.append(row(("  v shows the streams, and every finding with both call sites", "dim")))
+    return found
 
 
 def _todo(wanted: Suggestion, width: int, read_only: bool) -> list[Row]:
@@ -114,7 +118,7 @@ def _todo(wanted: Suggestion, width: int, read_only: bool) -> list[Row]:
     rows = [row(("  do   > ", "accent"), (lines[0], "key"))]
     rows += [row((" " * 9, ""), (line, "key")) for line in lines[1:]]
     if not wanted.words:
-        hint = "y copies it: it is for a shell on the engine's host" if " " in wanted.text else ""
+        hint = "y copies it: it is for a shell on the engine's host" if wanted.is_shell else ""
     elif wanted.name in ("stacks", "logs"):
         hint = f"x shows the {wanted.name}   y copies the line"
     elif read_only:
