@@ -47,6 +47,7 @@ class Overlay:
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.stage, self._recorder = WHERE[name], recorder
         self._ledger = Ledger(self.stage)
+        self._ledger.thread("main")  # as a stage calls its own
         self._ledger.switch(True)
         INCIDENTS[name](self._ledger, False)
         self.findings = self._ledger.troubles.findings()
@@ -82,10 +83,8 @@ class Overlay:
         stage = picture.stages[self.stage]
         for actor in self._ledger._actors:
             if actor.owner is not None:
-                age = round((time.monotonic_ns() - actor.op_ns) / 1e6) if actor.op else None
-                stage.streams.append(
-                    StreamInfo(name=actor.name, owner=actor.owner.name, op=actor.op or None, age_ms=age, pending=0)
-                )
+                # The fake streams have done what was launched on them: they are idle.
+                stage.streams.append(StreamInfo(name=actor.name, owner=actor.owner.name, pending=0))
         if not self._events:
             lines = [(f"check.{each.cause}", each.summary) for each in self.findings]
             lines += [("verdict.raised", f"{each.cause}: {each.summary}") for each in picture.verdicts]
@@ -116,7 +115,6 @@ async def record(engine: Served, name: str, path: Path) -> None:
         try:
             await asyncio.sleep(AT_S)
             await (_stop(engine) if overlay is None else _keep(link, recorder, overlay))
-            await asyncio.sleep(SECONDS - AT_S)
         finally:
             asking.cancel()
             await link.close()
@@ -128,8 +126,9 @@ async def record(engine: Served, name: str, path: Path) -> None:
 
 async def _stop(engine: Served) -> None:
     os.kill(engine.pids["stage1"], signal.SIGSTOP)
-    await asyncio.sleep(8.0)
+    await asyncio.sleep(SECONDS)
     os.kill(engine.pids["stage1"], signal.SIGCONT)
+    await asyncio.sleep(AT_S)
 
 
 async def _keep(link: EngineLink, recorder: Recorder, overlay: Overlay) -> None:
@@ -140,7 +139,9 @@ async def _keep(link: EngineLink, recorder: Recorder, overlay: Overlay) -> None:
     retired = [stage.retired_step for stage in picture.stages]
     kept = FaultDetail(number=1, wall=time.time(), verdict=verdict, waits=picture.waits, retired=retired, rings=rings)
     recorder.write_detail("fault", kept)
-    recorder.write_detail("findings", FindingsDetail(findings=overlay.told()))
+    while overlay.age_s < SECONDS:
+        recorder.write_detail("findings", FindingsDetail(findings=overlay.told()))
+        await asyncio.sleep(1.0)
 
 
 async def main(folder: Path) -> None:

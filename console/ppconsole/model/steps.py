@@ -40,18 +40,19 @@ def stage_steps(detail: RingsDetail) -> list[StageSteps]:
 
 def _of_stage(stage: StageRings, now_ns: int) -> StageSteps:
     main = next((thread.records for thread in stage.threads if thread.ring == "main"), [])
-    inside: dict[int, list[OpRecord]] = {}
+    # By time and not by number: a step waits for tokens that are those of an older one.
+    inside: list[tuple[OpRecord, list[OpRecord]]] = []
     for record in main:
-        if record.kind != "step" and record.step:
-            inside.setdefault(record.step, []).append(record)
-    cells = {
-        record.step: _cell(record, inside.get(record.step, []), now_ns) for record in main if record.kind == "step"
-    }
+        if record.kind == "step":
+            inside.append((record, []))
+        elif inside and (not (around := inside[-1][0]).done_ns or record.begun_ns < around.done_ns):
+            inside[-1][1].append(record)
+    cells = {step.step: _cell(step, parts, now_ns) for step, parts in inside}
     return StageSteps(stage.stage, stage.pid, cells, stage.begun_step, stage.finished_step, stage.error)
 
 
-def _cell(step: OpRecord, parts: Iterable[OpRecord], now_ns: int) -> StepCell:
-    waited = sum(_held_ns(part, now_ns) for part in parts if part.kind in WAITS and part.begun_ns >= step.begun_ns)
+def _cell(step: OpRecord, parts: list[OpRecord], now_ns: int) -> StepCell:
+    waited = sum(_held_ns(part, now_ns) for part in parts if part.kind in WAITS)
     total = (step.done_ns or now_ns) - step.begun_ns
     held = [part for part in parts if not part.done_ns and not part.returned_ns]
     op = held[-1] if held and not step.done_ns else None

@@ -60,8 +60,9 @@ def page(snapshot: Snapshot | None, known: Known, width: int, read_only: bool = 
     head += pipeline.rows(snapshot, width)
     side = (width - 2) // 2 if width >= TWO_COLUMNS else width
     why = [] if verdict is None else [*_evidence(verdict, side), *_others(snapshot, verdict, side)]
-    if long := pipeline.words(arrows(snapshot.waits), side, 8):
-        why += [row(("  who waits for whom", "dim")), *long]
+    drawn = [arrow for arrow in arrows(snapshot.waits) if pipeline.between_neighbours(arrow)]
+    if long := pipeline.words(drawn, side, 8):
+        why += [row(("  the arrows in words", "dim")), *long]
     why = [heading("WHY", side), *why, EMPTY] if why else []
     stacks = [heading("STACKS", side), *_stacks(known, side)]
     last = _steps(snapshot, known, width - side - 2 if side < width else width)

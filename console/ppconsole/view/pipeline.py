@@ -37,10 +37,15 @@ def rows(snapshot: Snapshot, width: int) -> list[Row]:
         found += _line(shown[start : start + per_line], snapshot, roots, known, box, len(stages))
     for word, names in left_out:
         found.append(clip(row((f"  {names} ", "dim"), (f"{word}", ""), (" (not drawn)", "dim")), width))
-    found += words([arrow for arrow in known if abs(arrow.waiter - arrow.on) != 1 or arrow.waiter < 0], width, 3)
+    found += words([arrow for arrow in known if not between_neighbours(arrow)], width, 3)
     if root is not None and root.stage is None:
         found.append(row((fit(f"  ! ROOT: the engine core, {root.cause}", width), "bad")))
     return [clip(line, width) for line in found]
+
+
+def between_neighbours(arrow: Arrow) -> bool:
+    """Return whether the picture has an arrow for this wait."""
+    return abs(arrow.waiter - arrow.on) == 1 and DRIVER not in (arrow.waiter, arrow.on)
 
 
 def _window(
