@@ -137,6 +137,11 @@ async def test_the_streams_and_the_keys_of_the_checks():
         await rig.pilot.press("v")
         await rig.until(lambda: "written by" in "\n".join(rows(rig)))
         assert "1 ledger  ON" in rig.screen() and "OWNER THREAD" in rig.screen()
+        assert "1 finding: ⇥ goes there" in rig.screen() and "written by" not in rig.screen()
+        await rig.pilot.press("tab")
+        assert "written by" in rig.screen()
+        await rig.pilot.press("tab")
+        assert "OWNER THREAD" in rig.screen()
         for key, verb in (("1", SetCheck(check="ledger", mode="off")), ("3", SetCheck(check="finite")),
                           ("4", SetCheck(check="shadow", share=0.01))):  # fmt: skip
             dialog = await rig.confirm(key)

@@ -1,4 +1,4 @@
-"""Makes the bundled recordings: `python tests/end_to_end/record_samples.py [FOLDER]`; the folder is the console's own.
+"""Makes the bundled recordings: `python tests/end_to_end/record_samples.py [NAME...]`, on a machine that is not busy.
 
 All are of a real engine of three stages under load. `sample`: somebody stops stage 1, and continues it. The others are
 the incidents of `ppengine.streams.incidents`: the program of each report runs on fake streams, in place of a stage, and
@@ -144,20 +144,20 @@ async def _keep(link: EngineLink, recorder: Recorder, overlay: Overlay) -> None:
         await asyncio.sleep(1.0)
 
 
-async def main(folder: Path) -> None:
-    """Serve one engine and record all samples on it."""
+async def main(names: list[str]) -> None:
+    """Serve an engine for each sample, and record it."""
     sections: dict[str, Any] = {
         "model": {"dtype": "float32", "skip_tokenizer": False, "max_model_len": 1024},
         "memory": {"device_mib": 48, "swap_space_gib": 0.03, "utilization": 0.8},
         "scheduler": {"max_num_seqs": 16, "schedule_ahead": True},
     }
-    for name in (*WHERE, "sample"):
+    for name in names:
         profile = small(profiles_dir() / "models" / "tiny", stages=STAGES, name=name, **sections)
         with Served(profile) as engine:
             async with engine.operator("alice") as op:
                 await op.submit_all(["The old clock", "A river", "She said", "In the north"], max_tokens=900)
-                await record(engine, name, folder / f"{name}.ppr")
+                await record(engine, name, SAMPLES / f"{name}.ppr")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLES))
+    asyncio.run(main(sys.argv[1:] or [*WHERE, "sample"]))

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.screens.reader import Reader
 from ppconsole.view import streams
-from ppconsole.view.cells import Row
+from ppconsole.view.cells import Row, text_of
 from ppconsole.view.keys import STREAMS_KEYS, Key
 
 
@@ -24,6 +24,7 @@ class StreamsScreen(Reader):
         Binding("2", "check(1)", "strict", show=False),
         Binding("3", "check(2)", "finite", show=False),
         Binding("4", "check(3)", "shadow", show=False),
+        Binding("tab", "findings", "findings", show=False),
         Binding("d", "diagnosis", "diagnosis", show=False),
     ]
 
@@ -57,6 +58,12 @@ class StreamsScreen(Reader):
             self.console.report(f"check {name}: {why}", bad=True)
         elif snapshot is not None:
             self.console.ask(streams.toggle(name, snapshot.engine.checks))
+
+    def action_findings(self) -> None:
+        """Scroll to the findings, and from there to the top."""
+        rows = self.body(self.size.width)
+        place = next((index for index, line in enumerate(rows) if text_of(line).startswith(f" {streams.FINDINGS}")), 0)
+        self.scroll_to_row(0 if self.top >= min(place, len(rows) - self.size.height + 2) else place)
 
     def action_diagnosis(self) -> None:
         """Open the diagnosis; back to it where it is below, so that what it froze is still there."""

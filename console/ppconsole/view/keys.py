@@ -30,8 +30,8 @@ DIAGNOSIS_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 STREAMS_KEYS: tuple[Key, ...] = (
     ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
-    ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False), ("?", "help", False),
-    ("^s", "picture", False),
+    ("⇥", "findings", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
+    ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
 PROMPT_KEYS: tuple[Key, ...] = (
     ("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False),

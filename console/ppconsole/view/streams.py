@@ -22,6 +22,7 @@ CHECKS: tuple[tuple[CheckName, str], ...] = (
 SHADOW_SHARE = 0.01
 """Of the steps, when the key switches the shadow check on; the command line takes any."""
 OLD_MS = 2000.0
+FINDINGS = "FINDINGS"
 _COLUMNS = (
     Column("stage", "STG", 4, 0),
     Column("name", "STREAM", 12, 1, grow=6),
@@ -46,15 +47,16 @@ def rows(
     """Return the screen. `findings` None: not asked for yet, or `problem` says why not; `act`: the keys act."""
     if snapshot is None:
         return [row(("  waiting for the first sample", "dim"))]
-    found = [heading("LIVE CHECKS", width), *_checks(snapshot.engine.checks, width, act)]
+    told = snapshot.engine.checks.findings if findings is None else len(findings)
+    more = f"  {told} finding{'' if told == 1 else 's'}: ⇥ goes there" if told else ""
+    found = [heading(f"LIVE CHECKS{more}", width), *_checks(snapshot.engine.checks, width, act)]
     placed = place(_COLUMNS, width - 1)
     titles = header(placed, fill="head")
     found.append(Row(((" ", ""), *titles.segs), "head"))
     faulty = faulty_stages(snapshot)
     for stage in snapshot.stages:
         found += _stage(stage, placed, stage.index in faulty)
-    told = snapshot.engine.checks.findings if findings is None else len(findings)
-    found += [EMPTY, heading(f"FINDINGS  {told}", width)]
+    found += [EMPTY, heading(f"{FINDINGS}  {told}", width)]
     return found + _findings(findings, snapshot.engine.checks, problem, width)
 
 
