@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ppengine.protocol.control import Outcome, Verb
+from ppengine.protocol.snapshot import Snapshot
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -232,6 +233,25 @@ class ConsoleApp(App[int]):
     def report(self, text: str, *, bad: bool) -> None:
         """Show a notification. Its text is never parsed as markup."""
         self.notify(clean(text), severity="error" if bad else "information", timeout=8 if bad else 4, markup=False)
+
+    def export(self) -> None:
+        """Write an export of what is shown into the current folder, and say where it is."""
+        if self.state.snapshot is not None:
+            self.report("exporting: this takes the stacks, too", bad=False)
+            self.run_worker(self._export(self.state.snapshot), exit_on_error=False, name="export", exclusive=True)
+
+    async def _export(self, snapshot: Snapshot) -> None:
+        from ppconsole.link.export import ExportError, gather, write
+
+        files = await gather(self.source, snapshot, self.state.events, program="ppconsole")
+        name = "".join(letter if letter.isalnum() else "-" for letter in clean(snapshot.engine.name))[:40]
+        path = Path(f"ppconsole-{name}-{time.strftime('%Y%m%d-%H%M%S')}.zip").absolute()
+        try:
+            size = write(path, files)
+        except ExportError as error:
+            self.report(f"no export: {error}", bad=True)
+            return
+        self.report(f"{size} bytes in {path}", bad=False)
 
     # --- copying ------------------------------------------------------------------------------------------------
 

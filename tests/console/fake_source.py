@@ -9,6 +9,7 @@ from typing import Any
 import snapshots
 from ppconsole.link.source import LinkState, QueryFailed
 from ppengine.protocol.control import Accepted, Fetched, Outcome, Refused
+from ppengine.protocol.inspection import AuditDetail, FindingsDetail
 from ppengine.protocol.snapshot import Snapshot
 
 PLAN = ("free 45 blocks of 812", "held until released")
@@ -22,6 +23,8 @@ class FakeSource:
         self.picture = picture
         self.commands: list[tuple[Any, dict[str, Any]]] = []
         self.inspected: list[str] = []
+        self.details: dict[str, Any] = {}
+        """Answers of `inspect` by what is asked for, before those made from the picture."""
         self.answers: dict[str, Any] = {}
         self.plans: dict[str, Any] = {}
         self.output = "The stage then hands its hidden states on."
@@ -88,6 +91,13 @@ class FakeSource:
     ) -> Any:
         self.inspected.append(what)
         picture = self.picture
+        if what in self.details:
+            detail = self.details[what]
+            if isinstance(detail, Exception):
+                raise detail
+            return detail
+        if what == "fault":
+            raise QueryFailed("NOT_FOUND", "this engine has had no fault yet")
         if picture is None:
             raise QueryFailed("NO_CORE", "no core")
         if what == "request":
@@ -95,7 +105,13 @@ class FakeSource:
             if not found:
                 raise QueryFailed("NOT_FOUND", f"no request {request}")
             return snapshots.detail(found[0])
-        return {"stacks": snapshots.stacks, "logs": snapshots.logs, "blocks": lambda: snapshots.blocks(picture)}[what]()
+        made = {
+            "stacks": snapshots.stacks, "logs": snapshots.logs, "blocks": lambda: snapshots.blocks(picture),
+            "rings": lambda: snapshots.rings(len(picture.stages), None),
+            "findings": lambda: FindingsDetail(findings=[]),
+            "audit": lambda: AuditDetail(lines=['{"verb":"pause"}']), "about": snapshots.about,
+        }  # fmt: skip
+        return made[what]()
 
     async def close(self) -> None:
         self.closed = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from ppengine.protocol.control import BlocksDetail, LogsDetail, RequestDetail, StacksDetail, StageStacks
+from ppengine.protocol.control import BlocksDetail, LogsDetail, RequestDetail, StacksDetail, StageStacks, ThreadStack
+from ppengine.protocol.inspection import AboutDetail, FaultDetail, OpRecord, RingsDetail, StageRings, ThreadRing
+from ppengine.protocol.reports import Finding
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
     DeviceInfo,
@@ -22,6 +24,7 @@ from ppengine.protocol.snapshot import (
     SwapBlocks,
     Throughput,
     Verdict,
+    WaitInfo,
     Waiting,
     Why,
 )
@@ -218,6 +221,14 @@ def stuck(stages: int = 4, at: int = 2, requests: int = 20) -> Snapshot:
         ),
         Verdict(stage=at - 1, cause="blocked", summary=f"send to stage {at} open for 6.1 s", since_s=6.1, root=False),
     ]
+    before = [(f"stage {k}", f"stage {k + 1}", "m18410, which is not received") for k in range(at)]
+    behind = [(f"stage {k}", f"stage {k - 1}", "m18410, which is not sent") for k in range(at + 1, stages)]
+    picture.waits = [
+        WaitInfo(waiter=waiter, on=on, what=what, since_s=6.1)
+        for waiter, on, what in (*before, *behind, ("the engine core", f"stage {at}", "m18410 to be retired"))
+    ]
+    for each in picture.stages:
+        each.retired_step = 18410 if each.index < at else 18409
     return picture
 
 
@@ -365,3 +376,84 @@ def logs() -> LogsDetail:
         lines=[f"12:03:{index:02d} stage{index % 2} INFO step {18400 + index} retired in 22 ms" for index in range(30)]
         + ["12:03:31 core WARNING stage 1 is slow: 2.0 s"]
     )
+
+
+def rings(stages: int = 4, at: int | None = 2, steps: int = 64, now_ns: int = 10**12) -> RingsDetail:
+    """The last steps of a pipeline; from step 18410 on stage `at` hangs in its forward (None: nobody does)."""
+    found = []
+    for index in range(stages):
+        records = []
+        begun = now_ns - (6200 + 22 * steps) * 10**6 + index * 5_000_000
+        for number in range(18411 - steps, 18413):
+            hangs = at is not None and (number > 18410 or (number == 18410 and index >= at))
+            if hangs and (index > at or number > 18410 + at - index):
+                break
+            end = begun + 20_000_000
+            wait = ("receive", number, index - 1) if index else ("idle", 0, -1)
+            records.append(OpRecord("step", number, -1, begun, 0, 0 if hangs else end, 4, 40))
+            records.append(OpRecord(*wait, begun, 0, begun + 4_000_000, 1024, number))
+            held = "forward" if index == at else "send"
+            done = 0 if hangs and held == "forward" else end
+            records.append(OpRecord("forward", number, -1, begun + 4_000_000, 0, done, 4, index * 12))
+            if hangs and held == "send":
+                records.append(OpRecord("send", number, index + 1, end, 0, 0, 1024, number))
+            begun += 22_000_000
+        last = max(record.step for record in records)
+        finished = max((record.step for record in records if record.kind == "step" and record.done_ns), default=0)
+        threads = [ThreadRing(ring="main", name="main", recorded=90_000, records=records)]
+        found.append(
+            StageRings(stage=index, rank=0, pid=41200 + index, begun_step=last, finished_step=finished, threads=threads)
+        )
+    return RingsDetail(mono_ns=now_ns, wall=WALL, steps=steps, stages=found)
+
+
+def fault(picture: Snapshot, at: int = 2, **changes: object) -> FaultDetail:
+    """What was kept when stage `at` of `picture` hung."""
+    stages = len(picture.stages)
+    fields: dict[str, object] = {
+        "number": 1,
+        "wall": WALL,
+        "verdict": picture.verdicts[0],
+        "waits": picture.waits,
+        "retired": [18410] * at + [18409] * (stages - at),
+        "rings": rings(stages, at),
+        "stacks": StacksDetail(stages=[hanging(at)], ability="py-spy sees Python and native frames"),
+    }
+    return FaultDetail(**(fields | changes))  # type: ignore[arg-type]
+
+
+def hanging(stage: int) -> StageStacks:
+    """A stage whose main thread is in its attention while another thread holds the GIL."""
+    main = ["attention opt.py:88 (ppengine/models)", "forward opt.py:141 (ppengine/models)", "run runner.py:210"]
+    threads = [
+        ThreadStack(name="MainThread", frames=main),
+        ThreadStack(name="control", owns_gil=True, frames=["spin plugin.py:7", "run threading.py:1012"]),
+    ]
+    return StageStacks(stage=stage, pid=41200 + stage, text="MainThread", threads=threads, native=True)
+
+
+def findings() -> list[Finding]:
+    """What the ledger says of a read without a wait."""
+    return [
+        Finding(
+            stage=1,
+            cause="stream_order",
+            summary="stage 1: metadata reads seqstart without waiting for compute, which writes it",
+            since_s=3.2,
+            evidence=[
+                "written by: copy of seqstart on stream compute (cuda:0, owner main, for compute), at runner.py:210",
+                "read by: pickling of seqstart on stream metadata (cuda:0, owner main), at broadcast.py:51",
+                "seqstart generation 7: no event, wait or synchronise orders the two",
+                "to fix: record an event on compute behind the write, and let metadata wait for it before the read",
+                "seen 12 times",
+            ],
+        )
+    ]
+
+
+def about() -> AboutDetail:
+    """Versions and profile."""
+    return AboutDetail(
+        versions={"ppconsole": "0.1", "torch": "2.9"}, profile={"name": "opt"}, platform="Linux", host="n0",
+        started_wall=WALL,
+    )  # fmt: skip

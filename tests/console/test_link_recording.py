@@ -180,9 +180,9 @@ async def test_the_bundled_sample_shows_a_stopped_stage_and_its_end() -> None:
     _, seen = await play(SAMPLE)
     pictures = [update for update in seen.updates if isinstance(update, Snapshot)]
     causes = [{(verdict.stage, verdict.cause) for verdict in picture.verdicts} for picture in pictures]
-    assert {(2, "stopped"), (1, "blocked"), (3, "starved")} in causes
+    assert any({(1, "stopped"), (2, "starved")} <= found for found in causes)
     assert causes[0] == causes[-1] == set()
-    assert all(len(picture.stages) == 4 for picture in pictures)
+    assert all(len(picture.stages) == 3 for picture in pictures)
 
 
 async def test_what_the_receiver_raises_ends_the_play(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import snapshots
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
-from ppconsole.view import banner, board, details, events, kvmap, requests, stages, timeline
+from ppconsole.view import banner, board, details, diagnosis, events, kvmap, requests, stages, timeline
 from ppconsole.view.cells import char_width, cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.snapshot import Event
@@ -158,7 +158,7 @@ def test_hostile_text_is_inert_in_every_row():
     lines = [
         *board.left(state, size, visible_requests(state), board.Picked()),
         banner.banner(picture, LIVE, 120), banner.verdict_line(picture, LIVE, 120),
-        *details.diagnosis_rows(picture, 80), *details.stage_rows(picture, picture.stages[0], 80),
+        *diagnosis.page(picture, diagnosis.Known(), 80).rows, *details.stage_rows(picture, picture.stages[0], 80),
         *events.output("r-1", snapshots.HOSTILE, "x", 80, 5),
     ]  # fmt: skip
     text = "".join(texts(lines))

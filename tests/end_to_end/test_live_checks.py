@@ -135,7 +135,9 @@ async def test_the_reference_agrees_and_ends_with_its_switch(engine: Served) -> 
         await op.do(SetCheck(check="shadow", share=1.0))
         names = await op.submit_all(PROMPTS, max_tokens=60)
         await op.all_tokens(names)
-        picture = await op.until(lambda picture: picture.engine.checks.shadow_compared > 20, "tokens are compared", 60.0)
+        picture = await op.until(
+            lambda picture: picture.engine.checks.shadow_compared > 20, "tokens are compared", 60.0
+        )
         assert picture.engine.checks.shadow_state == "ready"
         assert told(op) == []
         (shadow,) = children_named("ppengine.shadow", engine.pids["core"])

@@ -18,8 +18,8 @@ COMMANDS = {
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "effects", "restart-stage": "effects", "check": "effects", "explain": "details",
-    "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings", "bench": "serving",
-    "fault": "faults",
+    "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings", "export": "exporting",
+    "bench": "serving", "fault": "faults",
 }  # fmt: skip
 
 

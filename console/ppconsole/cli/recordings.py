@@ -1,4 +1,4 @@
-"""`record` and `replay`: what an engine showed, kept in a file and shown again."""
+"""`record` and `replay`: what an engine showed, kept in a file and shown again; `replay` reads exports, too."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from ppconsole.cli.session import attached, find, print_json, run, say
 if TYPE_CHECKING:
     from ppengine.protocol.snapshot import Snapshot
 
+    from ppconsole.link.export import ExportSource
     from ppconsole.link.recording import ReplaySource
     from ppconsole.link.source import Update
 
-SAMPLE = Path(__file__).resolve().parent.parent / "recordings" / "sample.ppr"
+SAMPLES = Path(__file__).resolve().parent.parent / "recordings"
+SAMPLE = SAMPLES / "sample.ppr"
 
 
 @click.command("record")
@@ -37,6 +39,7 @@ def record_command(file: Path, engine: str | None, seconds: float | None, slow: 
 
 
 async def _record(file: Path, common: Common, seconds: float | None, slow: bool) -> None:
+    from ppconsole.link.faults import FaultWatcher
     from ppconsole.link.recording import Recorder, RecordingError
 
     record = find(common.engine)
@@ -45,19 +48,24 @@ async def _record(file: Path, common: Common, seconds: float | None, slow: bool)
     except RecordingError as error:
         raise exits.Failure(str(error)) from None
     failed: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
+    watcher = FaultWatcher(recorder)
 
     def take(update: Update) -> None:
         try:
             recorder.write(update)
+            watcher.see(update)
         except OSError as error:
             if not failed.done():
                 failed.set_result(error)
 
     with recorder:
-        async with attached(common, take, slow=slow, backlog=1000):
+        async with attached(common, take, slow=slow, backlog=1000) as link:
             say(f"recording {record.name} ({record.id}) to {file}; Ctrl-C ends it")
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, failed.cancel)
+            asking = asyncio.create_task(watcher.run(link))
             done, _ = await asyncio.wait([failed], timeout=seconds)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
     if done and not failed.cancelled():
         raise exits.Failure(f"{file} cannot be written: {failed.result().strerror}; it ends before this")
     say(f"{recorder.updates} updates, {recorder.bytes} bytes in {file}; see it: ppconsole replay {file}")
@@ -65,44 +73,71 @@ async def _record(file: Path, common: Common, seconds: float | None, slow: bool)
 
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--sample", is_flag=True, help="The bundled recording of an incident.")
+@click.option("--sample", is_flag=True, help="A bundled recording of an incident; FILE may name which.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="0: as fast as it goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print every update as one line of JSON, as fast as it goes.")
 def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool) -> int:
-    """Show a recording in the console.
+    """Show a recording or an export in the console.
 
-    Without a terminal: its events and its last picture.
+    Without a terminal: its events and its last picture. Samples: see `ppconsole replay --sample list`.
     """
     from ppconsole.cli.screen import has_terminal
-    from ppconsole.link.recording import RecordingError, ReplaySource
+    from ppconsole.link.export import ExportError
+    from ppconsole.link.recording import RecordingError
 
+    if sample and file is not None and str(file) == "list":
+        for path in sorted(SAMPLES.glob("*.ppr")):
+            click.echo(path.stem)
+        return exits.DONE
     screen = has_terminal() and not as_json
     try:
-        source = ReplaySource(_path(file, sample), speed if screen else 0.0)
-    except (RecordingError, ValueError) as error:
+        source, title = _open(_path(file, sample), speed if screen else 0.0)
+    except (RecordingError, ExportError, ValueError) as error:
         raise exits.Failure(str(error), exits.USAGE if isinstance(error, ValueError) else exits.ERROR) from None
     if not screen:
         return run(lambda: _print(source, as_json))
     from ppconsole.app import run_console
 
-    title = f"recording of {source.header.name} ({source.header.engine})"
     return run_console(source, read_only=True, title=title)
 
 
+def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
+    """Return the source of a recording or an export, by what the file begins with, and what stands on the screen."""
+    from ppconsole.link.export import ExportSource
+    from ppconsole.link.recording import ReplaySource
+
+    try:
+        with path.open("rb") as opened:
+            packed = opened.read(2) == b"PK"
+    except OSError:
+        packed = False  # the recording says what is wrong
+    if packed:
+        export = ExportSource(path)
+        manifest = export.export.manifest
+        return export, f"export of {manifest['name']} ({manifest['engine']})"
+    replay = ReplaySource(path, speed)
+    return replay, f"recording of {replay.header.name} ({replay.header.engine})"
+
+
 def _path(file: Path | None, sample: bool) -> Path:
-    if (file is None) == (not sample):
+    if file is None and not sample:
         raise exits.Failure("name a FILE or give --sample, one of them", exits.USAGE)
-    if file is not None:
-        return file
-    if not SAMPLE.is_file():
-        raise exits.Failure(f"no sample is bundled with this build ({SAMPLE} is missing); name a FILE of your own")
-    return SAMPLE
+    if not sample:
+        return file or SAMPLE
+    path = SAMPLE if file is None else SAMPLES / f"{file.name}.ppr"
+    if path.is_file():
+        return path
+    if file is None:
+        raise exits.Failure(f"no sample is bundled with this build ({path} is missing); name a FILE of your own")
+    names = ", ".join(found.stem for found in sorted(SAMPLES.glob("*.ppr")))
+    raise exits.Failure(f"no sample is called {file}; there are {names}", exits.USAGE)
 
 
-async def _print(source: ReplaySource, as_json: bool) -> int:
+async def _print(source: ReplaySource | ExportSource, as_json: bool) -> int:
     from ppengine.protocol.snapshot import Event, Snapshot
 
     from ppconsole.cli.render import event_line, status_lines
+    from ppconsole.link.recording import ReplaySource
     from ppconsole.link.source import LinkState
 
     last: Snapshot | None = None
@@ -119,11 +154,12 @@ async def _print(source: ReplaySource, as_json: bool) -> int:
 
     await source.start(take)
     try:
-        await source.played()
+        if isinstance(source, ReplaySource):
+            await source.played()
     finally:
         await source.close()
     if last is not None and not as_json:
         click.echo("\n".join(status_lines(last)))
-    if source.error is not None:
+    if isinstance(source, ReplaySource) and source.error is not None:
         raise exits.Failure(str(source.error))
     return exits.DONE

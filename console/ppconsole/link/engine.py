@@ -11,21 +11,16 @@ from collections.abc import Callable
 
 import zmq.asyncio
 from ppengine.protocol.control import (
-    BlocksDetail,
     Command,
-    FaultsDetail,
     Fetch,
     Fetched,
     Inspect,
     Inspected,
-    LedgerDetail,
-    LogsDetail,
+    InspectWhat,
     Outcome,
     Refused,
     Replay,
     Replayed,
-    RequestDetail,
-    StacksDetail,
     Verb,
     Welcome,
 )
@@ -37,16 +32,7 @@ from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
 from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
-from ppconsole.link.source import Detail, InspectWhat, LinkLost, LinkState, Progress, QueryFailed, Update
-
-_DETAILS: dict[InspectWhat, type[Detail]] = {
-    "request": RequestDetail,
-    "stacks": StacksDetail,
-    "logs": LogsDetail,
-    "blocks": BlocksDetail,
-    "ledger": LedgerDetail,
-    "faults": FaultsDetail,
-}
+from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
 
 
 class EngineLink:
@@ -180,7 +166,7 @@ class EngineLink:
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
         try:
-            detail: Detail = decode_as(_DETAILS[what], bytes(answer.data))
+            detail: Detail = decode_as(DETAILS[what], bytes(answer.data))
         except ProtocolError as error:
             raise QueryFailed("PROTOCOL", str(error)) from None
         return detail

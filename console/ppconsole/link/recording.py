@@ -1,7 +1,8 @@
 """Recordings: what a link delivered, in a file, and a source that delivers it again at its own pace.
 
 A file is `MAGIC`, then frames: four bytes of length (big-endian) and that many bytes of msgpack. The first frame is
-a `RecordingHeader`, every other one a `Recorded`. One that was packed by gzip is read as it is.
+a `RecordingHeader`, every other one a `Recorded`: an update, or a detail that a fault left behind. One that was packed
+by gzip is read as it is.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
-from ppengine.protocol.control import Fetched, Outcome, Refused, Verb
+from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode_as, encode
 from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
 
-from ppconsole.link.source import Detail, InspectWhat, LinkState, Progress, QueryFailed, Update
+from ppconsole.link.past import PastSource
+from ppconsole.link.source import DETAILS, Detail, LinkState, Update
 
 MAGIC = b"ppconsole recording 1\n"
 _GZIP = b"\x1f\x8b"
@@ -40,17 +42,25 @@ class RecordingHeader(msgspec.Struct, kw_only=True):
     name: str
 
 
+class KeptDetail(msgspec.Struct, kw_only=True):
+    """A detail as it was at that time; `data` depends on `what`, as on the wire."""
+
+    what: InspectWhat
+    data: msgspec.Raw
+
+
 class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One update, `at_s` seconds after the recording began. Exactly one of the three is set."""
+    """One update or detail, `at_s` seconds after the recording began. Exactly one of the four is set."""
 
     at_s: float
     link: LinkState | None = None
     snapshot: Snapshot | None = None
     event: Event | None = None
+    detail: KeptDetail | None = None
 
     @property
     def update(self) -> Update | None:
-        """The update; None in a frame that a newer version wrote and we do not know."""
+        """The update; None with a detail, and in a frame that a newer version wrote and we do not know."""
         return self.link or self.snapshot or self.event
 
 
@@ -90,6 +100,11 @@ class Recorder:
             recorded.event = update
         self._frame(recorded)
         self.updates += 1
+
+    def write_detail(self, what: InspectWhat, detail: Detail) -> None:
+        """Append a detail as it is now. Raises OSError when the disk is full."""
+        kept = KeptDetail(what=what, data=msgspec.Raw(encode(detail)))
+        self._frame(Recorded(at_s=self._clock() - self._begun, detail=kept))
 
     def close(self) -> None:
         """Finish the file."""
@@ -180,14 +195,12 @@ def _open(path: Path) -> BinaryIO:
     return gzip.open(path, "rb")  # type: ignore[return-value]
 
 
-class ReplaySource:
+class ReplaySource(PastSource):
     """A `Source` on a file. `speed` 1 is the pace of the recording, 10 ten times that, 0 as fast as it goes.
 
     Raises RecordingError when the file is no recording; one that is cut short plays up to the cut, then is `lost`
     with that text. `finished` is set at the end, `error` holds the cut.
     """
-
-    live = False
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
         if not 0 <= speed <= 10_000:
@@ -195,6 +208,7 @@ class ReplaySource:
         self.recording = Recording(path)
         self.speed = speed
         self.error: RecordingError | None = None
+        self._details: dict[InspectWhat, msgspec.Raw] = {}
         self._player: asyncio.Task[None] | None = None
         self.finished = asyncio.Event()
 
@@ -207,32 +221,10 @@ class ReplaySource:
         """Begin to play."""
         self._player = asyncio.create_task(self._play(on_update))
 
-    async def command(
-        self,
-        verb: Verb,
-        *,
-        dry_run: bool = False,
-        if_rev: int | None = None,
-        epoch: str | None = None,
-        reason: str = "",
-        ttl_ms: int = 10_000,
-        on_progress: Progress | None = None,
-        timeout: float | None = None,
-    ) -> Outcome | Refused:
-        """Refuse: what is recorded has happened."""
-        return Refused(id="", code="UNSUPPORTED", text="this is a recording: it cannot be changed")
-
-    async def fetch(
-        self, request: str, *, offset: int = 0, text_offset: int = 0, sample: int = 0, wait_ms: int = 1000
-    ) -> Fetched:
-        """Refuse: outputs are not recorded."""
-        raise QueryFailed("UNSUPPORTED", "this is a recording: outputs are not in it")
-
-    async def inspect(
-        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
-    ) -> Detail:
-        """Refuse: details are not recorded."""
-        raise QueryFailed("UNSUPPORTED", f"this is a recording: {what} is not in it")
+    def kept(self, what: InspectWhat) -> Detail | None:
+        """Return a detail as the recording had it last, up to now."""
+        data = self._details.get(what)
+        return None if data is None else decode_as(DETAILS[what], bytes(data))
 
     async def close(self) -> None:
         """Stop playing."""
@@ -248,14 +240,16 @@ class ReplaySource:
 
     async def _play(self, on_update: Callable[[Update], None]) -> None:
         begun = time.monotonic()
-        text = "end of the recording"
+        end = LinkState(state="recorded", text="end of the recording")
         try:
             for recorded in self.recording.frames():
                 wait = recorded.at_s / self.speed - (time.monotonic() - begun) if self.speed else 0.0
                 await asyncio.sleep(max(0.0, wait))
+                if recorded.detail is not None:
+                    self._details[recorded.detail.what] = recorded.detail.data
                 if recorded.update is not None:
                     on_update(recorded.update)
         except RecordingError as error:
-            self.error, text = error, str(error)
-        on_update(LinkState(state="lost", text=text))
+            self.error, end = error, LinkState(state="lost", text=str(error))
+        on_update(end)
         self.finished.set()

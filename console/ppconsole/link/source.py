@@ -13,6 +13,7 @@ from ppengine.protocol.control import (
     ErrorCode,
     FaultsDetail,
     Fetched,
+    InspectWhat,
     LedgerDetail,
     LogsDetail,
     Outcome,
@@ -21,11 +22,20 @@ from ppengine.protocol.control import (
     StacksDetail,
     Verb,
 )
+from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.snapshot import Event, Snapshot
 
-LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch"]
-InspectWhat = Literal["request", "stacks", "logs", "blocks", "ledger", "faults"]
-Detail = RequestDetail | StacksDetail | LogsDetail | BlocksDetail | LedgerDetail | FaultsDetail
+LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]
+Detail = (
+    RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
+    | AboutDetail | LedgerDetail | FaultsDetail
+)  # fmt: skip
+DETAILS: dict[InspectWhat, type[Detail]] = {
+    "request": RequestDetail, "stacks": StacksDetail, "logs": LogsDetail, "blocks": BlocksDetail, "rings": RingsDetail,
+    "fault": FaultDetail, "findings": FindingsDetail, "audit": AuditDetail, "about": AboutDetail,
+    "ledger": LedgerDetail, "faults": FaultsDetail,
+}  # fmt: skip
+"""What an answer to `Inspect` is."""
 Progress = Callable[[Accepted | Deferred], None]
 
 
@@ -33,7 +43,8 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
     """How fresh the picture is. `age_s`: seconds since the last snapshot, None before the first.
 
     `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
-    `new-epoch`: the engine restarted; what was known of requests is void, `live` follows.
+    `new-epoch`: the engine restarted; what was known of requests is void, `live` follows. `recorded`: what is shown
+    is the past and does not move; it is no older than it was.
     """
 
     state: LinkStateName

@@ -29,8 +29,10 @@ def freshness(state: ConsoleState, now: float) -> Freshness:
     name = state.link.state
     if name == "live" and age is not None and age > STALE_S:
         name = "stale"
+    if name == "recorded":
+        age = None  # seconds on this machine's clock say nothing about it
     text = f"{name} {age_text(age)}" if age is not None else name
-    return Freshness(name, name != "live", age, text)
+    return Freshness(name, name not in ("live", "recorded"), age, text)
 
 
 def why_no_verbs(state: ConsoleState, now: float) -> str:

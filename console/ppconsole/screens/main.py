@@ -183,11 +183,13 @@ class MainScreen(Screen[None]):
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
         from ppconsole.screens import readers
+        from ppconsole.screens.diagnosis import DiagnosisScreen
+        from ppconsole.screens.streams import StreamsScreen
 
         screens: dict[str, Callable[[], Reader]] = {
             "stacks": lambda: readers.StacksScreen(stage), "logs": lambda: readers.LogsScreen(stage),
-            "events": readers.EventsScreen, "explain": readers.DiagnosisScreen, "help": readers.HelpScreen,
-            "show": lambda: readers.RequestScreen(request),
+            "events": readers.EventsScreen, "diagnosis": DiagnosisScreen, "explain": DiagnosisScreen,
+            "streams": StreamsScreen, "help": readers.HelpScreen, "show": lambda: readers.RequestScreen(request),
         }  # fmt: skip
         self.app.push_screen(screens[name]())
 

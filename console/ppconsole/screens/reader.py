@@ -61,6 +61,10 @@ class Reader(Screen[None]):
         """Return the CLI words that show the same; empty when there are none."""
         return ""
 
+    def shown_keys(self) -> tuple[Key, ...]:
+        """Return the keys that do something now."""
+        return self.keys
+
     def body(self, width: int) -> list[Row]:
         """Return all rows."""
         return []
@@ -118,8 +122,18 @@ class Reader(Screen[None]):
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
         visible = rows[self._top : self._top + height]
         self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=grey)
-        foot = footer(self.keys, width, live=not grey, read_only=self.console.state.read_only)
+        foot = footer(self.shown_keys(), width, live=not grey, read_only=self.console.state.read_only)
         self.query_one("#reader-foot", Lines).show([foot])
+
+    @property
+    def top(self) -> int:
+        """The row at the top."""
+        return self._top
+
+    def scroll_to_row(self, number: int) -> None:
+        """Put a row at the top, as far as there are rows to fill the screen."""
+        self._top, self._at_end = number, False
+        self.paint()
 
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
@@ -138,6 +152,13 @@ class Reader(Screen[None]):
     def action_dismiss_reader(self) -> None:
         """Go back."""
         self.app.pop_screen()
+
+    def go_to(self, name: str, kind: str) -> None:
+        """Open another reader, or go back to it where it is the screen below."""
+        if type(self.app.screen_stack[-2]).__name__ == kind:
+            self.app.pop_screen()
+        else:
+            self.console.main.open_reader(name)
 
     def action_help(self) -> None:
         """Open the help."""

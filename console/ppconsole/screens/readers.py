@@ -1,4 +1,4 @@
-"""The readers: a request, a stage, stacks, logs, events, the diagnosis, help."""
+"""The readers: a request, a stage, stacks, logs, events, help."""
 
 from __future__ import annotations
 
@@ -154,22 +154,6 @@ class EventsScreen(Reader):
         """Return one row an event."""
         rows = [events.event_row(event, width, full=True) for event in self.console.shown.events]
         return rows or [row(("  nothing has happened yet", "dim"))]
-
-
-class DiagnosisScreen(Reader):
-    """Every verdict with its evidence and what to do."""
-
-    def heading(self) -> str:
-        """Return what is shown."""
-        return "DIAGNOSIS"
-
-    def cli(self) -> str:
-        """Return the verb that prints the same."""
-        return "explain"
-
-    def body(self, width: int) -> list[Row]:
-        """Return the verdicts."""
-        return details.diagnosis_rows(self.console.shown.snapshot, width)
 
 
 class HelpScreen(Reader):

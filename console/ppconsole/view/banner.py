@@ -32,8 +32,8 @@ class Link(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether commands may be sent."""
-        return self.state == "live"
+        """Whether what is shown is what there is: the present, or a past that does not move."""
+        return self.state in ("live", "recorded")
 
 
 def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -> Row:

@@ -57,7 +57,8 @@ VERBS: dict[str, Usage] = {
 }
 SCREENS: dict[str, str] = {
     "stacks": "stacks of the stages", "logs": "log lines of all processes", "events": "all events",
-    "explain": "the diagnosis with its evidence", "show": "one request in detail: show REQUEST",
+    "diagnosis": "which stage is stuck, and why", "explain": "the same",
+    "streams": "streams, live checks and their findings", "show": "one request in detail: show REQUEST",
     "help": "keys and letters", "quit": "leave the console",
 }  # fmt: skip
 

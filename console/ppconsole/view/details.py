@@ -1,4 +1,4 @@
-"""Drill-downs: one request, one stage, the diagnosis. Long rows are wrapped to the width."""
+"""Drill-downs: one request, one stage, stacks, logs. Long rows are wrapped to the width."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
 
+from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text
 from ppconsole.view import events, figures, stages, timeline
@@ -199,35 +200,10 @@ def memory_rows(stage: StageInfo, width: int) -> list[Row]:
     return [*rows, *field("host blocks", f"{count_text(swap.used)} of {count_text(swap.total)} used", "", width)]
 
 
-def diagnosis_rows(snapshot: Snapshot | None, width: int) -> list[Row]:
-    """Return every verdict with its evidence and what to do, roots first; then who waits for whom."""
-    if snapshot is None or not snapshot.verdicts:
-        return [row(("  no fault found", "ok"))]
-    rows: list[Row] = []
-    for verdict in sorted(snapshot.verdicts, key=lambda each: (not each.root, -each.since_s)):
-        where = "driver" if verdict.stage is None else f"stage {verdict.stage}"
-        kind = "" if verdict.root else "  (suffers from another)"
-        style = "alert" if verdict.root else "warn"
-        rows.append(row((f" {where} {verdict.cause} ", style), (f" since {age_text(verdict.since_s)}{kind}", "dim")))
-        rows += [row(("  ", ""), (line, "strong")) for line in wrap(verdict.summary, width - 4)]
-        for item in verdict.evidence:
-            parts = wrap(item, width - 8)
-            rows.append(row(("    - ", "dim"), (parts[0], "")))
-            rows += [row(("      ", ""), (part, "")) for part in parts[1:]]
-        if verdict.suggest:
-            rows += [row(("    > ", "accent"), (line, "key")) for line in wrap(verdict.suggest, width - 8)]
-        rows.append(EMPTY)
-    if snapshot.waits:
-        rows.append(heading("WHO WAITS FOR WHOM", width))
-    for wait in snapshot.waits:
-        rows += field(wait.waiter, f"{wait.on}: {wait.what}, {age_text(wait.since_s)}", "", width)
-    return rows
-
-
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:
     """Return the stacks of the stages, a section for each place where threads stand."""
     if detail is None:
-        text = problem or "taking stacks…"
+        text = clean(problem) or "taking stacks…"
         return [row((f"  {text}", "bad" if problem else "dim"))]
     rows: list[Row] = []
     for note in notes(detail):

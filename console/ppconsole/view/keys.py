@@ -18,10 +18,20 @@ REQUEST_KEYS: tuple[Key, ...] = (
     ("q", "quit", False),
 )  # fmt: skip
 STAGE_KEYS: tuple[Key, ...] = (
-    ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "detail", False),
+    ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
     ("c", "continue", True), ("x", "restart", True), ("m", "memory", True), ("⇥", "requests", False),
-    ("?", "help", False), ("e", "events", False), ("P", "pause", True), ("D", "drain", True), (":", "command", False),
-    ("spc", "freeze", False), ("q", "quit", False),
+    ("?", "help", False), ("v", "streams", False), ("e", "events", False), ("P", "pause", True), ("D", "drain", True),
+    (":", "command", False), ("spc", "freeze", False), ("q", "quit", False),
+)  # fmt: skip
+DIAGNOSIS_KEYS: tuple[Key, ...] = (
+    ("x", "run it", True), ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False),
+    ("E", "export", False), ("v", "streams", False), ("y", "copy", False), ("↑↓", "scroll", False),
+    ("?", "help", False), ("^s", "picture", False),
+)  # fmt: skip
+STREAMS_KEYS: tuple[Key, ...] = (
+    ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
+    ("⇥", "findings", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
+    ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
 PROMPT_KEYS: tuple[Key, ...] = (
     ("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False),
@@ -67,7 +77,8 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     )),
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
-        ("e", "events"), ("d", "diagnosis"), ("/", "filter"), ("S R", "next sort, reverse"),
+        ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"),
+        ("/", "filter"), ("S R", "next sort, reverse"),
         ("Space", "freeze the display"), ("y", "copy the CLI line"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),

@@ -47,7 +47,7 @@ ENGINE = {
     "resizing": "chip.info", "degraded": "chip.bad", "stopped": "chip.bad",
 }  # fmt: skip
 
-LINK = {"live": "ok", "connecting": "info", "stale": "warn", "lost": "bad", "new-epoch": "warn"}
+LINK = {"live": "ok", "connecting": "info", "stale": "warn", "lost": "bad", "new-epoch": "warn", "recorded": "info"}
 
 SUFFERERS = ("starved", "blocked", "undetermined")
 """Causes that are never the root of a fault."""

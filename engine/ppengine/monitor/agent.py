@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import zmq
 
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
+from ppengine.monitor import steps
 from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import StageWatch
@@ -50,6 +52,8 @@ class Sampler:
         self._comparer = Comparer()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
         self._scanned_ns = 0
+        self.files: Mapping[tuple[int, int], steps.Files] = {}
+        """Ring files of each stage and rank; replaced as a whole, too."""
         self.pids: dict[int, int] = {}
         """Process of each stage. Replaced as a whole, so that another thread may read it."""
 
@@ -59,6 +63,7 @@ class Sampler:
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
             log.info("the rings of stage %d are gone", key[0])
+        self.files = found
         for key in found:
             watch = self._watches.setdefault(key, StageWatch(*key))
             before = watch.pid
@@ -105,7 +110,10 @@ class Sampler:
 
 
 class StackServer:
-    """Answers `Inspect(stacks)` on a socket and thread of its own: a slow py-spy never stops the sampling."""
+    """Answers `Inspect` of stacks and rings on a socket and thread of its own: a slow py-spy never stops the sampling.
+
+    One question after the other: who wants both asks for the rings first, which takes milliseconds.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
         self._sampler, self._config = sampler, config
@@ -131,13 +139,16 @@ class StackServer:
                 self._socket.send_multipart([identity, frames.encode(self._answer(question, ability))])
 
     def _answer(self, question: Inspect, ability: Ability) -> Inspected | Failed:
-        if question.what != "stacks":
-            text = f"the agent has stacks, not {question.what}"
+        if question.what not in ("stacks", "rings"):
+            text = f"the agent has stacks and rings, not {question.what}"
             return Failed(nonce=question.nonce, code="UNSUPPORTED", text=text)
         stages = range(self._config.stages) if question.stage is None else [question.stage]
         if not all(0 <= stage < self._config.stages for stage in stages):
             text = f"no stage {question.stage}: this engine has 0 to {self._config.stages - 1}"
             return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
+        if question.what == "rings":
+            rings = steps.read_rings(self._sampler.files, list(stages), question.lines)
+            return Inspected(nonce=question.nonce, what="rings", data=msgspec.Raw(frames.encode(rings)))
         pids, folder = self._sampler.pids, Path(self._config.run_dir)
         with ThreadPoolExecutor(_SPIES) as pool:
             files = {k: folder / f"s{k}.0.stack" for k in stages}

@@ -19,6 +19,11 @@ from ppengine.protocol.control import Command, Submit
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
 
 
+def audit_file(run_dir: Path) -> Path:
+    """Return where the log of an engine lies."""
+    return run_dir / "audit.jsonl"
+
+
 class AuditError(Exception):
     """The log cannot be written; one line."""
 
@@ -46,7 +51,7 @@ class AuditLog:
 
     def __init__(self, run_dir: Path, name: str, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
         """Open the files. Raises AuditError."""
-        paths = [run_dir / "audit.jsonl"]
+        paths = [audit_file(run_dir)]
         if environ.get(KEEP_VARIABLE):
             paths.append(Path(environ[KEEP_VARIABLE]) / f"{name.replace('/', '_')}-{engine_id}.jsonl")
         self._files: list[tuple[Path, int]] = []

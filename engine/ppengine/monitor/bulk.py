@@ -1,17 +1,15 @@
-"""Questions on `bulk`: events from the ring here, logs from files, outputs and details from the core, stacks from the
-agent. Questions to others get a number of ours, so that two consoles may use the same."""
+"""Questions on `bulk`: events from the ring here, some details from this process, outputs and others from the core,
+stacks and rings from the agent. Questions to others get a number of ours, so that two consoles may use the same."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from ppengine.monitor.events import EventLog
-from ppengine.monitor.logs import tail
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
     ErrorCode,
@@ -21,7 +19,6 @@ from ppengine.protocol.control import (
     Fetched,
     Inspect,
     Inspected,
-    LogsDetail,
     Replay,
 )
 
@@ -45,18 +42,19 @@ class BulkDesk:
 
     def __init__(
         self,
-        run_dir: Path,
         events: EventLog,
+        local: Callable[[Inspect], Inspected | Failed | None],
         answer: Callable[[bytes, msgspec.Struct], None],
         ask_core: Callable[[Fetch | Inspect], str],
         ask_agent: Callable[[Inspect], str],
         faults: Callable[[], FaultsDetail | None] = lambda: None,
     ) -> None:
-        """`ask_core` and `ask_agent` send a question and return why that is not possible, empty when it is.
+        """`local` answers what is known here, else None.
 
-        `faults` returns None in an engine that cannot be broken on demand.
+        `ask_core` and `ask_agent` send a question and return why that is not possible, empty when it is. `faults`
+        returns None in an engine that cannot be broken on demand.
         """
-        self._run_dir, self._events, self._answer = run_dir, events, answer
+        self._events, self._local, self._answer = events, local, answer
         self._ask_core, self._ask_agent, self._faults = ask_core, ask_agent, faults
         self._open: OrderedDict[int, Open] = OrderedDict()
         self._next = 1
@@ -68,13 +66,11 @@ class BulkDesk:
         elif isinstance(question, Fetch):
             question.wait_ms = max(0, min(question.wait_ms, WAIT_MOST_MS))
             self._pass_on(client, question, "core", CORE_ANSWER_S + question.wait_ms / 1e3)
-        elif question.what == "logs":
-            detail = LogsDetail(lines=tail(self._run_dir, question.lines, question.stage))
-            data = msgspec.Raw(frames.encode(detail))
-            self._answer(client, Inspected(nonce=question.nonce, what="logs", data=data))
         elif question.what == "faults":
             self._list_faults(client, question.nonce)
-        elif question.what == "stacks":
+        elif (here := self._local(question)) is not None:
+            self._answer(client, here)
+        elif question.what in ("stacks", "rings"):
             self._pass_on(client, question, "agent", STACKS_ANSWER_S)
         else:
             self._pass_on(client, question, "core", CORE_ANSWER_S)

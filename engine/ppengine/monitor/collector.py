@@ -18,8 +18,8 @@ from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
-from ppengine.protocol.reports import AgentReport, CoreReport, Happened, ProcessInfo, ProcessReport
-from ppengine.protocol.snapshot import Snapshot, StageState, Verdict
+from ppengine.protocol.reports import AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport
+from ppengine.protocol.snapshot import Snapshot, StageState, Verdict, WaitInfo
 
 CORE_SILENT_S = 2.0
 AGENT_SILENT_S = 2.0
@@ -161,6 +161,19 @@ class Collector:
     def _core_process(self) -> ProcessInfo | None:
         return newest_process(self._processes.processes if self._processes else [], "core")
 
+    def findings(self) -> list[Finding]:
+        """Return what the live checks have found."""
+        return self.core.findings if self.core else []
+
+    def waits(self) -> list[WaitInfo]:
+        """Return who waits for whom, by the newest judgement."""
+        return [] if self._evidence is None else waits(self._evidence)
+
+    def retired(self) -> list[int | None]:
+        """Return the newest step that each stage has acknowledged."""
+        known = {view.index: view.retired_step for view in self.core.stages} if self.core else {}
+        return [known.get(stage) for stage in range(self._config.stages)]
+
     # --- judgement ------------------------------------------------------------------------------------------
 
     def judge(self, stopping: bool, stacks: Mapping[int, Stack] | None = None) -> bool:
@@ -243,7 +256,7 @@ class Collector:
                 sightings=self._sightings,
                 processes=self._processes,
                 verdicts=[] if stopped else self.verdicts,
-                waits=[] if stopped or self._evidence is None else waits(self._evidence),
+                waits=[] if stopped else self.waits(),
                 event_seq=self._events.newest,
                 consoles=consoles,
                 dropped=sum(self._agent_dropped.values()),

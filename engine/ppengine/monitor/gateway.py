@@ -22,7 +22,7 @@ import zmq
 
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
-from ppengine.monitor import departure, envelope
+from ppengine.monitor import blackbox, departure, envelope
 from ppengine.monitor.audit import AuditError, AuditLog
 from ppengine.monitor.bulk import NO_FAULTS, BulkDesk
 from ppengine.monitor.collector import Collector
@@ -30,6 +30,7 @@ from ppengine.monitor.commands import CommandDesk
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.probe import NONCE, StackProbe
 from ppengine.monitor.publisher import Answerer, Publisher
+from ppengine.monitor.questions import LocalAnswers
 from ppengine.monitor.sessions import Session, Sessions
 from ppengine.monitor.sockets import Sockets, drain, send
 from ppengine.protocol import frames
@@ -91,7 +92,11 @@ class Gateway:
         self._commands = CommandDesk(
             config.epoch, audit, self._events, self._sessions, self._answer_control, self
         )  # fmt: skip
-        self._bulk = BulkDesk(run_dir, self._events, answer_bulk, self._ask_core, self._ask_agent, self._list_faults)
+        self._box = blackbox.BlackBox(self._ask_agent)
+        local = LocalAnswers(config, lambda: self._box.kept, self._collector.findings)
+        self._bulk = BulkDesk(
+            self._events, local.answer, answer_bulk, self._ask_core, self._ask_agent, self._list_faults
+        )  # fmt: skip
         self._answer_bulk = answer_bulk
         self._probe = StackProbe(self._ask_agent)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
@@ -156,6 +161,8 @@ class Gateway:
 
     def _judge(self) -> None:
         changed = self._collector.judge(self._commands.stopping, self._probe.stacks)
+        # The rings before the stacks: taking those stops a stage for a moment.
+        self._box.look(self._collector.verdicts, self._collector.waits(), self._collector.retired())
         self._probe.look(self._collector.verdicts, self._collector.pids())
         if changed:
             # What an operator must see at once does not wait for the second to be full.
@@ -277,7 +284,10 @@ class Gateway:
         if isinstance(message, Accepted | Deferred | Outcome | Refused):
             self._commands.on_reply(message)
         elif isinstance(message, Inspected | Failed) and message.nonce == NONCE:
-            self._probe.take(message)
+            if (stacks := self._probe.take(message)) is not None:
+                self._box.take_stacks(stacks)
+        elif isinstance(message, Inspected | Failed) and message.nonce == blackbox.NONCE:
+            self._box.take(message)
         elif isinstance(message, Fetched | Inspected | Failed):
             self._bulk.on_answer(message)
 

@@ -23,14 +23,15 @@ def tail(run_dir: Path, lines: int, stage: int | None = None) -> list[str]:
     found: list[tuple[str, str]] = []
     for path in sorted(run_dir.glob(pattern)):
         when = ""
-        for line in _last_lines(path, lines):
+        for line in last_lines(path, lines):
             stamp = _STAMP.match(line)
             when = stamp.group() if stamp else when
             found.append((when, f"{path.stem}| {line}"))
     return [line for _, line in sorted(found, key=lambda dated: dated[0])]
 
 
-def _last_lines(path: Path, lines: int) -> list[str]:
+def last_lines(path: Path, lines: int) -> list[str]:
+    """Return up to `lines` last lines of a file, of its last MiB at most; none where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

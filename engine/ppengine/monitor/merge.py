@@ -139,6 +139,7 @@ def merge_stage(config: EngineConfig, inputs: Inputs, key: Key, utilization: flo
             uuid=view.device_uuid if view else None,
         ),
         sample_age_ms=age,
+        retired_step=view.retired_step if view else None,
         memory=_memory(view, sample, utilization),
         kv_blocks=_kv_blocks(inputs.core, view, sample),
         swap_blocks=SwapBlocks(

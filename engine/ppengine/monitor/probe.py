@@ -47,10 +47,12 @@ class StackProbe:
                 return
             self._asked.add((stage, pid))
 
-    def take(self, answer: Inspected | Failed) -> None:
-        """Keep what the agent answers, for as long as it is asked for."""
-        if isinstance(answer, Inspected):
-            detail = frames.decode_as(StacksDetail, bytes(answer.data))
-            known = {stage.pid: newest(stage) for stage in detail.stages if stage.pid is not None}
-            asked = {pid for _, pid in self._asked}
-            self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in asked}}
+    def take(self, answer: Inspected | Failed) -> StacksDetail | None:
+        """Keep what the agent answers, for as long as it is asked for; return it, None where there is nothing."""
+        if isinstance(answer, Failed):
+            return None
+        detail = frames.decode_as(StacksDetail, bytes(answer.data))
+        known = {stage.pid: newest(stage) for stage in detail.stages if stage.pid is not None}
+        asked = {pid for _, pid in self._asked}
+        self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in asked}}
+        return detail

@@ -297,21 +297,26 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
     state: str = ""
 
 
+InspectWhat = Literal[
+    "request", "stacks", "logs", "blocks", "rings", "fault", "findings", "audit", "about", "ledger", "faults"
+]
+
+
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, or all), `logs`,
-    `blocks` (owner map, run-length encoded), `ledger` (streams, hand-offs and buffers of `stage`, or all), `faults`
-    (what can be broken on demand)."""
+    `blocks` (owner map, run-length encoded), `rings` (the last `lines` steps of every thread), `fault` (what was kept
+    of the newest one), `findings` (of the live checks), `audit`, `about` (versions and profile), `ledger` (streams,
+    hand-offs and buffers of `stage`, or all), `faults` (what can be broken on demand)."""
 
     nonce: int
-    what: Literal["request", "stacks", "logs", "blocks", "ledger", "faults"]
+    what: InspectWhat
     request: str | None = None
     stage: int | None = None
     lines: int = 200
 
 
 class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
-    """`data` depends on `what`: `RequestDetail`, `StacksDetail`, `LogsDetail`, `BlocksDetail`, `LedgerDetail`,
-    `FaultsDetail`."""
+    """`data` depends on `what`; see `RequestDetail` and so on here, and `inspection`."""
 
     nonce: int
     what: str

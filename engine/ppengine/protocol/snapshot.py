@@ -155,6 +155,8 @@ class StageInfo(msgspec.Struct, kw_only=True):
     outbox: int | None = None
     """Sends handed to the transport and not done."""
     micro_batches: list[int] = []
+    retired_step: int | None = None
+    """Newest step that this stage has acknowledged to the driver."""
     step_ms: StepMs = msgspec.field(default_factory=StepMs)
     idle_fraction: float | None = None
     memory: StageMemory = msgspec.field(default_factory=StageMemory)

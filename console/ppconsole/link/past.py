@@ -1,0 +1,48 @@
+"""What a recording and an export have in common as sources: nothing can be changed, and details are those kept."""
+
+from __future__ import annotations
+
+from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused, Verb
+
+from ppconsole.link.source import Detail, Progress, QueryFailed
+
+
+class PastSource:
+    """Refuses every verb; `kept` says which details there are."""
+
+    live = False
+    kind = "recording"
+
+    def kept(self, what: InspectWhat) -> Detail | None:
+        """Return a detail as it was kept last."""
+        return None
+
+    async def command(
+        self,
+        verb: Verb,
+        *,
+        dry_run: bool = False,
+        if_rev: int | None = None,
+        epoch: str | None = None,
+        reason: str = "",
+        ttl_ms: int = 10_000,
+        on_progress: Progress | None = None,
+        timeout: float | None = None,
+    ) -> Outcome | Refused:
+        """Refuse: what is recorded has happened."""
+        return Refused(id="", code="UNSUPPORTED", text=f"this {self.kind} is the past: it cannot be changed")
+
+    async def fetch(
+        self, request: str, *, offset: int = 0, text_offset: int = 0, sample: int = 0, wait_ms: int = 1000
+    ) -> Fetched:
+        """Refuse: outputs are not recorded."""
+        raise QueryFailed("UNSUPPORTED", f"this {self.kind} has no outputs")
+
+    async def inspect(
+        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+    ) -> Detail:
+        """Return what was kept. Raises QueryFailed where nothing was."""
+        detail = self.kept(what)
+        if detail is None:
+            raise QueryFailed("NOT_FOUND", f"this {self.kind} has no {what}")
+        return detail

@@ -1,0 +1,81 @@
+"""The last steps of every stage, out of the rings: what each began, finished and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings
+
+WAITS = frozenset({"idle", "receive", "token_return", "send", "collective"})
+"""Operations in which a stage does no work of its own."""
+
+
+class StepCell(NamedTuple):
+    """One step on one stage. Milliseconds; `done` False: it was under way at the time of the record."""
+
+    done: bool
+    total_ms: float
+    waited_ms: float
+    op: str = ""
+    """Of a step under way: the operation that was open, as `send>1`; empty: between two."""
+    op_ms: float = 0.0
+
+
+class StageSteps(NamedTuple):
+    """The steps of one stage by their number. `began`, `finished`: the newest; None: the rings do not say."""
+
+    stage: int
+    pid: int | None
+    cells: dict[int, StepCell]
+    began: int | None
+    finished: int | None
+    error: str
+
+
+def stage_steps(detail: RingsDetail) -> list[StageSteps]:
+    """Return the steps of every stage (of its first tensor rank)."""
+    return [_of_stage(stage, detail.mono_ns) for stage in detail.stages if stage.rank == 0]
+
+
+def _of_stage(stage: StageRings, now_ns: int) -> StageSteps:
+    main = next((thread.records for thread in stage.threads if thread.ring == "main"), [])
+    # By time and not by number: a step waits for tokens that are those of an older one.
+    inside: list[tuple[OpRecord, list[OpRecord]]] = []
+    for record in main:
+        if record.kind == "step":
+            inside.append((record, []))
+        elif inside and (not (around := inside[-1][0]).done_ns or record.begun_ns < around.done_ns):
+            inside[-1][1].append(record)
+    cells = {step.step: _cell(step, parts, now_ns) for step, parts in inside}
+    return StageSteps(stage.stage, stage.pid, cells, stage.begun_step, stage.finished_step, stage.error)
+
+
+def _cell(step: OpRecord, parts: list[OpRecord], now_ns: int) -> StepCell:
+    waited = sum(_held_ns(part, now_ns) for part in parts if part.kind in WAITS)
+    total = (step.done_ns or now_ns) - step.begun_ns
+    held = [part for part in parts if not part.done_ns and not part.returned_ns]
+    op = held[-1] if held and not step.done_ns else None
+    return StepCell(
+        done=bool(step.done_ns),
+        total_ms=max(0, total) / 1e6,
+        waited_ms=min(max(0, total), waited) / 1e6,
+        op="" if op is None else op_text(op),
+        op_ms=0.0 if op is None else max(0, now_ns - op.begun_ns) / 1e6,
+    )
+
+
+def _held_ns(part: OpRecord, now_ns: int) -> int:
+    """Return how long an operation held the thread: an asynchronous one until its call came back."""
+    return max(0, (part.returned_ns or part.done_ns or now_ns) - part.begun_ns)
+
+
+def op_text(record: OpRecord) -> str:
+    """Return `send>1` or `forward`."""
+    arrow = {"receive": "<", "token_return": "<", "send": ">"}.get(record.kind)
+    return f"{record.kind}{arrow}{record.peer}" if arrow and record.peer >= 0 else record.kind
+
+
+def numbers(stages: Iterable[StageSteps], most: int) -> list[int]:
+    """Return the newest `most` step numbers that any stage has, the newest first."""
+    return sorted({number for stage in stages for number in stage.cells}, reverse=True)[:most]

@@ -1,0 +1,146 @@
+"""The Diagnosis screen: which stage is stuck and why, and the key that does what the verdict suggests."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ppengine.protocol.control import StacksDetail
+from ppengine.protocol.inspection import FaultDetail, RingsDetail
+from ppengine.protocol.snapshot import Snapshot
+from textual.binding import Binding, BindingType
+
+from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.model.suggestion import suggestion
+from ppconsole.screens.reader import Reader
+from ppconsole.view import commands, diagnosis, steps
+from ppconsole.view.cells import Row
+from ppconsole.view.keys import DIAGNOSIS_KEYS, Key
+from ppconsole.view.marks import root_verdict
+
+
+class DiagnosisScreen(Reader):
+    """What the engine kept at the fault stays here until the operator leaves or a new fault comes."""
+
+    every_s: ClassVar[float] = 1.0
+    keys: ClassVar[tuple[Key, ...]] = DIAGNOSIS_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("x", "run_suggested", "run what is suggested", show=False),
+        Binding("t", "take_stacks", "take stacks", show=False),
+        Binding("v", "streams", "streams", show=False),
+        Binding("tab", "section", "next section", show=False),
+        Binding("E", "export", "export", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = diagnosis.Known()
+        self._epoch: str | None = None
+        self._sections: tuple[int, ...] = (0,)
+        self._taking = False
+
+    def heading(self) -> str:
+        """Return what is shown."""
+        return "DIAGNOSIS"
+
+    def cli(self) -> str:
+        """Return the suggested command where it is one of ours, else the verb that prints the same."""
+        verdict = diagnosis.verdict_of(self.console.shown.snapshot, self._known)
+        wanted = suggestion(verdict.suggest) if verdict is not None else None
+        return " ".join(wanted.words) if wanted is not None and wanted.words else "explain"
+
+    def body(self, width: int) -> list[Row]:
+        """Return the page."""
+        read_only = self.console.state.read_only or not self.console.state.live_source
+        made = diagnosis.page(self.console.shown.snapshot, self._known, width, read_only)
+        self._sections = made.sections
+        return made.rows
+
+    def shown_keys(self) -> tuple[Key, ...]:
+        """Return the keys; the one that acts only while there is something to do."""
+        snapshot = self.console.state.snapshot
+        verdict = root_verdict(snapshot) if snapshot is not None else None
+        able = verdict is not None and bool(suggestion(verdict.suggest).words)
+        return self.keys if able else tuple(key for key in self.keys if key[0] != "x")
+
+    # --- what the snapshot does not have ------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Fetch the record of the fault while there is one; else the last steps as they are now."""
+        snapshot = self.console.state.snapshot
+        if snapshot is not None and snapshot.engine.epoch != self._epoch:
+            self._epoch, self._known = snapshot.engine.epoch, diagnosis.Known()
+        try:
+            if not await self._load_fault(snapshot) and self._known.fault is None:
+                rings = await self.console.source.inspect("rings", lines=steps.COUNT)
+                self._keep(rings=rings if isinstance(rings, RingsDetail) else None, problem="")
+        except QueryFailed as error:
+            self._keep(problem=str(error))
+
+    async def _load_fault(self, snapshot: Snapshot | None) -> bool:
+        """Take up the newest fault if it stands, or the one that is shown if it is over; return whether it did."""
+        if self._known.fault is None and (snapshot is None or root_verdict(snapshot) is None):
+            return False
+        try:
+            kept = await self.console.source.inspect("fault")
+        except QueryFailed as error:
+            if error.code == "NOT_FOUND":
+                return False
+            raise
+        shown = self._known.fault
+        if isinstance(kept, FaultDetail) and (kept.over_wall is None or (shown and shown.number == kept.number)):
+            self._keep(fault=kept, problem="")
+            return True
+        return False
+
+    def _keep(self, **changes: object) -> None:
+        self._known = self._known._replace(**changes)  # type: ignore[arg-type]
+
+    def action_take_stacks(self) -> None:
+        """Take the stacks of all stages: it stops each of them for a moment, so it is done when it is asked for."""
+        if not self._taking:
+            self._taking = True
+            self._keep(asked=True, stacks=None, stacks_problem="")
+            self.run_worker(self._take(), exit_on_error=False, name="stacks")
+            self.paint()
+
+    async def _take(self) -> None:
+        try:
+            answer = await self.console.source.inspect("stacks")
+            self._keep(stacks=answer if isinstance(answer, StacksDetail) else None, asked=False)
+        except (LinkLost, QueryFailed) as error:
+            self._keep(stacks_problem=str(error), asked=False)
+        finally:
+            self._taking = False
+        self.paint()
+
+    # --- keys ---------------------------------------------------------------------------------------------------
+
+    def action_section(self) -> None:
+        """Scroll to the next section; from the last one to the top."""
+        self.scroll_to_row(next((place for place in self._sections if place > self.top), 0))
+
+    def action_streams(self) -> None:
+        """Open the streams; back to them where they are below."""
+        self.go_to("streams", "StreamsScreen")
+
+    def action_export(self) -> None:
+        """Write what is known into a file in the current folder."""
+        self.console.export()
+
+    def action_run_suggested(self) -> None:
+        """Do what the verdict suggests: a verb after its confirm, a reader at once; the rest is for a shell."""
+        snapshot = self.console.state.snapshot
+        verdict = root_verdict(snapshot) if snapshot is not None else None
+        if verdict is None or not verdict.suggest:
+            self.console.report("no fault stands, so nothing is suggested", bad=False)
+            return
+        wanted = suggestion(verdict.suggest)
+        if wanted.name in ("stacks", "logs", "events"):
+            if wanted.name == "stacks" and wanted.stage is None:
+                self.action_take_stacks()
+            else:
+                self.console.main.open_reader(wanted.name, wanted.stage)
+        elif wanted.name in commands.VERBS:
+            self.console.main.run_line(" ".join(wanted.words))
+        else:
+            self.console.report(f"not for the console: {wanted.text}", bad=True)

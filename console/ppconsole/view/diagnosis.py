@@ -1,0 +1,184 @@
+"""The Diagnosis screen as rows: picture, verdict, what to do, evidence, stacks, and the last steps at the fault."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from ppengine.protocol.control import StacksDetail
+from ppengine.protocol.inspection import FaultDetail, RingsDetail
+from ppengine.protocol.snapshot import Snapshot, Verdict
+
+from ppconsole.model.safe import clean
+from ppconsole.model.suggestion import Suggestion, suggestion
+from ppconsole.model.units import age_text
+from ppconsole.model.waits import arrows
+from ppconsole.view import pipeline, steps
+from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
+from ppconsole.view.details import heading, stacks_rows
+from ppconsole.view.marks import faulty_stages, root_verdict
+
+TWO_COLUMNS = 140
+"""From this width on the steps stand beside the stacks."""
+
+
+class Known(NamedTuple):
+    """What the screen has beside the snapshot. `problem`: why there are no steps; `asked`: stacks are being taken."""
+
+    fault: FaultDetail | None = None
+    rings: RingsDetail | None = None
+    stacks: StacksDetail | None = None
+    problem: str = ""
+    stacks_problem: str = ""
+    asked: bool = False
+
+
+class Page(NamedTuple):
+    """All rows, and where the sections begin."""
+
+    rows: list[Row]
+    sections: tuple[int, ...]
+
+
+def verdict_of(snapshot: Snapshot | None, known: Known) -> Verdict | None:
+    """Return the verdict that the screen is about: the root that stands now, else that of the frozen fault."""
+    now = root_verdict(snapshot) if snapshot is not None else None
+    if now is not None:
+        return now
+    return known.fault.verdict if known.fault is not None else None
+
+
+def page(snapshot: Snapshot | None, known: Known, width: int, read_only: bool = False) -> Page:
+    """Return the whole screen for `width` cells."""
+    if snapshot is None:
+        return Page([row(("  waiting for the first sample", "dim"))], (0,))
+    verdict = verdict_of(snapshot, known)
+    head = _verdict(snapshot, known, verdict, width)
+    if verdict is not None:
+        head += _todo(suggestion(verdict.suggest), width, read_only)
+    head += [heading("PIPELINE  arrows point from who waits to whom it waits for", width)]
+    head += pipeline.rows(snapshot, width)
+    side = (width - 2) // 2 if width >= TWO_COLUMNS else width
+    why = [] if verdict is None else [*_evidence(verdict, side), *_others(snapshot, verdict, side)]
+    drawn = [arrow for arrow in arrows(snapshot.waits) if pipeline.between_neighbours(arrow)]
+    if long := pipeline.words(drawn, side, 8):
+        why += [row(("  the arrows in words", "dim")), *long]
+    why = [heading("WHY", side), *why, EMPTY] if why else []
+    stacks = [heading("STACKS", side), *_stacks(known, side)]
+    last = _steps(snapshot, known, width - side - 2 if side < width else width)
+    begin = len(head)
+    if side < width:
+        rows = [*head, EMPTY, *_beside([*why, *stacks], last, side)]
+        return Page(rows, (0, begin + 1, begin + 1 + len(why)))
+    rows = [*head, *why, *stacks, EMPTY, *last]
+    at = begin + len(why)
+    return Page(rows, (0, begin, at, at + len(stacks) + 1))
+
+
+def _beside(left: list[Row], right: list[Row], side: int) -> list[Row]:
+    """Return two columns of rows as one."""
+    found = []
+    for index in range(max(len(left), len(right))):
+        one = clip(left[index], side) if index < len(left) else EMPTY
+        two = right[index] if index < len(right) else EMPTY
+        pad = " " * (side - sum(width_of(text) for text, _ in one.segs) + 2)
+        fill = one.fill if one.fill == two.fill else ""
+        # A head over one column only: the style of the row goes to its segments.
+        mine = [(text, style or one.fill) for text, style in one.segs] if fill != one.fill else list(one.segs)
+        yours = [(text, style or two.fill) for text, style in two.segs] if fill != two.fill else list(two.segs)
+        found.append(Row((*mine, (pad, ""), *yours), fill))
+    return found
+
+
+def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: int) -> list[Row]:
+    """Return the sentence, in bold; that nothing is wrong; or what was wrong when the steps froze."""
+    if verdict is None:
+        message = clean(snapshot.engine.message)
+        return [row(("  no fault found", "ok"), (f": {snapshot.engine.state}{f', {message}' if message else ''}", ""))]
+    now = root_verdict(snapshot)
+    where = "DRIVER" if verdict.stage is None else f"STAGE {verdict.stage}"
+    found = []
+    if now is None:
+        over = known.fault.over_wall if known.fault is not None else None
+        text = f"  no fault now; this one was cleared{f' at {_clock(over)}' if over else ''}"
+        found.append(row((fit(text, width), "ok")))
+    style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
+    found.append(row((fit(f" ! {where} {verdict.cause}, for {age_text(verdict.since_s)} ", width), style)))
+    summary = verdict.summary.removeprefix(f"stage {verdict.stage}: ")
+    found += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
+    if verdict.cause.startswith("stream_"):
+        found.append(row(("  v shows the streams, and every finding with both call sites", "dim")))
+    return found
+
+
+def _todo(wanted: Suggestion, width: int, read_only: bool) -> list[Row]:
+    """Return what to do, and the key that does it."""
+    if not wanted.text:
+        return []
+    lines = wrap(wanted.text, width - 9)
+    rows = [row(("  do   > ", "accent"), (lines[0], "key"))]
+    rows += [row((" " * 9, ""), (line, "key")) for line in lines[1:]]
+    if not wanted.words:
+        hint = "y copies it: it is for a shell on the engine's host" if wanted.is_shell else ""
+    elif wanted.name in ("stacks", "logs"):
+        hint = f"x shows the {wanted.name}   y copies the line"
+    elif read_only:
+        hint = "this console is read-only; y copies the line"
+    else:
+        hint = "x runs it, after a look at the plan   y copies the line"
+    return [*rows, row((f"         {hint}", "dim"))] if hint else rows
+
+
+def _evidence(verdict: Verdict, width: int) -> list[Row]:
+    rows: list[Row] = []
+    for item in verdict.evidence:
+        parts = wrap(item, width - 4)
+        rows.append(row(("  - ", "dim"), (parts[0], "")))
+        rows += [row(("    ", ""), (part, "")) for part in parts[1:]]
+    return rows
+
+
+def _others(snapshot: Snapshot, verdict: Verdict, width: int) -> list[Row]:
+    """Return the other verdicts: further roots in full, who only suffers in one line each."""
+    rows: list[Row] = []
+    for other in snapshot.verdicts:
+        if other is verdict:
+            continue
+        where = "driver" if other.stage is None else f"stage {other.stage}"
+        if other.root:
+            rows += [EMPTY, row((fit(f" ! {where} {other.cause}, for {age_text(other.since_s)}", width), "alert"))]
+            rows += [row(("  ", ""), (line, "strong")) for line in wrap(other.summary, width - 4)]
+            rows += [*_todo(suggestion(other.suggest), width, True)[:1], *_evidence(other, width)]
+        else:
+            text = f"{where} {other.cause} {age_text(other.since_s)}: {clean(other.summary)}"
+            rows += [row(("  ", ""), (part, "warn")) for part in wrap(text, width - 2)]
+    return rows
+
+
+def _stacks(known: Known, width: int) -> list[Row]:
+    """Return the stacks that were taken here, or else those that were taken for the verdict."""
+    if known.stacks is not None or known.stacks_problem or known.asked:
+        return stacks_rows(known.stacks, known.stacks_problem, width)
+    if known.fault is not None and known.fault.stacks is not None and known.fault.stacks.stages:
+        note = row(("  taken for the verdict; t takes those of all stages now", "dim"))
+        return [note, *stacks_rows(known.fault.stacks, "", width)]
+    return [row(("  t takes them: every stage stops for a moment", "dim"))]
+
+
+def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:
+    """Return the last steps: frozen at the fault, or as they were at the last look."""
+    fault = known.fault
+    if fault is not None:
+        title = (
+            f"LAST {steps.COUNT} STEPS  frozen at the fault, {_clock(fault.wall)}: fault {fault.number} of this engine"
+        )
+        missing = "; ".join(fault.missing) or ("" if fault.over_wall is None else "the rings did not come in time")
+        roots = set() if fault.verdict.stage is None else {fault.verdict.stage}
+        return steps.rows(fault.rings, fault.retired, roots, title, missing, width)
+    retired = [stage.retired_step for stage in snapshot.stages if stage.tensor_rank == 0]
+    title = f"LAST {steps.COUNT} STEPS" + (f"  as of {_clock(known.rings.wall)}" if known.rings is not None else "")
+    return steps.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall))

@@ -1,0 +1,151 @@
+"""The pipeline as a picture: stages side by side, who waits for whom as arrows, the root with a double frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from ppengine.protocol.snapshot import Snapshot, StageInfo
+
+from ppconsole.model.units import age_text
+from ppconsole.model.waits import DRIVER, Arrow, arrows
+from ppconsole.view import figures
+from ppconsole.view.cells import Row, Seg, clip, fit, row, wrap
+from ppconsole.view.marks import STAGE_WORDS, faulty_stages, root_verdict, stage_mark
+
+LEAST, MOST, GAP = 15, 26, 3
+"""Widths of a box and of the space between two."""
+_THIN, _DOUBLE = "┌─┐│└┘", "╔═╗║╚╝"
+
+
+def rows(snapshot: Snapshot, width: int) -> list[Row]:
+    """Return the boxes of the stages, then in words the long waits that no arrow between neighbours can show."""
+    stages = [stage for stage in snapshot.stages if stage.tensor_rank == 0]
+    if not stages:
+        return [row(("  no stage is known yet", "dim"))]
+    root = root_verdict(snapshot)
+    roots = faulty_stages(snapshot)
+    known = arrows(snapshot.waits)
+    across = max(1, (width - 1) // (LEAST + GAP))
+    shown, left_out = _window(stages, across, roots)
+    per_line = -(-len(shown) // -(-len(shown) // across))
+    # The last stage of all has nothing behind it.
+    free = width - 1 + (GAP if per_line == len(stages) else 0)
+    box = min(MOST, free // per_line - GAP)
+    found: list[Row] = []
+    for start in range(0, len(shown), per_line):
+        found += _line(shown[start : start + per_line], snapshot, roots, known, box, len(stages))
+    for word, names in left_out:
+        found.append(clip(row((f"  {names} ", "dim"), (f"{word}", ""), (" (not drawn)", "dim")), width))
+    found += words([arrow for arrow in known if not between_neighbours(arrow)], width, 3)
+    if root is not None and root.stage is None:
+        found.append(row((fit(f"  ! ROOT: the engine core, {root.cause}", width), "bad")))
+    return [clip(line, width) for line in found]
+
+
+def between_neighbours(arrow: Arrow) -> bool:
+    """Return whether the picture has an arrow for this wait."""
+    return abs(arrow.waiter - arrow.on) == 1 and DRIVER not in (arrow.waiter, arrow.on)
+
+
+def _window(
+    stages: list[StageInfo], across: int, roots: set[int]
+) -> tuple[list[StageInfo], list[tuple[str, str]]]:  # fmt: skip
+    """Return the stages to draw, two lines of them at most around the root, and words for the others."""
+    if len(stages) <= 2 * across:
+        return stages, []
+    middle = min(roots, default=0)
+    first = max(0, min(middle - across // 2, len(stages) - across))
+    drawn = stages[first : first + across]
+    rest = stages[:first] + stages[first + across :]
+    words = []
+    for state, group in groupby(rest, key=lambda stage: stage.state):
+        numbers = [stage.index for stage in group]
+        name = f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}-{numbers[-1]}"
+        words.append((state, name))
+    return drawn, words
+
+
+def _line(
+    stages: Sequence[StageInfo], snapshot: Snapshot, roots: set[int], known: list[Arrow], box: int, count: int
+) -> list[Row]:
+    """Return one line of boxes with the arrows between them."""
+    lines: list[list[Seg]] = [[(" ", "")] for _ in range(5)]
+    for stage in stages:
+        parts = _box(stage, snapshot, stage.index in roots, box)
+        end = stage.index == count - 1
+        glyph = _arrow(stage.index, stage.index + 1, known)
+        for number, (line, part) in enumerate(zip(lines, parts, strict=True)):
+            line += part
+            if end:
+                continue
+            gap = fit(glyph, GAP) if number == 2 else " " * GAP
+            line.append((gap, "warn" if number == 2 else ""))
+    return [Row(tuple(line)) for line in lines]
+
+
+def _arrow(left: int, right: int, known: list[Arrow]) -> str:
+    """Return the arrow between two neighbours: it points from who waits to whom it waits for."""
+    ahead = any(arrow.waiter == left and arrow.on == right for arrow in known)
+    back = any(arrow.waiter == right and arrow.on == left for arrow in known)
+    return "◄─►" if ahead and back else "──►" if ahead else "◄──" if back else " · "
+
+
+def _box(stage: StageInfo, snapshot: Snapshot, is_root: bool, width: int) -> list[list[Seg]]:
+    """Return the five lines of a box. Without colour the root has a double frame and the word ROOT."""
+    frame = _DOUBLE if is_root else _THIN
+    mark = stage_mark(stage, faulty_stages(snapshot))
+    edge = "bad" if is_root else "dim"
+    title = f" {stage.index} ROOT " if is_root else f" {stage.index} "
+    inner = width - 2
+    old = (stage.sample_age_ms or 0.0) > 2000
+    word = STAGE_WORDS.get(mark.text, stage.state) if mark.text not in ("H", "T") else stage.state
+    body: list[tuple[str, str, str]] = [
+        (mark.text, f" {word}{' ~' if old else ''}", mark.style),
+        ("", stage.op or _last(stage), "strong" if is_root else ""),
+        ("", _age(stage), "dim"),
+    ]
+    lines: list[list[Seg]] = [
+        [(frame[0] + frame[1], edge), (title, "bad" if is_root else "strong"),
+         (frame[1] * max(0, inner - 1 - len(title)) + frame[2], edge)],
+    ]  # fmt: skip
+    for letter, text, style in body:
+        room = inner - len(letter) - 1
+        lines.append([(f"{frame[3]} ", edge), (letter, style), (fit(text, room), style), (frame[3], edge)])
+    lines.append([(frame[4] + frame[1] * inner + frame[5], edge)])
+    return lines
+
+
+def _last(stage: StageInfo) -> str:
+    return "" if stage.state == "dead" else "no open operation"
+
+
+def _age(stage: StageInfo) -> str:
+    """Return for how long it is so: of what it waits for, of its open operation, or since it last did anything."""
+    main = next((stream for stream in stage.streams if stream.op), None)
+    if stage.waiting_on is not None:
+        return f"for {figures.age(stage.waiting_on.since_ms)}"
+    if stage.op and main is not None and main.age_ms is not None:
+        return f"for {figures.age(main.age_ms)}"
+    return f"moved {figures.age(stage.progress_age_ms)} ago"
+
+
+def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:
+    """Return waits in words, the longest first; a healthy pipeline's are too short to tell."""
+    told = sorted((arrow for arrow in known if arrow.since_s >= 0.5), key=lambda arrow: -arrow.since_s)
+    found = []
+    for arrow in told[:most]:
+        via = "the link to " if arrow.link else ""
+        text = f"{_name(arrow.waiter)} waits for {via}{_name(arrow.on)}: {arrow.what}"
+        age = f"  {age_text(arrow.since_s):>4}   "
+        found += [
+            row(((age if not index else " " * 9), "dim"), (part, ""))
+            for index, part in enumerate(wrap(text, max(20, width - 9)))
+        ]
+    if len(told) > most:
+        found.append(row((f"       {len(told) - most} more waits", "dim")))
+    return found
+
+
+def _name(number: int) -> str:
+    return "driver" if number == DRIVER else f"stage {number}"

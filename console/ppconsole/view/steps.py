@@ -1,0 +1,103 @@
+"""The last steps as a table: a row a step, a column a stage. Letters say how far each stage got, without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppengine.protocol.inspection import RingsDetail
+
+from ppconsole.model.safe import clean
+from ppconsole.model.steps import StageSteps, StepCell, numbers, stage_steps
+from ppconsole.view import figures
+from ppconsole.view.cells import Row, Seg, clip, fit, row
+from ppconsole.view.details import heading
+
+_WIDE, _MIDDLE, _NARROW = 24, 16, 8
+COUNT = 64
+"""Steps that a fault leaves behind, and that are asked for."""
+LEGEND = "R retired  F finished, not retired  B begun  · not begun   own work +wait"
+
+
+def rows(
+    rings: RingsDetail | None, retired: Sequence[int | None], roots: set[int], title: str, problem: str, width: int
+) -> list[Row]:
+    """Return the table. `retired`: newest step that each stage has acknowledged; `roots`: stages to mark."""
+    found = [heading(title, width)]
+    if rings is None:
+        return [*found, row((f"  {clean(problem) or 'asking for the last steps…'}", "bad" if problem else "dim"))]
+    stages = stage_steps(rings)
+    shown, note = _fitting(stages, roots, width)
+    listed = numbers(stages, rings.steps)
+    if not listed:
+        return [*found, row(("  no step was recorded", "dim"))]
+    cell = _cell_width(len(shown), width)
+    found += [clip(line, width) for line in _reached(shown, retired, cell, roots)]
+    acked = {stage: number for stage, number in enumerate(retired) if number is not None}
+    for number in listed:
+        segs: list[Seg] = [(fit(f" m{number}", 10), "strong")]
+        for stage in shown:
+            text, style = _text(number, stage, acked.get(stage.stage), cell)
+            segs += [(fit(text, cell - 1), style), (" ", "")]
+        found.append(clip(Row(tuple(segs)), width))
+    notes = [each for each in (note, *(f"stage {each.stage}: {each.error}" for each in stages if each.error)) if each]
+    found.append(clip(row((f" {LEGEND}", "dim")), width))
+    return found + [clip(row((f" {clean(each)}", "warn")), width) for each in notes]
+
+
+def _cell_width(count: int, width: int) -> int:
+    return max(_NARROW, min(_WIDE, (width - 10) // max(1, count)))
+
+
+def _fitting(stages: list[StageSteps], roots: set[int], width: int) -> tuple[list[StageSteps], str]:
+    """Return the stages that have room, around the root, and how many have none."""
+    most = max(1, (width - 10) // _NARROW)
+    if len(stages) <= most:
+        return stages, ""
+    middle = min(roots, default=0)
+    first = max(0, min(middle - most // 2, len(stages) - most))
+    return stages[first : first + most], f"{len(stages) - most} more stages have no room at this width"
+
+
+def _reached(stages: list[StageSteps], retired: Sequence[int | None], cell: int, roots: set[int]) -> list[Row]:
+    """Return the head: the stages, and how far each has come."""
+    names: list[Seg] = [(fit(" STEP", 10), "dim")]
+    for stage in stages:
+        root = stage.stage in roots
+        long = f"! stage {stage.stage} ROOT" if root else f"stage {stage.stage}"
+        short = f"!{stage.stage}" if root else f"{stage.stage}"
+        names += [(fit(long if cell >= _MIDDLE else short, cell), "bad" if root else "head.word")]
+    lines = [Row(tuple(names))]
+    for name, values in (
+        ("began", [stage.began for stage in stages]),
+        ("finished", [stage.finished for stage in stages]),
+        ("retired", [retired[stage.stage] if stage.stage < len(retired) else None for stage in stages]),
+    ):
+        segs: list[Seg] = [(fit(f" {name}", 10), "dim")]
+        newest = max((value for value in values if value is not None), default=None)
+        for value in values:
+            behind = value is not None and newest is not None and value < newest
+            segs.append((fit("?" if value is None else f"m{value}", cell), "warn" if behind else ""))
+        lines.append(Row(tuple(segs)))
+    return lines
+
+
+def _text(number: int, stage: StageSteps, retired: int | None, cell: int) -> tuple[str, str]:
+    """Return what one stage did of one step, and its style."""
+    known = stage.cells.get(number)
+    if known is None:
+        ahead = stage.began is not None and number > stage.began
+        return ("·", "dim") if ahead else ("-", "dim")
+    if not known.done:
+        return _open(known, cell), "bad" if known.total_ms > 2000 else "warn"
+    letter = "R" if retired is not None and number <= retired else "F"
+    own, style = figures.millis(known.total_ms - known.waited_ms), "" if letter == "R" else "warn"
+    if cell < _MIDDLE - 2 or known.waited_ms < 0.05:
+        return f"{letter} {own:>4}", style
+    return f"{letter} {own:>4} +{figures.millis(known.waited_ms)}", style
+
+
+def _open(known: StepCell, cell: int) -> str:
+    age = figures.millis(known.op_ms if known.op else known.total_ms)
+    if cell < _MIDDLE - 2:
+        return f"B {age}"
+    return f"B {age:>4} {known.op or 'own code'}"

@@ -1,0 +1,131 @@
+"""The Streams screen as rows: every stage's streams, the live checks and their keys, and what they have found."""
+
+from __future__ import annotations
+
+from ppengine.protocol.control import CheckName, SetCheck
+from ppengine.protocol.reports import Finding
+from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo
+
+from ppconsole.model.safe import clean
+from ppconsole.model.units import age_text, count_text
+from ppconsole.view import figures
+from ppconsole.view.cells import EMPTY, FLEX, Column, Placed, Row, Seg, clip, fit, header, place, row, table_row, wrap
+from ppconsole.view.details import heading
+from ppconsole.view.marks import faulty_stages
+
+CHECKS: tuple[tuple[CheckName, str], ...] = (
+    ("ledger", "hand-offs between streams and threads"),
+    ("strict", "every operation is waited for before the next"),
+    ("finite", "values that leave a stage"),
+    ("shadow", "a single-stage reference repeats some steps"),
+)
+SHADOW_SHARE = 0.01
+"""Of the steps, when the key switches the shadow check on; the command line takes any."""
+OLD_MS = 2000.0
+FINDINGS = "FINDINGS"
+_COLUMNS = (
+    Column("stage", "STG", 4, 0),
+    Column("name", "STREAM", 12, 1, grow=6),
+    Column("owner", "OWNER THREAD", 12, 4, grow=6),
+    Column("op", "OPERATION", 16, 2, grow=FLEX),
+    Column("age", "AGE", 5, 3, ">"),
+    Column("pending", "PEND", 4, 5, ">"),
+    Column("waits", "WAITS FOR", 12, 6, grow=16),
+)
+
+
+def toggle(name: CheckName, checks: ChecksInfo) -> SetCheck:
+    """Return the verb of a check's key: on if it is off, and off if it is on."""
+    if getattr(checks, name):
+        return SetCheck(check=name, mode="off")
+    return SetCheck(check=name, mode="on", share=SHADOW_SHARE if name == "shadow" else None)
+
+
+def rows(
+    snapshot: Snapshot | None, findings: list[Finding] | None, problem: str, width: int, act: bool = True
+) -> list[Row]:  # fmt: skip
+    """Return the screen. `findings` None: not asked for yet, or `problem` says why not; `act`: the keys act."""
+    if snapshot is None:
+        return [row(("  waiting for the first sample", "dim"))]
+    told = snapshot.engine.checks.findings if findings is None else len(findings)
+    more = f"  {told} finding{'' if told == 1 else 's'}: ⇥ goes there" if told else ""
+    found = [heading(f"LIVE CHECKS{more}", width), *_checks(snapshot.engine.checks, width, act)]
+    placed = place(_COLUMNS, width - 1)
+    titles = header(placed, fill="head")
+    found.append(Row(((" ", ""), *titles.segs), "head"))
+    faulty = faulty_stages(snapshot)
+    for stage in snapshot.stages:
+        found += _stage(stage, placed, stage.index in faulty)
+    found += [EMPTY, heading(f"{FINDINGS}  {told}", width)]
+    return found + _findings(findings, snapshot.engine.checks, problem, width)
+
+
+def _checks(checks: ChecksInfo, width: int, act: bool) -> list[Row]:
+    """Return one line a check: key, name, whether it is on, what it looks at."""
+    lines = []
+    for number, (name, text) in enumerate(CHECKS, start=1):
+        on = bool(getattr(checks, name))
+        word = "ON " if on else "off"
+        more = ""
+        if name == "shadow" and (on or checks.shadow_state):
+            share = f"{checks.shadow:.1%} of the steps, " if on else ""
+            more = f"  {share}{clean(checks.shadow_state)}, {checks.shadow_compared} tokens compared"
+        key = f"  {number} " if act else "    "
+        lines.append(
+            clip(row((key, "key"), (f"{name:<7} ", "strong" if on else ""), (word, "ok" if on else "dim"),
+                     (f"  {text}", "dim"), (more, "")), width)
+        )  # fmt: skip
+    return lines
+
+
+def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]:
+    """Return one row a stream. An operation older than two seconds is marked `!`, too."""
+    lines = []
+    for index, stream in enumerate(stage.streams):
+        old = bool(stream.op) and (stream.age_ms or 0.0) > OLD_MS
+        label = f"{'!' if is_faulty else ' '}{stage.index:>2}" if not index else ""
+        cells: dict[str, Seg] = {
+            "stage": (label, "bad" if is_faulty else "strong"),
+            "name": (stream.name, "strong"),
+            "owner": (stream.owner, ""),
+            "op": ((f"! {stream.op}" if old else stream.op or "idle"), "bad" if old else "" if stream.op else "dim"),
+            "age": (figures.age(stream.age_ms) if stream.op else "-", "warn" if old else "dim"),
+            "pending": (count_text(stream.pending), "warn" if (stream.pending or 0) > 1 else "dim"),
+            "waits": (stream.waits_for or "", "warn"),
+        }
+        lines.append(Row(((" ", ""), *table_row(placed, cells).segs)))
+    if not stage.streams:
+        lines.append(row((f"  {stage.index:>2} ", "strong"), (f"reports no streams: {stage.state}", "dim")))
+    return lines
+
+
+def _findings(findings: list[Finding] | None, checks: ChecksInfo, problem: str, width: int) -> list[Row]:
+    """Return each finding with its evidence: both call sites, and what would put it right."""
+    on = checks.ledger or checks.finite or checks.shadow
+    if findings is None:
+        text = clean(problem) or ("asking…" if on else "no check is on, so nothing is looked for")
+        return [row((f"  {text}", "bad" if problem else "dim"))]
+    if not findings:
+        return [row(("  none so far" if on else "  no check is on, so nothing is looked for", "ok" if on else "dim"))]
+    lines: list[Row] = []
+    for number, finding in enumerate(findings, start=1):
+        where = "" if finding.stage is None else f"stage {finding.stage} "
+        head = f" {number} {where}{finding.cause}, first seen {age_text(finding.since_s)} ago"
+        lines.append(row((fit(head, width), "alert")))
+        summary = clean(finding.summary).removeprefix(f"stage {finding.stage}: ")
+        lines += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
+        for item in finding.evidence:
+            lines += _fact(item, width)
+        lines.append(EMPTY)
+    return lines
+
+
+def _fact(text: str, width: int) -> list[Row]:
+    """Return one fact; what did it and what would mend it stand out by their label."""
+    label, colon, rest = clean(text).partition(": ")
+    if not colon or len(label) > 14:
+        label, rest = "", clean(text)
+    parts = wrap(rest, max(20, width - 16))
+    style = "ok" if label == "to fix" else ""
+    found = [row((f"  {label:>11}  ", "accent" if label else "dim"), (parts[0], style))]
+    return found + [row((" " * 15, ""), (part, style)) for part in parts[1:]]

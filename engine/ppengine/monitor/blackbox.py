@@ -1,0 +1,69 @@
+"""The record of a fault: what the engine did last, kept the moment a verdict names a new root.
+
+It is here whether or not a console was attached, and stays after the fault is over, until the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ppengine.protocol import frames
+from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.inspection import FaultDetail, RingsDetail
+from ppengine.protocol.snapshot import Verdict, WaitInfo
+
+NONCE = -2
+"""Of the question for the rings."""
+STEPS = 64
+
+
+class BlackBox:
+    """Asks the agent for the rings once for every new fault, and collects the stacks that the verdicts asked for."""
+
+    def __init__(self, ask: Callable[[Inspect], str]) -> None:
+        """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
+        self._ask = ask
+        self._roots: set[int | None] = set()
+        self.kept: FaultDetail | None = None
+
+    def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
+        """Begin a new record where `verdicts` name a stage (None: the driver) that was not a root before."""
+        roots = {verdict.stage: verdict for verdict in reversed(verdicts) if verdict.root}
+        fresh = roots.keys() - self._roots
+        self._roots = set(roots)
+        if fresh:
+            self._begin(
+                next(verdict for verdict in verdicts if verdict.root and verdict.stage in fresh), waits, retired
+            )
+        elif self.kept is not None and self.kept.over_wall is None:
+            if (now := roots.get(self.kept.verdict.stage)) is not None:
+                self.kept.verdict = now
+            else:
+                self.kept.over_wall = time.time()
+
+    def take(self, answer: Inspected | Failed) -> None:
+        """Keep the rings that the agent answers."""
+        if self.kept is None:
+            return
+        if isinstance(answer, Failed):
+            self.kept.missing.append(f"rings: {answer.text}")
+        elif self.kept.rings is None:
+            self.kept.rings = frames.decode_as(RingsDetail, bytes(answer.data))
+
+    def take_stacks(self, detail: StacksDetail) -> None:
+        """Keep stacks that were taken for a verdict: of each stage the first, which are nearest to the fault."""
+        if self.kept is None or self.kept.over_wall is not None:
+            return
+        known = self.kept.stacks or StacksDetail(stages=[], ability=detail.ability)
+        fresh = [each for each in detail.stages if each.stage not in {one.stage for one in known.stages}]
+        stages = sorted([*known.stages, *fresh], key=lambda each: each.stage)
+        self.kept.stacks = msgspec.structs.replace(known, stages=stages)
+
+    def _begin(self, verdict: Verdict, waits: list[WaitInfo], retired: list[int | None]) -> None:
+        number = self.kept.number + 1 if self.kept else 1
+        self.kept = FaultDetail(number=number, wall=time.time(), verdict=verdict, waits=waits, retired=retired)
+        if why := self._ask(Inspect(nonce=NONCE, what="rings", lines=STEPS)):
+            self.kept.missing.append(f"rings: {why}")

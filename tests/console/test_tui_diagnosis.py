@@ -1,0 +1,184 @@
+"""The Diagnosis and Streams screens under a pilot, on a source in memory."""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+
+import pytest
+import snapshots
+from ppconsole.link.source import LinkState, QueryFailed
+from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.diagnosis import DiagnosisScreen
+from ppconsole.screens.streams import StreamsScreen
+from ppengine.protocol.control import Continue, SetCheck
+from ppengine.protocol.inspection import FindingsDetail
+from test_tui_console import console
+
+
+def halted():
+    picture = snapshots.halted()
+    picture.verdicts[0].suggest = "ppconsole continue 1 (or: kill -CONT 41201)"
+    return picture
+
+
+def kept(picture, **changes):
+    return snapshots.fault(picture, at=1, **changes)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (80, 50), (120, 24), (200, 50)])
+async def test_the_screen_names_the_stage_at_every_size(size):
+    picture = snapshots.stuck()
+    async with console(picture, size=size, details={"fault": snapshots.fault(picture)}) as rig:
+        await rig.pilot.press("d")
+        await rig.until(lambda: "frozen at the fault" in "\n".join(rows(rig)))
+        screen = rig.screen()
+        assert "! STAGE 2 self_stuck" in screen and "╔═ 2 ROOT" in screen and "──►" in screen
+        assert "ppconsole stacks --stage 2" in screen and "x run it" in screen
+        await rig.pilot.press("tab", "tab", "tab")
+        assert "m18410" in rig.screen()
+
+
+def rows(rig):
+    from ppconsole.view.cells import text_of
+
+    screen = rig.app.screen
+    return [text_of(line) for line in screen.body(screen.size.width)]
+
+
+async def test_the_suggested_command_is_run_after_a_confirm():
+    async with console(halted()) as rig:
+        await rig.pilot.press("d", "x")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        assert rig.app.screen.verb == Continue(stage=1)
+        await rig.until(lambda: "asking the engine" not in rig.board("dialog-body"))
+        assert rig.app.focused is rig.app.screen.query_one("#cancel")
+        await rig.pilot.press("enter")
+        assert not rig.source.acted() and isinstance(rig.app.screen, DiagnosisScreen)
+        await rig.pilot.press("x")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm) and "free 45" in rig.board("dialog-body"))
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: rig.source.acted() == [Continue(stage=1)])
+
+
+async def test_a_suggestion_that_only_looks_opens_a_reader():
+    async with console(snapshots.stuck()) as rig:
+        await rig.pilot.press("d", "x")
+        await rig.until(lambda: "STACKS OF STAGE 2" in rig.board("reader-title"))
+        await rig.pilot.press("escape")
+        assert isinstance(rig.app.screen, DiagnosisScreen)
+
+
+async def test_read_only_and_no_link_have_no_act():
+    async with console(halted(), read_only=True) as rig:
+        await rig.pilot.press("d", "x")
+        await rig.pilot.pause()
+        assert isinstance(rig.app.screen, DiagnosisScreen) and "x run it" not in rig.screen()
+        assert "this console is read-only" in rig.screen()
+    async with console(halted()) as rig:
+        await rig.pilot.press("d")
+        rig.source.send(LinkState(state="lost", text="gone"))
+        await rig.pilot.press("x")
+        await rig.until(lambda: rig.app.screen.query_one("#reader-body")._faded)  # what is old is grey
+        assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.source.commands
+
+
+async def test_the_steps_stay_frozen_until_a_new_fault():
+    picture = halted()
+    async with console(picture, details={"fault": kept(picture)}) as rig:
+        await rig.pilot.press("d")
+        screen = rig.app.screen
+        await rig.until(lambda: "fault 1 of this engine" in "\n".join(rows(rig)))
+        calm = copy.deepcopy(picture)
+        calm.verdicts = []
+        rig.source.details["fault"] = kept(picture, over_wall=snapshots.WALL + 5)
+        rig.source.send(calm)
+        await screen._load()
+        text = "\n".join(rows(rig))
+        assert "no fault now; this one was cleared at" in text and "fault 1 of this engine" in text
+        assert "rings" not in rig.source.inspected
+        rig.source.details["fault"] = kept(picture, number=2)
+        rig.source.send(picture)
+        await screen._load()
+        assert "fault 2 of this engine" in "\n".join(rows(rig))
+        again = copy.deepcopy(calm)
+        again.engine.epoch = "another"
+        rig.source.details["fault"] = QueryFailed("NOT_FOUND", "no fault yet")
+        rig.source.send(again)
+        await screen._load()
+        assert "LAST 64 STEPS  as of" in "\n".join(rows(rig)), "another engine's fault is not this one's"
+        await rig.pilot.press("escape", "d")
+        await rig.until(lambda: "as of" in "\n".join(rows(rig)))
+
+
+async def test_stacks_are_taken_when_asked_for():
+    async with console(halted()) as rig:
+        await rig.pilot.press("d")
+        assert "t takes them" in "\n".join(rows(rig)) and "stacks" not in rig.source.inspected
+        await rig.pilot.press("t")
+        await rig.until(lambda: "stages 0, 1:" in "\n".join(rows(rig)))
+        rig.source.details["stacks"] = QueryFailed("FAILED", "the agent [b]has[/b] not reported")
+        await rig.pilot.press("t")
+        await rig.until(lambda: "the agent [b]has[/b] not reported" in "\n".join(rows(rig)))
+
+
+async def test_an_older_engine_without_details_still_has_the_verdict():
+    refused = QueryFailed("PROTOCOL", "Invalid enum value 'rings'")
+    async with console(halted(), details={"fault": refused, "rings": refused}) as rig:
+        await rig.pilot.press("d")
+        await rig.until(lambda: "Invalid enum value" in "\n".join(rows(rig)))
+        assert "! STAGE 1 stopped" in rig.screen()
+
+
+async def test_the_streams_and_the_keys_of_the_checks():
+    picture = snapshots.stuck()
+    picture.engine.checks.ledger, picture.engine.checks.findings = True, 1
+    async with console(picture, details={"findings": FindingsDetail(findings=snapshots.findings())}) as rig:
+        await rig.pilot.press("v")
+        await rig.until(lambda: "written by" in "\n".join(rows(rig)))
+        assert "1 ledger  ON" in rig.screen() and "OWNER THREAD" in rig.screen()
+        assert "1 finding: ⇥ goes there" in rig.screen() and "written by" not in rig.screen()
+        await rig.pilot.press("tab")
+        assert "written by" in rig.screen()
+        await rig.pilot.press("tab")
+        assert "OWNER THREAD" in rig.screen()
+        for key, verb in (("1", SetCheck(check="ledger", mode="off")), ("3", SetCheck(check="finite")),
+                          ("4", SetCheck(check="shadow", share=0.01))):  # fmt: skip
+            dialog = await rig.confirm(key)
+            assert dialog.verb == verb
+            await rig.pilot.press("escape")
+        await rig.pilot.press("d")
+        assert isinstance(rig.app.screen, DiagnosisScreen)
+        await rig.pilot.press("v")
+        assert isinstance(rig.app.screen, StreamsScreen), "back to the one below, and no third"
+        assert len(rig.app.screen_stack) == 3
+        assert not rig.source.acted()
+
+
+async def test_checks_are_not_switched_read_only():
+    async with console(snapshots.stuck(), read_only=True) as rig:
+        await rig.pilot.press("colon", *"streams", "enter", "2")
+        await rig.pilot.pause()
+        assert isinstance(rig.app.screen, StreamsScreen) and not rig.source.commands
+        assert "2 strict" not in rig.board("reader-foot")
+
+
+async def test_export_from_the_screen(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    picture = snapshots.stuck()
+    async with console(picture, details={"fault": snapshots.fault(picture)}) as rig:
+        await rig.pilot.press("colon", *"diagnosis", "enter", "E")
+        await rig.until(lambda: list(tmp_path.glob("*.zip")) != [])
+        (file,) = tmp_path.glob("*.zip")
+        assert {"rings.json", "fault.json", "snapshot.json"} <= set(zipfile.ZipFile(file).namelist())
+
+
+async def test_hostile_texts_inject_nothing():
+    picture = snapshots.hostile()
+    async with console(picture, details={"findings": FindingsDetail(findings=snapshots.findings())}) as rig:
+        for key in ("d", "v"):
+            await rig.pilot.press(key)
+            await rig.pilot.pause()
+            screen = rig.screen()
+            assert "\x1b" not in screen and "\u202e" not in screen and "[red]x[/red]" in screen
+            await rig.pilot.press("escape")

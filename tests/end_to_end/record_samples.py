@@ -1,0 +1,163 @@
+"""Makes the bundled recordings: `python tests/end_to_end/record_samples.py [NAME...]`, on a machine that is not busy.
+
+All are of a real engine of three stages under load. `sample`: somebody stops stage 1, and continues it. The others are
+the incidents of `ppengine.streams.incidents`: the program of each report runs on fake streams, in place of a stage, and
+what the ledger says of it is shown from the third second on, by the verdict's own rule and with the engine's own steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from ppconsole.cli.recordings import SAMPLES
+from ppconsole.link.engine import EngineLink
+from ppconsole.link.faults import FaultWatcher
+from ppconsole.link.recording import Recorder
+from ppconsole.link.source import Update
+from ppengine.config import profiles_dir
+from ppengine.monitor.diagnosis.case import Case
+from ppengine.monitor.diagnosis.findings import found
+from ppengine.monitor.diagnosis.graph import Graph
+from ppengine.protocol.inspection import FaultDetail, FindingsDetail, RingsDetail
+from ppengine.protocol.reports import Finding
+from ppengine.protocol.snapshot import Event, Snapshot, StreamInfo, Verdict
+from ppengine.streams.incidents import INCIDENTS
+from ppengine.streams.ledger import Ledger
+from serving import Served
+
+from profiles import small
+
+STAGES, AT_S, SECONDS = 3, 3.0, 9.0
+WHERE = {"stale-seqstart": 0, "global-stream": 1, "foreign-device": 1}
+"""Stage that plays the incident: the reports' own broadcaster, and a stage in the middle."""
+
+
+class Overlay:
+    """Adds what the ledger says of an incident to what a real engine shows."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self.stage, self._recorder = WHERE[name], recorder
+        self._ledger = Ledger(self.stage)
+        self._ledger.thread("main")  # as a stage calls its own
+        self._ledger.switch(True)
+        INCIDENTS[name](self._ledger, False)
+        self.findings = self._ledger.troubles.findings()
+        self._began = time.monotonic()
+        self._events = 0
+        self.newest: Snapshot | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the incident; negative before."""
+        return time.monotonic() - self._began - AT_S
+
+    def told(self) -> list[Finding]:
+        """The findings with their ages of now."""
+        return [msgspec.structs.replace(each, since_s=round(self.age_s, 2)) for each in self.findings]
+
+    def verdicts(self) -> list[Verdict]:
+        """What the diagnosis makes of them."""
+        return found(Case(SimpleNamespace(findings=self.told()), Graph({}), []))
+
+    def take(self, update: Update) -> None:
+        """Write one update with what is added."""
+        if isinstance(update, Snapshot):
+            update.engine.checks.ledger = True
+            if self.age_s >= 0:
+                self._add(update)
+            self.newest = update
+        self._recorder.write(update)
+
+    def _add(self, picture: Snapshot) -> None:
+        picture.engine.checks.findings = len(self.findings)
+        picture.verdicts = self.verdicts()
+        stage = picture.stages[self.stage]
+        for actor in self._ledger._actors:
+            if actor.owner is not None:
+                # The fake streams have done what was launched on them: they are idle.
+                stage.streams.append(StreamInfo(name=actor.name, owner=actor.owner.name, pending=0))
+        if not self._events:
+            lines = [(f"check.{each.cause}", each.summary) for each in self.findings]
+            lines += [("verdict.raised", f"{each.cause}: {each.summary}") for each in picture.verdicts]
+            for kind, text in lines:
+                self._events += 1
+                seq = picture.event_seq + self._events
+                self._recorder.write(Event(seq=seq, wall=time.time(), kind=kind, text=text, stage=self.stage))
+        picture.event_seq += self._events
+
+
+async def record(engine: Served, name: str, path: Path) -> None:
+    """Record one sample."""
+    raw = path.with_suffix(".raw")
+    with Recorder(raw, engine=engine.record.id, name=name) as recorder:
+        overlay = Overlay(name, recorder) if name in WHERE else None
+        watcher = FaultWatcher(recorder)
+
+        def take(update: Update) -> None:
+            if overlay is not None:
+                overlay.take(update)
+            else:
+                recorder.write(update)
+                watcher.see(update)
+
+        link = EngineLink(engine.record, find=lambda: engine.record, user="eve", slow=True, backlog=8)
+        await link.start(take)
+        asking = asyncio.create_task(watcher.run(link))
+        try:
+            await asyncio.sleep(AT_S)
+            await (_stop(engine) if overlay is None else _keep(link, recorder, overlay))
+        finally:
+            asking.cancel()
+            await link.close()
+    # No name and no time: the same recording is the same bytes.
+    path.write_bytes(gzip.compress(raw.read_bytes(), mtime=0))
+    raw.unlink()
+    print(f"{path}: {path.stat().st_size} bytes")
+
+
+async def _stop(engine: Served) -> None:
+    os.kill(engine.pids["stage1"], signal.SIGSTOP)
+    await asyncio.sleep(SECONDS)
+    os.kill(engine.pids["stage1"], signal.SIGCONT)
+    await asyncio.sleep(AT_S)
+
+
+async def _keep(link: EngineLink, recorder: Recorder, overlay: Overlay) -> None:
+    await asyncio.sleep(0.1)
+    rings = await link.inspect("rings", lines=64)
+    picture, verdict = overlay.newest, overlay.verdicts()[0]
+    assert isinstance(rings, RingsDetail) and picture is not None
+    retired = [stage.retired_step for stage in picture.stages]
+    kept = FaultDetail(number=1, wall=time.time(), verdict=verdict, waits=picture.waits, retired=retired, rings=rings)
+    recorder.write_detail("fault", kept)
+    while overlay.age_s < SECONDS:
+        recorder.write_detail("findings", FindingsDetail(findings=overlay.told()))
+        await asyncio.sleep(1.0)
+
+
+async def main(names: list[str]) -> None:
+    """Serve an engine for each sample, and record it."""
+    sections: dict[str, Any] = {
+        "model": {"dtype": "float32", "skip_tokenizer": False, "max_model_len": 1024},
+        "memory": {"device_mib": 48, "swap_space_gib": 0.03, "utilization": 0.8},
+        "scheduler": {"max_num_seqs": 16, "schedule_ahead": True},
+    }
+    for name in names:
+        profile = small(profiles_dir() / "models" / "tiny", stages=STAGES, name=name, **sections)
+        with Served(profile) as engine:
+            async with engine.operator("alice") as op:
+                await op.submit_all(["The old clock", "A river", "She said", "In the north"], max_tokens=900)
+                await record(engine, name, SAMPLES / f"{name}.ppr")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:] or [*WHERE, "sample"]))
