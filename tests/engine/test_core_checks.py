@@ -8,7 +8,7 @@ from core_world import CoreWorld
 from ppengine.core.report import Reporter
 from ppengine.protocol.control import Accepted, Outcome, Pause, Refused, SetCheck
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import FIRST_GENERATION, Check, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
+from ppengine.protocol.steps import Check, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def tell(world, stage, check, *found):
     cause = "non_finite" if check is Check.FINITE else "stream_order"
     world.engine.on_stage(
         StageFindings(
-            generation=FIRST_GENERATION,
+            generation=world.engine.scheduler.generation,
             stage=stage,
             rank=0,
             check=check,
@@ -120,7 +120,7 @@ def test_of_values_that_are_not_finite_the_first_stage_is_told(world):
 
 
 def test_what_an_older_generation_found_does_not_count(world):
-    message = StageFindings(generation=FIRST_GENERATION + 7, stage=0, rank=0, check=1, findings=[], steps=[])
+    message = StageFindings(generation=99, stage=0, rank=0, check=1, findings=[], steps=[])
     finding = Finding(stage=0, cause="stream_order", summary="old", since_s=0.0)
     world.engine.on_stage(msgspec.structs.replace(message, findings=[finding], steps=[0]))
     assert told(world) == []
