@@ -104,7 +104,11 @@ async def drill(kind: Kind, stages: int, position: str) -> Result:
         kind=kind.name, stages=stages, stage=stage, position=position, effect=kind.effect, held_out=kind.held_out,
         expects=list(kind.expects), right_stages=right,
     )  # fmt: skip
-    engine = await asyncio.to_thread(Served, profile(stages), "--allow-faults")
+    try:
+        engine = await asyncio.to_thread(Served, profile(stages), "--allow-faults")
+    except AssertionError as error:
+        result.problem = f"the engine did not start: {error}"
+        return result
     try:
         async with watch(engine.record) as watcher:
             await _measure(kind, watcher, result)

@@ -21,7 +21,7 @@ def line(result: Result) -> str:
     """Return one drill in one line, for who watches the suite run."""
     where = f"{result.kind} {result.stages}/{result.position}"
     if result.problem:
-        return f"{where}: SPOILED {result.problem}"
+        return f"{where}: SPOILED {result.problem[:100]}"
     return f"{where}: {_cell(result)} [{_roots(result)}] {result.summary or 'nothing was said'} | {result.cleared}"
 
 
