@@ -24,6 +24,8 @@ from profiles import small
 STAGES = 3
 PROMPT = reference.prompts(1, 100, low=30, high=30, seed=5)[0]
 HANG_S, DEATH_S, STACKS_S = 2.0, 1.0, 5.0
+HELD_S = 15.0
+"""Long enough to start a command or two on a busy machine."""
 BUSY_S = 2.0
 """Allowed on top of each: the machine that runs the tests may be busy, and looking takes turns."""
 
@@ -89,7 +91,7 @@ async def loaded(op: Operator, count: int = 3) -> list[str]:
 
 
 async def quiet(op: Operator, names: list[str]) -> None:
-    await op.until(lambda picture: not picture.verdicts, "the verdict is cleared")
+    await op.until(lambda picture: not picture.verdicts, "the verdict is cleared", 60)
     for name in names:
         await op.do(Abort(request=name))
 
@@ -105,7 +107,7 @@ async def test_a_hang_is_named_with_its_line_and_cleared(
         await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
         names = await loaded(op)
         since = time.time()
-        injector.tell(engine.pids[f"stage{stage}"], word, 7.0)
+        injector.tell(engine.pids[f"stage{stage}"], word, HELD_S)
         await named(op, since, stage, cause, HANG_S)
 
         def has_line(picture: Snapshot) -> bool:
