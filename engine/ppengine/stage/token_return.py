@@ -77,6 +77,8 @@ class TokenTable:
     def close(self) -> None:
         """Drop the returns that are on their way and close the edge."""
         self._pending.clear()
+        if self._stream is not None:
+            self._ledger.close(self._stream)
         if self._edge is not None:
             self._edge.close()
 

@@ -193,6 +193,7 @@ class Inlet:
         """Drop what was posted and close the edge."""
         self._waiting.clear()
         self._posted.clear()
+        self._ledger.close(self._stream)
         self.edge.close()
 
     def _post(self, most: int = RECEIVE_BUFFERS) -> None:
