@@ -259,6 +259,19 @@ class Operator:
 
     # --- requests held in place -----------------------------------------------------------------------------
 
+    async def step(self) -> Snapshot:
+        """Let a paused engine go on for the few steps that fit into its pipeline; it is paused again afterwards.
+
+        Stage 1 is stopped meanwhile, so that no speed of the machine lets more of them through.
+        """
+        with self.engine.stopped("stage1"):
+            await self.do(Resume())
+            await self.until(lambda picture: any(r.in_flight for r in picture.requests), "steps are in flight")
+            paused = asyncio.create_task(self.do(Pause(mode="keep")))
+            await self.until(lambda picture: picture.engine.state == "paused", "is told to pause")
+        await paused
+        return await self.pause()
+
     async def halfway(self, prompts: list[list[int]] | list[str], count: int = 6, **sampling: Any) -> list[str]:
         """Return requests of which each has written `count` tokens and none has ended; the engine is paused.
 

@@ -90,7 +90,8 @@ async def test_a_stopped_stage_is_drawn_frozen_and_continued(engine: Served) -> 
         (stopped,) = [stage for stage in kept.rings.stages if stage.stage == 1]
         assert stopped.pid == engine.pids["stage1"] and {each.ring for each in stopped.threads} >= {"main"}
         steps = {record.step for record in stopped.threads[0].records if record.kind == "step"}
-        assert len(steps) > 10 and max(steps) == stopped.begun_step
+        # It may have been stopped between counting a step and recording it.
+        assert len(steps) > 10 and stopped.begun_step - max(steps) in (0, 1)
 
 
 async def test_an_export_has_everything_and_no_text(engine: Served, tmp_path: Path) -> None:

@@ -133,11 +133,9 @@ async def test_a_poisoned_layer_is_named(folder: Path, tmp_path: Path, weight: s
 async def test_the_reference_agrees_and_ends_with_its_switch(engine: Served) -> None:
     async with engine.operator() as op:
         await op.do(SetCheck(check="shadow", share=1.0))
-        names = await op.submit_all(PROMPTS, max_tokens=60)
-        await op.all_tokens(names)
-        picture = await op.until(
-            lambda picture: picture.engine.checks.shadow_compared > 20, "tokens are compared", 60.0
-        )
+        # It compares one request at a time, and the engine is faster.
+        while (picture := await op.now()).engine.checks.shadow_compared <= 20:
+            await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=60))
         assert picture.engine.checks.shadow_state == "ready"
         assert told(op) == []
         (shadow,) = children_named("ppengine.shadow", engine.pids["core"])

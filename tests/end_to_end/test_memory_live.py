@@ -76,13 +76,11 @@ async def fill(op: Operator, case: Case) -> tuple[list[str], Snapshot]:
         await op.all_tokens(await op.submit_all(case.prompts, max_tokens=1))
         await op.do(Pause(mode="keep"))
         names = await op.submit_all(case.prompts, max_tokens=STEPS)
-        picture = op.picture
-        while not picture.requests_total or picture.requests_total == REQUESTS:
-            # A moment at a time: the engine must not get through while sixteen questions are asked.
-            await op.do(Resume())
-            picture = await op.pause()
+        picture = await op.step()
+        while picture.requests_total == REQUESTS:
             if filled(picture):
                 return names, picture
+            picture = await op.step()
         await op.do(Resume())
         await op.all_tokens(names)
     raise AssertionError(f"{CATCHES} times, sixteen requests were never seen to fill the pool")

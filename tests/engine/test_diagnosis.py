@@ -90,8 +90,10 @@ def test_a_kill_by_the_oom_killer_is_told_apart():
     assert "cgroup oom_kill: not readable" in diagnose(evidence(stages))[0].evidence
 
 
-def test_a_process_that_is_gone_is_dead_before_its_parent_says_how():
-    verdict = diagnose(evidence(with_stage(healthy(2), 0, process_state=None, dead_for_s=0.0)))[0]
+def test_a_process_that_is_gone_is_dead_also_where_its_parent_does_not_say_how():
+    gone = with_stage(healthy(2), 0, process_state=None, dead_for_s=0.4)
+    assert diagnose(evidence(gone)) == [], "how it ended makes the cause: the parent gets half a second to say so"
+    verdict = diagnose(evidence(with_stage(gone, 0, dead_for_s=0.5)))[0]
     assert (verdict.stage, verdict.cause, verdict.root) == (0, "dead", True)
     assert "not known yet" in verdict.summary
 

@@ -34,7 +34,7 @@ ENDS = [
 @pytest.mark.parametrize(("count", "k"), PLACES)
 @pytest.mark.parametrize(("end", "cause"), ENDS)
 def test_how_a_process_ended(count, k, end, cause):
-    stages = with_stage(pipeline_held_at(count, k, 0.6), k, process_state="Z", dead_for_s=0.1, **end)
+    stages = with_stage(pipeline_held_at(count, k, 0.6), k, process_state="Z", dead_for_s=0.5, **end)
     verdicts = diagnose(stuck(stages, 0.6))
     assert roots(verdicts) == [(k, cause)]
     assert {v.cause for v in verdicts if not v.root} <= {"starved", "blocked"} and len(verdicts) == count

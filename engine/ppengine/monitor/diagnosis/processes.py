@@ -17,6 +17,8 @@ from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, Verdict
 
 ECHO_S = 2.0
+STATUS_WITHIN_S = 0.5
+"""The parent tells an exit status within a turn of its own; a death is named with it, or after this long without."""
 _ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "lost stage ")
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 _OUT_OF_MEMORY = re.compile(
@@ -34,7 +36,11 @@ def ended(case: Case) -> list[Verdict]:
     """
     if case.evidence.stopping:
         return []
-    lost = [stage for stage in case.evidence.stages if is_lost(stage) and not _may_be_an_echo(case, stage)]
+    lost = [
+        stage
+        for stage in case.evidence.stages
+        if is_lost(stage) and not _status_is_coming(stage) and not _may_be_an_echo(case, stage)
+    ]
     if not lost:
         return []
     first = min(lost, key=lambda stage: (_blames_peer(stage), -_since(stage)))
@@ -50,6 +56,11 @@ def _lost_peer(stage: StageEvidence) -> int | None:
     """Return the stage whose connection closed, by a stage's own words."""
     found = _LOST_PEER.search(f"{stage.lost} {stage.exit_detail}")
     return int(found[1]) if found else None
+
+
+def _status_is_coming(stage: StageEvidence) -> bool:
+    """Return whether the process has just gone and its parent has not yet said how, which makes the cause."""
+    return stage.exit_code is None and stage.dead_for_s is not None and stage.dead_for_s < STATUS_WITHIN_S
 
 
 def _may_be_an_echo(case: Case, stage: StageEvidence) -> bool:
