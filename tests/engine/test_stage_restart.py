@@ -38,6 +38,16 @@ def again(core: FakeCore, expected: list[int]) -> None:
     assert sequence.outputs == expected
 
 
+def left_open(core: FakeCore) -> list[str]:
+    """Return what rings show as under way although its generation is over."""
+    return [
+        f"{path.name}: {Kind(record.kind).name} m{record.step}"
+        for path in Path(core.config.ring_dir).glob("*.ring")
+        for record in RingReader(path).latest(500)
+        if not record.done_ns and record.generation < core.generation
+    ]
+
+
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 def test_whichever_is_lost_the_others_stay_and_compute_the_same(model: Path, expected: list[int], ahead: bool) -> None:
     with FakeCore(model, stages=4, scheduler={"schedule_ahead": ahead}) as core:
@@ -58,6 +68,7 @@ def test_whichever_is_lost_the_others_stay_and_compute_the_same(model: Path, exp
             assert sorted(quiet.stage for quiet in core.quiet) == sorted(pids)
             assert {other: core.children[other].pid for other in pids} == pids
             again(core, expected)
+            assert left_open(core) == [], "what was under way then is under way no more"
 
 
 def test_a_survivor_keeps_its_mapping_and_gives_up_its_host_copies(model: Path, expected: list[int]) -> None:

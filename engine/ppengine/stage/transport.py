@@ -90,6 +90,8 @@ class Edge:
         self._ring = ring
         self._kind = Kind.SEND if upstream else Kind.RECEIVE
         self._number = 0
+        self._open: set[int] = set()
+        """Records of messages that nobody has waited for."""
         self._other = 1 if upstream else 0
         # The options have no public name, and only they can keep gloo off the outer network interfaces.
         gloo: Any = dist.ProcessGroupGloo
@@ -118,6 +120,7 @@ class Edge:
             raise self._lost(error) from None
         if self._ring is not None:
             self._ring.end(transfer.seq)
+            self._open.discard(transfer.seq)
 
     def _hand_over(self, call: Any, tensor: Tensor, step: int) -> Transfer:
         self._number += 1
@@ -125,6 +128,7 @@ class Edge:
         if ring is not None:
             code = _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
             seq = ring.begin(self._kind, step, self.peer, tensor.nbytes, self._number, code)
+            self._open.add(seq)
         try:
             work = call([tensor], self._other, 0)
         except RuntimeError as error:
@@ -136,6 +140,10 @@ class Edge:
     def close(self) -> None:
         """Close the connection, once nothing that was begun here is kept any more; the peer is told at once."""
         self._group = None
+        if self._ring is not None:
+            for seq in self._open:  # or the ring would show them under way for ever
+                self._ring.end(seq)
+        self._open.clear()
 
     def _lost(self, error: RuntimeError) -> PeerLostError:
         text = str(error)
