@@ -53,7 +53,10 @@ class Sockets:
     def _connect(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.linger = 0
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for an engine that is not there
+        if kind != zmq.SUB:
+            # Nothing queues for an engine that is not there. Not for SUB: with it, libzmq 4.3.5 drops the pipe of a lost
+            # connection at once, and aborts the process if that comes between two parts of a message (fq.cpp: !_more).
+            socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
