@@ -54,8 +54,8 @@ class Sockets:
         socket = self._context.socket(kind)
         socket.linger = 0
         if kind != zmq.SUB:
-            # Nothing queues for an engine that is not there. Not for SUB: with it, libzmq 4.3.5 drops the pipe of a lost
-            # connection at once, and aborts the process if that comes between two parts of a message (fq.cpp: !_more).
+            # Nothing queues for an engine that is not there. Not for SUB: libzmq 4.3.5 would drop the pipe of a lost
+            # connection at once, and abort the process if that came between two parts of a message (fq.cpp: !_more).
             socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
