@@ -142,7 +142,7 @@ async def test_receives_that_are_not_posted(engine: Served, injector: Injector) 
     async with engine.operator() as op:
         names = await loaded(op)
         since = time.time()
-        injector.tell(engine.pids["stage1"], "forget_to_receive", 5.0)
+        injector.tell(engine.pids["stage1"], "forget_to_receive", HELD_S)
         await named(op, since, 1, "self_stuck", HANG_S)
         await quiet(op, names)
 
