@@ -28,5 +28,4 @@ class Batch:
     """[B, M] blocks of each sequence in order, padded with the null block 0."""
     decode_only: bool
     """Every row has one token."""
-    max_seq_len: int
     block_size: int

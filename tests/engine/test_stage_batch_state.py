@@ -37,7 +37,6 @@ def test_plan_equals_a_plain_computation() -> None:
         assert plan.batch.slot_mapping.tolist() == mapped
         assert plan.batch.query_lens == [row.count for row in rows]
         assert plan.batch.seq_lens.tolist() == [row.start + row.count for row in rows]
-        assert plan.batch.max_seq_len == max(row.start + row.count for row in rows)
         assert plan.batch.decode_only == all(row.count == 1 for row in rows)
         assert plan.query_start.tolist() == np.cumsum([0, *plan.batch.query_lens]).tolist()
         assert plan.sampled_slots.tolist() == [row.slot for row in rows if row.sample]

@@ -56,7 +56,6 @@ def make_paged(
         seq_lens=torch.tensor(lengths),
         block_tables=tables,
         decode_only=all(count == 1 for count in counts),
-        max_seq_len=max(lengths),
         block_size=block_size,
     )
     return Paged(batch, kv, keys, values)

@@ -112,7 +112,6 @@ class BatchState:
             seq_lens=_tensor(ends),
             block_tables=_tensor(block_tables),
             decode_only=decode_only,
-            max_seq_len=int(ends.max()),
             block_size=size,
         )
         return Plan(batch, slots, starts, ends, tokens, query_start, np.flatnonzero(sample))
