@@ -38,8 +38,12 @@ def start(tmp_path: Path, reports: Path) -> Iterator[Start]:
 
 
 def serve(engine: Engine) -> dict[str, int]:
-    """Wait until all five processes run and the engine has served; return their pids by role."""
+    """Wait until all five processes run and the engine has served; return their pids by role.
+
+    A stage's ring shows that it has taken its lifeline: one that is stopped before that would be left behind.
+    """
     pids = engine.find_processes(5)
+    wait_until(lambda: len(list(engine.ring_dir.glob("s*.main.ring"))) == 2, "both stages run")
     wait_until(lambda: "serving" in engine.errors.read_text(), "the supervisor sees that it serves")
     return pids
 
