@@ -220,7 +220,7 @@ def test_stacks_are_grouped_and_say_how_they_were_taken(engine: Served) -> None:
     assert ran.out.splitlines()[0].startswith("pids: stage 0 ")
     detail = engine.cli("stacks", "--json").json
     assert detail["ability"]
-    assert {thread["name"] for thread in detail["stages"][1]["threads"]} >= {"MainThread", "control", "send"}
+    assert {thread["name"] for thread in detail["stages"][1]["threads"]} >= {"MainThread", "control"}
     found = engine.cli("doctor", "--json").json
     assert [finding["text"] for finding in found if finding["what"] == "stacks"] == [
         f"{engine.config.id}: {detail['ability']}"

@@ -15,6 +15,7 @@ CODE = shape_code("float32", 64)
 SLEEPS = CpuShares(user=0.01, system=0.0, main_user=0.0, main_system=0.0, main_waited=0.0)
 SPINS = CpuShares(user=1.0, system=0.0, main_user=0.99, main_system=0.0, main_waited=0.0)
 FUTEX = "futex_do_wait"
+POLL = "poll_schedule_timeout.constprop.0"
 
 
 def evidence(stages: list[StageEvidence], **changes: Any) -> Evidence:
@@ -70,7 +71,7 @@ def pipeline_held_at(count: int, k: int, seconds: float = 6.0) -> list[StageEvid
             stages.append(stage(index, edges=edges, outbox=0, **common | held | work))
         else:
             edges = edges_of(count, index, 6, 6, 7, seconds)
-            waits = {"op": "receive", "op_step": 8, "op_peer": index - 1, "retired_step": 7}
+            waits = {"op": "receive", "op_step": 8, "op_peer": index - 1, "retired_step": 7, "wchan": POLL}
             stages.append(stage(index, edges=edges, outbox=0, **common | held | waits))
     return stages
 

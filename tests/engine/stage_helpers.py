@@ -10,12 +10,15 @@ from pathlib import Path
 
 import torch
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge, Outbox, open_store
+from ppengine.stage.transport import Edge, Outbox
+from ppengine.stage.wire import meet
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 TOKENS = (1, 7, 64, 33, 64)
 """Tokens of the steps that the upstream sends in each dtype."""
 WIDTH = 48
+BIG = (60_000, 50_000, 1, 40_000)
+"""Tokens of steps that are too big for what the kernel holds of a connection: 23 MB, 19 MB, 15 MB."""
 RETURNS = ([5, 6, 7], [8, 9], [10, 11, 12])
 
 
@@ -60,9 +63,8 @@ def make_ring(folder: Path, name: str) -> Recorder:
 def upstream(folder: Path, mode: str) -> None:
     """Play stage 0: send hidden states, or sampled tokens, until told to die by closing the edge."""
     torch.set_num_threads(1)
-    store = open_store(str(folder / "store"), 2)
     main = make_ring(folder, "main")
-    edge = Edge(store, "e0", upstream=True, peer=1, ring=make_ring(folder, "send"))
+    edge = Edge(meet(folder, "e0", True, 1, lambda: False), upstream=True, ring=make_ring(folder, "send"))
     outbox = Outbox(edge, main)
     if mode == "hidden":
         step = 0
@@ -70,6 +72,9 @@ def upstream(folder: Path, mode: str) -> None:
             for tokens in TOKENS:
                 step += 1
                 outbox.put(step, hidden_states(step, tokens, dtype))
+    elif mode == "big":
+        for step in range(1, len(BIG) + 1):
+            outbox.put(step, hidden_states(step, BIG[step - 1], torch.float64))
     elif mode == "tokens":
         for step, tokens in enumerate(RETURNS):
             outbox.put(step + 1, torch.tensor(tokens))

@@ -198,7 +198,7 @@ any_stage = st.fixed_dictionaries(
         "op": st.sampled_from([None, "idle", "receive", "send", "forward", "token_return", "collective", "step"]),
         "op_age_s": ages, "op_step": st.integers(1, 9), "op_peer": st.one_of(st.none(), st.integers(0, 4)),
         "outbox": st.one_of(st.none(), st.integers(0, 2)), "edges": edges.map(tuple), "cpu": cpus,
-        "wchan": st.sampled_from([None, "", "futex_do_wait", "hrtimer_nanosleep"]), "tick_age_s": ages,
+        "wchan": st.sampled_from([None, "", "futex_do_wait", "do_poll", "hrtimer_nanosleep"]), "tick_age_s": ages,
         "tick_stale_for_s": ages, "progress_age_s": ages, "finished_step": st.one_of(st.none(), st.integers(0, 9)),
         "retired_step": st.one_of(st.none(), st.integers(0, 9)), "unretired_age_s": ages,
         "unretired_tokens": st.integers(0, 99),

@@ -5,6 +5,7 @@ import pytest
 from diagnosis_world import (
     FUTEX,
     PLACES,
+    POLL,
     SPINS,
     edge,
     edges_of,
@@ -76,7 +77,7 @@ def test_a_stage_that_is_not_in_the_wait_that_its_record_says(count, k, how):
 
 @pytest.mark.parametrize(("count", "k"), [(count, k) for count, k in PLACES if k > 0])
 def test_a_stage_that_has_not_posted_what_it_waits_for(count, k):
-    stages = with_stage(pipeline_held_at(count, k), k, op="receive", op_peer=k - 1, wchan=FUTEX)
+    stages = with_stage(pipeline_held_at(count, k), k, op="receive", op_peer=k - 1, wchan=POLL)
     stages = with_stage(stages, k, edges=edges_of(count, k, 6, 6, 6, 6.0))
     root = only_root(diagnose(stuck(stages)))
     assert (root.stage, root.cause) == (k, "self_stuck")
@@ -152,7 +153,7 @@ def test_sent_and_posted_and_not_delivered(count, k, sent):
     stages = pipeline_held_at(count, k + 1)
     done = [message(n) for n in (5, 6)]
     at_receiver = (edge("receive", k, *done, message(7, 1, 6.0)), *edges_of(count, k + 1, 6, 6, 6, 6.0)[1:])
-    stages = with_stage(stages, k + 1, op="receive", op_peer=k, wchan=FUTEX, edges=at_receiver)
+    stages = with_stage(stages, k + 1, op="receive", op_peer=k, wchan=POLL, edges=at_receiver)
     from_before = edges_of(count, k, 7, 7, 7, 6.0)[: 1 if k else 0]
     stages = with_stage(stages, k, edges=(*from_before, edge("send", k + 1, *done, message(7, sent, 6.0))))
     root = only_root(diagnose(stuck(stages)))
@@ -161,7 +162,7 @@ def test_sent_and_posted_and_not_delivered(count, k, sent):
 
 
 def test_a_stopped_end_is_no_broken_link():
-    stages = with_stage(pipeline_held_at(2, 1), 1, op="receive", op_peer=0, wchan=FUTEX)
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="receive", op_peer=0, wchan=POLL)
     stages = with_stage(stages, 1, edges=(edge("receive", 0, message(7, 1, 6.0)),), process_state="T")
     stages = with_stage(stages, 0, edges=(edge("send", 1, message(7, 1, 6.0)),), op="idle")
     verdicts = diagnose(stuck(with_stage(stages, 1, stopped_for_s=1.0)))
@@ -188,7 +189,7 @@ def test_both_ends_differ_on_a_message(count, k, wrong, words):
 def test_a_message_that_was_left_out(count, k):
     """Stage `k` finished the step and has not sent it; or it went on with the next number."""
     stages = pipeline_held_at(count, k + 1)
-    stages = with_stage(stages, k + 1, op="receive", op_peer=k, wchan=FUTEX, edges=edges_of(count, k + 1, 6, 6, 7, 6.0))
+    stages = with_stage(stages, k + 1, op="receive", op_peer=k, wchan=POLL, edges=edges_of(count, k + 1, 6, 6, 7, 6.0))
     silent = with_stage(stages, k, edges=edges_of(count, k, 6, 7, 7, 6.0))
     root = only_root(diagnose(stuck(silent)))
     assert (root.stage, root.cause) == (k, "mismatch") and "finished m8 without sending it" in root.summary

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -10,12 +13,13 @@ import pytest
 import torch
 from ppengine.ring import Gauge, Kind, RingReader, shape_text
 from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import MAX_UNDELIVERED, Edge, Inlet, PeerLostError, open_store
-from stage_helpers import DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
+from ppengine.stage.transport import MAX_UNDELIVERED, Edge, Inlet
+from ppengine.stage.wire import PeerLostError, SupersededError, Wire, meet
+from stage_helpers import BIG, DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
 
 
 def edge_to(folder: Path) -> Edge:
-    return Edge(open_store(str(folder / "store"), 2), "e0", False, 0, make_ring(folder, "receive"))
+    return Edge(meet(folder, "e0", False, 0, lambda: False), False, make_ring(folder, "receive"))
 
 
 def assert_both_sides_agree(sent: RingReader, received: RingReader, count: int) -> None:
@@ -29,19 +33,14 @@ def assert_both_sides_agree(sent: RingReader, received: RingReader, count: int) 
         assert (one.kind, one.peer, other.kind, other.peer) == (Kind.SEND, 1, Kind.RECEIVE, 0)
 
 
-def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path) -> None:
+def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
     process = start_upstream(tmp_path, "hidden")
     try:
         edge = edge_to(tmp_path)
-        until(lambda: (tmp_path / "send.ring").exists(), "the upstream's rings")
+        # Nobody receives yet, and nobody waits for that: the kernel holds them.
+        assert process.wait(20) == 0
         ring = RingReader(tmp_path / "main.ring")
-        # Nobody receives yet: as many sends as allowed are under way, and the recorder shows the first one open.
-        until(lambda: ring.gauge(Gauge.OUTBOX) == MAX_UNDELIVERED, "sends under way")
-        sent = RingReader(tmp_path / "send.ring")
-        until(lambda: sent.latest(1) and sent.latest(1)[0].returned_ns, "the thread has begun the first one")
-        send = sent.latest(1)[0]
-        assert (send.kind, send.step, send.peer, send.done_ns, send.detail) == (Kind.SEND, 1, 1, 0, 1)
-        assert send.returned_ns >= send.enqueued_ns and shape_text(send.size, send.code) == "float64[1, 48] 384 B"
+        assert ring.gauge(Gauge.OUTBOX) == 0
         step = 0
         for dtype in DTYPES:
             inlet = Inlet(edge, 64, WIDTH, dtype)
@@ -52,9 +51,96 @@ def test_hidden_states_arrive_bit_for_bit_with_several_in_flight(tmp_path: Path)
                 taken = inlet.take(step)
                 assert taken.dtype == dtype and tuple(taken.shape) == (tokens, WIDTH)
                 assert torch.equal(taken, hidden_states(step, tokens, dtype))
-        until(lambda: ring.gauge(Gauge.OUTBOX) == 0, "all delivered")
         assert_both_sides_agree(RingReader(tmp_path / "send.ring"), RingReader(tmp_path / "receive.ring"), step)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> None:
+    process = start_upstream(tmp_path, "big")
+    try:
+        edge = edge_to(tmp_path)
+        until(lambda: (tmp_path / "send.ring").exists(), "the upstream's rings")
+        ring, sent = RingReader(tmp_path / "main.ring"), RingReader(tmp_path / "send.ring")
+        # As many as allowed are under way; the recorder shows the first one open.
+        until(lambda: ring.gauge(Gauge.OUTBOX) == MAX_UNDELIVERED, "sends under way")
+        (send,) = sent.latest(9)
+        assert (send.kind, send.step, send.peer, send.done_ns, send.detail) == (Kind.SEND, 1, 1, 0, 1)
+        assert send.returned_ns >= send.enqueued_ns
+        assert shape_text(send.size, send.code) == f"float64[{BIG[0]}, 48] {BIG[0] * WIDTH * 8} B"
+        inlet = Inlet(edge, max(BIG), WIDTH, torch.float64)
+        for step, tokens in enumerate(BIG, 1):
+            inlet.expect(step, tokens)
+        for step, tokens in enumerate(BIG, 1):
+            assert torch.equal(inlet.take(step), hidden_states(step, tokens, torch.float64))
+        until(lambda: ring.gauge(Gauge.OUTBOX) == 0, "all delivered")
+        assert_both_sides_agree(sent, RingReader(tmp_path / "receive.ring"), len(BIG))
         assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "dtype", "due"),
+    [
+        (2, (1, WIDTH), torch.float64, r"message 1 \(m2, float64\[1, 48\] 384 B\)"),
+        (1, (2, WIDTH), torch.float64, r"message 1 \(m1, float64\[2, 48\] 768 B\)"),
+        (1, (2, WIDTH), torch.float32, r"message 1 \(m1, float32\[2, 48\] 384 B\)"),
+    ],
+    ids=["step", "size", "type"],
+)
+def test_what_was_not_due_is_refused(
+    tmp_path: Path, step: int, shape: tuple[int, int], dtype: torch.dtype, due: str
+) -> None:
+    process = start_upstream(tmp_path, "hidden")
+    try:
+        edge = edge_to(tmp_path)
+        with pytest.raises(PeerLostError, match=rf"stage 0 sent .*1, 48\] 384 B\), due was {due}") as raised:
+            edge.receive(torch.zeros(shape, dtype=dtype), step)
+        assert raised.value.peer == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_wait_is_left_when_told_so(tmp_path: Path) -> None:
+    process = start_upstream(tmp_path, "silent")
+    told = threading.Event()
+    try:
+        edge = Edge(meet(tmp_path, "e0", False, 0, told.is_set), False)
+        threading.Timer(0.2, told.set).start()
+        with pytest.raises(SupersededError):
+            edge.receive(torch.zeros(4), 1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_rendezvous_is_left_when_told_so(tmp_path: Path) -> None:
+    for upstream in (True, False):
+        with pytest.raises(SupersededError):
+            meet(tmp_path, "e0", upstream, 0, lambda: True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_does_not_know_the_key_is_turned_away(tmp_path: Path) -> None:
+    answered: list[Wire] = []
+    thread = threading.Thread(target=lambda: answered.append(meet(tmp_path, "e0", False, 0, lambda: False)))
+    thread.start()
+    path = tmp_path / "e0.edge"
+    until(path.exists, "the address")
+    assert path.stat().st_mode & 0o777 == 0o600
+    port = json.loads(path.read_text())["port"]
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"0" * 32)
+        assert stranger.recv(1) == b""
+    assert not answered
+    process = start_upstream(tmp_path, "silent")
+    try:
+        thread.join(20)
+        assert answered and not path.exists()
     finally:
         process.kill()
         process.wait()
@@ -102,7 +188,7 @@ def kill_peer(tmp_path: Path) -> float:
             inlet.take(1)
         took = time.monotonic() - killed
         with pytest.raises(PeerLostError, match="lost stage 0"):
-            inlet.edge.wait(inlet.edge.send(torch.zeros(4)))
+            inlet.edge.finish(inlet.edge.send(torch.zeros(4)))
         return took
     finally:
         process.kill()

@@ -82,7 +82,9 @@ class Recovery:
         if message.peer is None:
             self._lose(message.stage, message.error)
         else:
-            self._lose(message.peer, f"its connection to stage {message.stage} closed", hearsay=True)
+            closed = message.error.startswith("lost stage")
+            why = f"its connection to stage {message.stage} closed" if closed else message.error
+            self._lose(message.peer, why, hearsay=True)
 
     def on_failed(self, message: StageFailed) -> None:
         """A stage could not load; its process ends."""

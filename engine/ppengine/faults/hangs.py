@@ -107,42 +107,62 @@ def pipe_read(fault: Fault, go: Go, *args: Any) -> Any:
     return go(*args)
 
 
-@arm("hang", "self_stuck", "deadlock", clears=True)
-def internal_deadlock(site: Site) -> Undo:
-    """The lock that step loop and send thread share is taken and not given back: both wait for it.
+@strike("send", "hang", "self_stuck", "deadlock", clears=True)
+def internal_deadlock(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop takes a lock before it sends, and another thread of its own process has it and keeps it.
 
     Told: stage K is stuck in itself: its step loop waits for a lock in a send that its peer does not hold up.
     """
-    lock = _outbox(site, "internal-deadlock")._lock
-    lock.acquire()
-    return lambda: lock.release()
+    lock, taken = threading.Lock(), threading.Event()
+
+    def keep() -> None:
+        with lock:
+            taken.set()
+            fault.over.wait()
+
+    threading.Thread(target=keep, name="keeper", daemon=True).start()
+    taken.wait()
+    with lock:
+        return go(*args)
 
 
-@strike("edge-send", "hang", "self_stuck", clears=True)
-def send_thread_stuck(fault: Fault, go: Go, *args: Any) -> Any:
-    """The send thread sleeps before it gives a tensor to the transport; the step loop goes on until its sends pile up.
+@arm("hang", "self_stuck", clears=True)
+def send_thread_stuck(site: Site) -> Undo:
+    """Messages wait for the send thread, as big ones do, and it does not get on with them; they pile up.
 
     Told: stage K is stuck in itself, in its send thread; the next stage waits for data that K has and does not send.
     """
-    fault.hold()
-    return go(*args)
+    outbox, over = _crowded(site, "send-thread-stuck"), threading.Event()
+    deliver = outbox._deliver
+
+    def held(parcel: Any) -> None:
+        over.wait()
+        deliver(parcel)
+
+    outbox._deliver = held
+
+    def undo() -> None:
+        del outbox._deliver
+        over.set()
+        outbox._count(-1)
+
+    return undo
 
 
 @arm("hang", "self_stuck", clears=True, held_out=True)
 def send_thread_gone(site: Site) -> Undo:
-    """The send thread ends without a word; what is handed to it stays where it is.
+    """Messages wait for the send thread, as big ones do, and it has ended without a word.
 
     Told: stage K is stuck in itself: it has data to send and no thread that sends.
     """
-    outbox = _outbox(site, "send-thread-gone")
-    gone = outbox._thread
-    # An entry of None is what an outbox that closes tells its thread.
-    outbox._queue.put(None)
+    outbox = _crowded(site, "send-thread-gone")
+    if outbox._thread is None:
+        outbox._begin()
+    outbox.finish()
 
     def again() -> None:
-        gone.join()
-        outbox._thread = threading.Thread(target=outbox._see_through, name="send", daemon=True)
-        outbox._thread.start()
+        outbox._count(-1)
+        outbox._begin()
 
     return again
 
@@ -177,7 +197,9 @@ def socket_unread(fault: Fault, go: Go, *args: Any) -> Any:
     return 0
 
 
-def _outbox(site: Site, name: str) -> Any:
+def _crowded(site: Site, name: str) -> Any:
+    """Return the outbox of a stage as if a message were under way on its thread: the next ones queue behind it."""
     if site.outbox is None:
         raise FaultError(f"{name} strikes a send, and stage {site.stage} sends to no other stage")
+    site.outbox._count(1)
     return site.outbox

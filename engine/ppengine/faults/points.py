@@ -133,14 +133,6 @@ class OutboxPoint(_StandIn):
         return self._points.through("send", self._part.put, step, tensor)
 
 
-class EdgePoint(_StandIn):
-    """One communicator, as the send thread uses it."""
-
-    def send(self, tensor: Any, step: int = 0) -> Any:
-        """Point `edge-send`."""
-        return self._points.through("edge-send", lambda sent: self._part.send(sent, step), tensor)
-
-
 class ModelPoint(_StandIn):
     """The layers of the stage."""
 

@@ -24,7 +24,7 @@ Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]
 Action = Callable[..., Any]
 
-POINTS = ("step", "receive", "expect", "forward", "send", "edge-send", "copy", "map", "ack", "poll")
+POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
 _MODULES = ("hangs", "edges", "ends", "slow", "numbers", "watchers")
 _KINDS: dict[str, Kind] = {}
 

@@ -57,9 +57,9 @@ def cpu_throttle(target: Target) -> Undo:
     return groups.throttle(target.pid, _SHARE)
 
 
-@strike("edge-send", "slow", "link", "straggler", clears=True, held_out=True)
+@strike("send", "slow", "link", "straggler", clears=True, held_out=True)
 def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
-    """Every message to the next stage waits for 50 ms in the send thread.
+    """Every message to the next stage waits for 50 ms before it is sent.
 
     Told: the link behind stage K is slow.
     """

@@ -16,6 +16,7 @@ from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.ring import RingWriter
 
 _POLL_MS = 100
+_ANSWER_S = 0.05
 
 
 class Arms:
@@ -39,7 +40,6 @@ class Arms:
         if runner._inlet is not None:
             runner._inlet = at.InletPoint(runner._inlet, points)
         if runner.outbox is not None:
-            runner.outbox.edge = at.EdgePoint(runner.outbox.edge, points)
             runner.outbox = at.OutboxPoint(runner.outbox, points)
         runner._model = at.ModelPoint(runner._model, points)
         runner.cache = at.CachePoint(runner.cache, points)
@@ -57,6 +57,7 @@ class FaultThread(threading.Thread):
         self._points, self._site = points, site
         self._closed = threading.Event()
         self._on: list[tuple[Kind, at.Fault | None, Callable[[], None] | None]] = []
+        self._deadly: list[tuple[at.Fault, str]] = []
         self._context, self._endpoint = context, config.endpoint("faults")
 
     def run(self) -> None:
@@ -70,6 +71,7 @@ class FaultThread(threading.Thread):
             while not self._closed.is_set():
                 if socket.poll(_POLL_MS):
                     socket.send(encode(self._serve(codec, socket.recv())))
+                    self._kill()
         finally:
             socket.close()
 
@@ -96,16 +98,25 @@ class FaultThread(threading.Thread):
         if kind.how == "arm":
             self._on.append((kind, None, kind.act(self._site)))
             return f"{kind.name} at stage {self._site.stage} is on"
-        fault = at.Fault(kind, self._site, aim)
+        fault, point = at.Fault(kind, self._site, aim), self._point(kind)
         self._on.append((kind, fault, None))
-        self._points.add(fault, self._point(kind))
-        return f"{kind.name} strikes stage {self._site.stage} at its next {self._point(kind)}"
+        if kind.effect == "death":
+            self._deadly.append((fault, point))
+        else:
+            self._points.add(fault, point)
+        return f"{kind.name} strikes stage {self._site.stage} at its next {point}"
+
+    def _kill(self) -> None:
+        """Let what ends this process strike, once the answer has had time to leave."""
+        while self._deadly:
+            self._closed.wait(_ANSWER_S)
+            self._points.add(*self._deadly.pop())
 
     def _point(self, kind: Kind) -> str:
         """Return where it strikes here: the first stage receives nothing but steps, a last one may send nothing."""
         if kind.point == "receive" and self._site.inlet is None:
             return "step"
-        if kind.point in ("send", "edge-send") and self._site.outbox is None:
+        if kind.point == "send" and self._site.outbox is None:
             raise FaultError(f"{kind.name} strikes a send, and stage {self._site.stage} sends to no other stage")
         return kind.point
 

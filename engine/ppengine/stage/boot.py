@@ -28,7 +28,8 @@ from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import RECEIVE_BUFFERS, Edge, Inlet, Outbox, meet, open_store
+from ppengine.stage.transport import Edge, Inlet, Outbox
+from ppengine.stage.wire import meet
 
 _MIB = 2**20
 _REPORT_S = 0.2
@@ -134,7 +135,7 @@ class Boot:
         self._report(f"stage {self._stage}: {done}/{total} tensors")
 
     def _activations(self, model: StageModel) -> int:
-        """Bytes that the largest batch needs beside the weights, the receive buffers included."""
+        """Bytes that the largest batch needs beside the weights, the receive buffer included."""
         scheduler, length = self._config.profile.scheduler, self._config.max_model_len
         state = BatchState(length, self._shape.block_size)
         state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
@@ -168,7 +169,7 @@ class Boot:
         if self._first:
             return 0
         tokens = self._config.profile.scheduler.max_num_batched_tokens
-        return RECEIVE_BUFFERS * tokens * model.boundary_size * self._dtype.itemsize
+        return tokens * model.boundary_size * self._dtype.itemsize
 
     def _ready(self, model: StageModel, activations: int) -> StageReady:
         memory, shape = self._config.profile.memory, self._shape
@@ -227,13 +228,12 @@ class Boot:
             return None, None, TokenTable(self._ring) if ahead else None
         ledger = self._checks.ledger
         self._report(f"stage {stage}: waits for its neighbours")
-        store = open_store(f"{self._config.run_dir}/store-{generation}", stages)
         tokens_edge = f"g{generation}-tokens"
 
         def edge(name: str, upstream: bool, peer: int) -> Edge:
             with self._ring.operation(Kind.COLLECTIVE, peer=peer):
-                meet(store, name, upstream, left)
-                opened = Edge(store, name, upstream, peer, self._send_ring if upstream else self._receive_ring)
+                wire = meet(Path(self._config.run_dir), name, upstream, peer, left)
+                opened = Edge(wire, upstream, self._send_ring if upstream else self._receive_ring)
             made.callback(opened.close)
             return opened
 

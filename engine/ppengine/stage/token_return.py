@@ -7,12 +7,10 @@ from collections import deque
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ppengine.ring import Kind
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge, Transfer
-from ppengine.streams.actors import Buffer, Mark
+from ppengine.stage.transport import Edge
 from ppengine.streams.ledger import Ledger
 from ppengine.streams.storage import StorageBuffers
 
@@ -38,7 +36,7 @@ class TokenTable:
             self._stream, self._peer = ledger.stream(name, "receive"), ledger.peer(f"stage {edge.peer}")
         self._buffers = StorageBuffers(ledger, f"{name} buffer")
         self._latest: Slots = np.full(64, -1, np.int64)
-        self._pending: deque[tuple[int, Slots, Tensor, Transfer, tuple[Buffer, Mark] | None]] = deque()
+        self._pending: deque[tuple[int, Slots]] = deque()
 
     def store(self, slots: Slots, tokens: Slots) -> None:
         """Note what was sampled here."""
@@ -50,14 +48,10 @@ class TokenTable:
         self._latest[slots] = tokens
 
     def expect(self, step: int, slots: Slots) -> None:
-        """Post the receive for the tokens that the last stage will sample for `slots` in `step`."""
+        """Note that the last stage will sample a token for each of `slots` in `step`."""
         if self._edge is None:
             return
-        buffer, declared = torch.empty(len(slots), dtype=torch.int64), None
-        if self._ledger.on and self._stream is not None:
-            known = self._buffers.of(buffer.untyped_storage(), buffer.data_ptr(), buffer.nbytes)
-            declared = known, self._ledger.launch(self._stream, f"tokens of m{step}", writes=[known])
-        self._pending.append((step, slots, buffer, self._edge.receive(buffer, step), declared))
+        self._pending.append((step, slots))
         if len(self._pending) > KEEP_RETURNS:
             self._take_oldest()
 
@@ -83,13 +77,18 @@ class TokenTable:
             self._edge.close()
 
     def _take_oldest(self) -> None:
-        step, slots, buffer, transfer, declared = self._pending.popleft()
+        step, slots = self._pending.popleft()
         assert self._edge is not None  # only `expect` fills the queue, and only with an edge
+        buffer = torch.empty(len(slots), dtype=torch.int64)
+        ledger, declared = self._ledger, None
+        if ledger.on and self._stream is not None:
+            known = self._buffers.of(buffer.untyped_storage(), buffer.data_ptr(), buffer.nbytes)
+            declared = known, ledger.launch(self._stream, f"tokens of m{step}", writes=[known])
         with self._ring.operation(Kind.TOKEN_RETURN, step, self._edge.peer, buffer.nbytes):
-            self._edge.wait(transfer)
-        if self._ledger.on and declared is not None:
+            self._edge.receive(buffer, step)
+        if ledger.on and declared is not None:
             if self._peer is not None and self._stream is not None:
-                self._ledger.passed(self._peer, self._stream, "message")
-            self._ledger.sync(declared[1])
-            self._ledger.read(declared[0], f"tokens of m{step}")
+                ledger.passed(self._peer, self._stream, "message")
+            ledger.sync(declared[1])
+            ledger.read(declared[0], f"tokens of m{step}")
         self.store(slots, buffer.numpy())

@@ -40,7 +40,7 @@ from ppengine.stage.generations import Generations
 from ppengine.stage.kv_cache import size_text
 from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
-from ppengine.stage.transport import PeerLostError, SupersededError
+from ppengine.stage.wire import PeerLostError, SupersededError
 
 log = logging.getLogger("ppengine.stage")
 _POLL_MS = 100
@@ -166,6 +166,8 @@ class StageWorker:
             while (step := self._next(runner)) is not None:
                 self._execute(runner, step)
             return
+        except SupersededError:
+            return
         except PeerLostError as error:
             text, peer = str(error), error.peer
         except Exception as error:
@@ -276,7 +278,7 @@ def main() -> None:
     lifeline.adopt(args.lifeline)
     code = run_stage(EngineConfig.load(args.engine), args.stage, args.rank, args.generation)
     sys.stderr.flush()
-    # Past this point only destructors would run, and gloo's wait for peers that may be stuck.
+    # Past this point only destructors would run, and threads of libraries be waited for.
     os._exit(code)
 
 

@@ -3,6 +3,7 @@
 import torch
 from ppengine.stage import worker
 from ppengine.stage.transport import Outbox
+from ppengine.stage.wire import Wire
 
 honest = Outbox.put
 buffers: list[torch.Tensor] = []
@@ -18,4 +19,6 @@ def put(self: Outbox, step: int, tensor: torch.Tensor) -> None:
 
 
 Outbox.put = put
+# As if messages were too big for the kernel: they wait for room on the send thread.
+Wire.push, Wire.send = (lambda self, parts: parts), (lambda self, parts: self._socket.sendmsg(parts))
 worker.main()

@@ -25,6 +25,8 @@ SUFFERS_AFTER_S = 0.5
 STRAGGLER_AFTER_S = 10.0
 UNSCHEDULED_AFTER_S = 3.0
 PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
+_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "send": ("futex", "poll")}
+_ANY_SLEEP = ("",)
 MEMORY_OPS = frozenset({"swap_out", "swap_in", "copy", "map"})
 
 
@@ -51,11 +53,12 @@ def wants_core(cpu: CpuShares) -> float:
 def really_waits(stage: StageEvidence) -> bool:
     """Return whether a stage whose open operation is a wait may be in it, by where its main thread is.
 
-    A message is waited for in a futex. What spins, or sleeps elsewhere, is in code of its own between two records.
+    A message is waited for in a poll, room to send one in a futex. What spins, or sleeps elsewhere, is in code of its
+    own between two records.
     """
     if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
         return False
-    return not stage.wchan or "futex" in stage.wchan
+    return not stage.wchan or any(name in stage.wchan for name in _SLEEPS.get(stage.op or "", _ANY_SLEEP))
 
 
 def idles_in_vain(stage: StageEvidence) -> bool:

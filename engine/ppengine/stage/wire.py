@@ -1,0 +1,166 @@
+"""A connection to one neighbour: bytes over a TCP socket of this host, without a thread.
+
+What is sent lies in the kernel as far as there is room, so a message that fits costs its sender one system call and
+wakes nobody but its receiver. A wait ends when the peer's process goes, and, looked at ten times a second, when
+`left()` says that this side is to leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+POLL_MS = 100
+MEET_S = 0.01
+"""Between two looks for the other side of an edge."""
+_HOST = "127.0.0.1"
+_KEY_BYTES = 32
+_WELCOME = b"\x01"
+_GREET_S = 1.0
+_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
+
+
+class PeerLostError(Exception):
+    """The process at the other end of an edge is gone, or sent what was not due; one line. `peer`: the stage there."""
+
+    def __init__(self, text: str, peer: int | None = None) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
+class SupersededError(Exception):
+    """A wait was left: a newer generation has begun, or the stage was told to leave."""
+
+
+class Wire:
+    """One connected socket. A method that waits raises PeerLostError or SupersededError."""
+
+    def __init__(self, connection: socket.socket, peer: int, left: Callable[[], bool]) -> None:
+        self.peer = peer
+        self._left = left
+        self._socket = connection
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._writable.register(connection, select.POLLOUT)
+
+    def push(self, parts: list[memoryview]) -> list[memoryview]:
+        """Send what there is room for, and return the rest."""
+        try:
+            sent = self._socket.sendmsg(parts)
+        except BlockingIOError:
+            return parts
+        except OSError as error:
+            raise self._lost(error) from None
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts[0])
+            parts = parts[1:]
+        return [parts[0][sent:], *parts[1:]] if parts else []
+
+    def send(self, parts: list[memoryview]) -> None:
+        """Send all, waiting for room."""
+        while parts := self.push(parts):
+            self._wait(self._writable)
+
+    def receive(self, into: memoryview) -> None:
+        """Fill `into`."""
+        while into:
+            # Looked at before it is read: who holds a message up in the kernel shall be seen to.
+            self._wait(self._readable)
+            try:
+                count = self._socket.recv_into(into)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise self._lost(error) from None
+            if not count:
+                raise self._lost()
+            into = into[count:]
+
+    def close(self) -> None:
+        """Close the connection; the peer is told at once."""
+        self._socket.close()
+
+    def _wait(self, poll: select.poll) -> None:
+        try:
+            while not poll.poll(POLL_MS):
+                if self._left():
+                    raise SupersededError(f"stage {self.peer} was waited for")
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: OSError | None = None) -> PeerLostError:
+        closed = error is None or error.errno in _GONE
+        what = "it closed the connection" if closed else f"{error}"
+        return PeerLostError(f"lost stage {self.peer}: {what}", self.peer)
+
+
+def meet(folder: Path, name: str, upstream: bool, peer: int, left: Callable[[], bool]) -> Wire:
+    """Return the wire `name` once both of its processes are there; the side that receives listens.
+
+    Where it listens, and the key that it wants to hear, are in a file of `folder`, which is this user's alone.
+    Raises SupersededError as soon as `left()` is true.
+    """
+    call = _call if upstream else _answer
+    return Wire(call(folder / f"{name}.edge", left), peer, left)
+
+
+def _answer(path: Path, left: Callable[[], bool]) -> socket.socket:
+    key = secrets.token_hex(_KEY_BYTES // 2).encode()
+    with socket.create_server((_HOST, 0), backlog=1) as listener:
+        listener.settimeout(POLL_MS / 1e3)
+        _publish(path, {"port": listener.getsockname()[1], "key": key.decode()})
+        try:
+            while True:
+                if left():
+                    raise SupersededError(path.stem)
+                with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+                    caller = opened.enter_context(listener.accept()[0])
+                    if _knows(caller, key):
+                        opened.pop_all()
+                        return caller
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _call(path: Path, left: Callable[[], bool]) -> socket.socket:
+    while not left():
+        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
+            address = json.loads(path.read_text())
+            caller = socket.create_connection((_HOST, address["port"]), timeout=_GREET_S)
+            opened.enter_context(caller)
+            caller.sendall(address["key"].encode())
+            if caller.recv(1) == _WELCOME:
+                opened.pop_all()
+                return caller
+        time.sleep(MEET_S)
+    raise SupersededError(path.stem)
+
+
+def _knows(caller: socket.socket, key: bytes) -> bool:
+    """Return whether `caller` says the key in time, and tell it so."""
+    caller.settimeout(_GREET_S)
+    said = caller.recv(_KEY_BYTES, socket.MSG_WAITALL)
+    if not hmac.compare_digest(said, key):
+        return False
+    caller.sendall(_WELCOME)
+    return True
+
+
+def _publish(path: Path, address: dict[str, object]) -> None:
+    """Write the file whole: a reader finds all of it or none."""
+    draft = path.with_suffix(".new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(address, file)
+    draft.rename(path)
