@@ -35,6 +35,11 @@ FRONT_BURST = 64
 """Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
 
 
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    """Return whether a message is there. An exception each time that none is would cost more than the message."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
 class Loop:
     """The one thread of the core: polls, lets the engine take a turn, reports."""
 
@@ -96,11 +101,8 @@ class Loop:
         return socket
 
     def _drain_stages(self) -> None:
-        while True:
-            try:
-                frames = self._steps.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while _readable(self._steps):
+            frames = self._steps.recv_multipart(zmq.NOBLOCK)
             try:
                 self.engine.on_stage(self._from_stage.decode(frames[-1]))
             except ProtocolError as error:
@@ -108,10 +110,9 @@ class Loop:
 
     def _drain_front(self) -> None:
         for _ in range(FRONT_BURST):
-            try:
-                client, *frames = self._front.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not _readable(self._front):
                 return
+            client, *frames = self._front.recv_multipart(zmq.NOBLOCK)
             try:
                 self._on_front(client, self._from_front.decode(frames[-1]))
             except ProtocolError as error:
