@@ -12,7 +12,7 @@ from typing import Any
 from load import Load, profile
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.faults.registry import Kind
-from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetMemory, StacksDetail
+from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetCheck, SetMemory, StacksDetail
 from serving import Served
 from watching import Watcher, watch
 
@@ -129,6 +129,8 @@ async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:
         if watcher.changes and watcher.changes[-1].roots:
             result.problem = f"an alarm before the fault: {result.early}"
             return
+        if kind.needs in ("ledger", "finite"):
+            await watcher.link.command(SetCheck(check=kind.needs), timeout=10)
         watcher.changes.clear()
         result.target_s = _target(kind, watcher)
         since = time.monotonic()
@@ -159,8 +161,8 @@ def _target(kind: Kind, watcher: Watcher) -> float:
 
 
 async def _need(kind: Kind, watcher: Watcher, load: Load) -> None:
-    """Ask for what the kind needs to show, just after it was injected."""
-    if not kind.needs:
+    """Ask for what the kind needs to show, just after it was injected; a live check was on before."""
+    if kind.needs not in ("swap", "resize"):
         return
     await asyncio.sleep(0.2)
     while True:

@@ -11,7 +11,7 @@ import reference
 from checkpoints import make_checkpoint
 from engines import wait_until
 from ppengine.faults.registry import kinds
-from ppengine.protocol.control import ClearFaults, Fault, Preempt
+from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetCheck
 from ppengine.protocol.snapshot import Snapshot
 from serving import Operator, Served, process_state
 
@@ -45,8 +45,8 @@ def lost_engine(folder: Path) -> Iterator[Served]:
         yield served
 
 
-async def writes(op: Operator) -> str:
-    name = await op.submit(PROMPT, max_tokens=STEPS)
+async def writes(op: Operator, steps: int = STEPS) -> str:
+    name = await op.submit(PROMPT, max_tokens=steps)
     await op.request(name, lambda request: request.output_tokens > 3, "writes")
     return name
 
@@ -96,6 +96,36 @@ async def test_slow_stage_is_slow_until_cleared(engine: Served, folder: Path) ->
         assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
 
 
+INCIDENTS = [
+    ("stale-seqstart", "stream_order", "metadata reads seqstart without waiting for compute, which writes it"),
+    ("global-stream", "stream_owner", "thread step loop launches on stream kv-load, which thread kv-connector owns"),
+    ("foreign-device", "stream_owner", "stream kv-load of cuda:0 is used with thread step loop of cuda:2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "cause", "words"), INCIDENTS, ids=[kind for kind, _, _ in INCIDENTS])
+async def test_a_known_incident_is_told_by_the_ledger(
+    engine: Served, folder: Path, kind: str, cause: str, words: str
+) -> None:
+    async with engine.operator() as op:
+        refused = await op.ask(Fault(kind=kind, stage=1))
+        assert isinstance(refused, Outcome) and refused.state == "failed"
+        assert "ppconsole check ledger on" in refused.text
+        await op.do(SetCheck(check="ledger"))
+        name = await writes(op)
+        await op.do(Fault(kind=kind, stage=1))
+        picture = await op.until(lambda picture: bool(picture.verdicts), "the ledger tells")
+        (verdict,) = picture.verdicts
+        assert (verdict.stage, verdict.cause) == (1, cause)
+        told = [verdict.summary, *verdict.evidence]
+        assert any(words in line for line in told), told
+        assert any("faults/incidents.py:" in line or "streams/incidents.py:" in line for line in told)
+        assert await op.tokens(name) == reference.greedy(folder, PROMPT, STEPS)
+        assert (await op.do(ClearFaults())).text == f"cleared {kind} at stage 1"
+        await op.do(SetCheck(check="ledger", mode="off"))
+        await op.until(lambda picture: not picture.verdicts, "what it has found goes with it")
+
+
 def test_from_the_command_line(engine: Served) -> None:
     listed = engine.cli("fault", "--list")
     assert listed.code == 0
@@ -121,7 +151,7 @@ def test_from_the_command_line(engine: Served) -> None:
 @pytest.mark.parametrize(("kind", "code"), [("sigsegv", -signal.SIGSEGV), ("sys-exit", 3)])
 async def test_death_by_a_fault(lost_engine: Served, kind: str, code: int) -> None:
     async with lost_engine.operator() as op:
-        await writes(op)
+        await writes(op, 900)
         await op.do(Fault(kind=kind, stage=1))
         picture = await op.until(lambda picture: picture.engine.state == "degraded", "the engine is degraded")
         assert "stage 1 is lost" in picture.engine.message

@@ -22,17 +22,6 @@ Reply = Accepted | Outcome | Refused
 
 
 @dataclass
-class _Open:
-    """A command that stages are to answer."""
-
-    command: Command
-    missing: set[int]
-    deadline: float
-    texts: list[str] = field(default_factory=list)
-    failed: bool = False
-
-
-@dataclass
 class _On:
     """A fault that was begun in process `pid`. `undo`: of what was done from outside."""
 
@@ -51,6 +40,19 @@ class _On:
     def text(self) -> str:
         where = self.kind.on if self.stage is None else f"stage {self.stage}"
         return f"{self.kind.name} at {where}"
+
+
+@dataclass
+class _Open:
+    """A command that stages are to answer."""
+
+    command: Command
+    missing: set[int]
+    deadline: float
+    texts: list[str] = field(default_factory=list)
+    failed: bool = False
+    begins: _On | None = None
+    """The fault that is on unless it fails."""
 
 
 class FaultDesk:
@@ -135,7 +137,7 @@ class FaultDesk:
             return [Outcome(id=command.id, op=_op(command), state="applied", text=text)]
         assert verb.stage is not None  # only stages have points
         stages = kind.stages(verb.stage, self._config.stages)
-        waiting = _Open(command, set(), time.monotonic() + ANSWER_S)
+        waiting = _Open(command, set(), time.monotonic() + ANSWER_S, begins=on)
         return self._tell(waiting, stages, Inject(command.id, kind.name, verb.stage))
 
     def _clear(self, command: Command) -> list[Reply]:
@@ -175,6 +177,9 @@ class FaultDesk:
     def _end(self, waiting: _Open) -> Outcome:
         command = waiting.command
         self._open.pop(command.id, None)
+        if waiting.failed and waiting.begins in self._on:
+            self._on.remove(waiting.begins)
+            waiting.begins.take_back()
         text = "; ".join(waiting.texts) or "no fault is on"
         return Outcome(id=command.id, op=_op(command), state="failed" if waiting.failed else "applied", text=text)
 

@@ -11,7 +11,7 @@ from ppengine.faults.registry import Undo, arm, strike
 Go = Callable[..., Any]
 
 
-@strike("forward", "wrong", "non_finite", clears=True, lossless=False)
+@strike("forward", "wrong", "non_finite", clears=True, lossless=False, needs="finite")
 def nan(fault: Fault, go: Go, *args: Any) -> Any:
     """One value of every forward's output becomes NaN. What was computed with it stays wrong after a clear.
 
@@ -22,7 +22,7 @@ def nan(fault: Fault, go: Go, *args: Any) -> Any:
     return answer
 
 
-@arm("wrong", "non_finite", clears=True, lossless=False, held_out=True)
+@arm("wrong", "non_finite", clears=True, lossless=False, held_out=True, needs="finite")
 def inf_weight(site: Site) -> Undo:
     """One weight of the stage's first layer becomes infinite. What was computed with it stays wrong after a clear.
 

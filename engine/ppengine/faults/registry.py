@@ -25,7 +25,7 @@ Undo = Callable[[], None]
 Action = Callable[..., Any]
 
 POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
-_MODULES = ("hangs", "edges", "ends", "slow", "numbers", "watchers")
+_MODULES = ("hangs", "edges", "ends", "slow", "numbers", "incidents", "watchers")
 _KINDS: dict[str, Kind] = {}
 
 
@@ -54,8 +54,8 @@ class Kind:
     where: Where = "any"
     pair: bool = False
     """It strikes the edge behind the stage (at the last one, the edge before it): both ends are right."""
-    needs: Literal["", "swap", "resize"] = ""
-    """What must be asked of the engine for the fault to show."""
+    needs: Literal["", "swap", "resize", "ledger", "finite"] = ""
+    """What must be asked of the engine for the fault to show: an act, or a live check that is on."""
     before: Callable[[Any], Undo] | None = None
 
     def stages(self, stage: int, count: int) -> tuple[int, ...]:
