@@ -203,9 +203,12 @@ def test_the_limit_scales_with_the_work(tokens, expected, since, fault):
 
 
 def test_copies_and_mapping_get_their_time():
-    stages = with_stage(pipeline_held_at(2, 0), 0, op="swap_out", unretired_tokens=0)
+    stages = with_stage(pipeline_held_at(2, 0), 0, op="swap_out", op_size=200_000_000, unretired_tokens=0)
     assert stuck_limit_s(tuple(stages)) == 9.5
     assert diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0)) == []
+    for small in ({"op": "swap_out", "op_size": 100_000}, {"op": "map"}):
+        stages = with_stage(pipeline_held_at(2, 0), 0, unretired_tokens=0, **small)
+        assert stuck_limit_s(tuple(stages)) == 1.5
 
 
 def test_processes_that_end_with_the_engine_are_no_fault():
@@ -243,6 +246,7 @@ any_stage = st.fixed_dictionaries(
         "op_age_s": ages,
         "op_step": st.one_of(st.none(), st.integers(0, 99)),
         "op_peer": st.one_of(st.none(), st.integers(-1, 6)),
+        "op_size": st.one_of(st.none(), st.integers(0, 2**40)),
         "retired_step": st.one_of(st.none(), st.integers(0, 99)),
         "unretired_age_s": ages,
         "unretired_tokens": st.integers(0, 4096),

@@ -11,8 +11,9 @@ STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.5
 """A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
 UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
-MEMORY_WORK_S = 10.0
-"""Copies, swaps and mapping: their length is not in the tokens."""
+SLOWEST_COPY = 100e6
+"""Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
+MAPPING_S = 0.4
 GIL_AFTER_S = 1.5
 IDLE_TURN_S = 1.5
 """The main loop turns ten times a second while it is idle."""
@@ -27,20 +28,22 @@ UNSCHEDULED_AFTER_S = 3.0
 PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
 _SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "send": ("futex", "poll")}
 _ANY_SLEEP = ("",)
-MEMORY_OPS = frozenset({"swap_out", "swap_in", "copy", "map"})
+_COPIES = frozenset({"swap_out", "swap_in", "copy"})
 
 
 def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
-    """Return how long nothing may retire: by the work that is held, by memory work, by how busy the host is."""
+    """Return how long nothing may retire: by the work that is held and how busy the host is."""
     expected = [_expected_s(stage) for stage in stages if stage.unretired_age_s is not None]
-    memory_work = any(stage.op in MEMORY_OPS for stage in stages)
-    limit = max(STUCK_AFTER_S, STUCK_FACTOR * max(expected, default=0.0), MEMORY_WORK_S if memory_work else 0.0)
-    return limit - LOOKING_S
+    return max(STUCK_AFTER_S, STUCK_FACTOR * max(expected, default=0.0)) - LOOKING_S
 
 
 def _expected_s(stage: StageEvidence) -> float:
     known = stage.expected_s
     expected = stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if known is None else known
+    if stage.op in _COPIES:
+        expected += (stage.op_size or 0) / SLOWEST_COPY
+    elif stage.op == "map":
+        expected += MAPPING_S
     waited = stage.cpu.main_waited or 0.0 if stage.cpu is not None else 0.0
     return expected / max(LEAST_SHARE, 1.0 - waited)
 
