@@ -85,10 +85,10 @@ def _norm_rows(
     BLOCK: tl.constexpr,
 ) -> None:
     """Norm TILE rows of BLOCK >= width columns, in float32."""
-    row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
+    row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
-    token, head = row // heads, row % heads
+    token, head, row = (row // heads).to(tl.int64), (row % heads).to(tl.int64), row.to(tl.int64)
     place = values + token * token_stride + head * head_stride + column
     read = tl.load(place, mask=inside, other=0.0)
     x = read.to(tl.float32)
@@ -109,5 +109,5 @@ def _norm_rows(
     if WEIGHT:
         x *= tl.load(weight + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
-        x += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(output + row * width + column, x, mask=inside)
