@@ -63,7 +63,7 @@ def line(name: str, rows: int, size: float, make: Make, peers: dict[str, Callabl
             arguments = [make() for _ in range(count)]
             took = microseconds([partial(function, *arguments[i % count]) for i in range(max(20, count))])
             parts.append(f"{which} {took:8.2f} us {size / took / 1000:6.0f} GB/s")
-        except Exception as failure:  # a peer that does not run is no reason to measure nothing
+        except Exception as failure:  # noqa: BLE001 - a peer that does not run is no reason to measure nothing
             torch.cuda.synchronize()
             parts.append(f"{which} failed: {str(failure).splitlines()[0][:60]}")
     print(" | ".join(parts), flush=True)
