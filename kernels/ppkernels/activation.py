@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ppkernels import gpu
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up [T, I] of `gate_up` [T, 2 * I], gate first."""
+    if gpu.serves(gate_up) and gate_up.stride(-1) == 1:
+        from ppkernels.gpu import activation
+
+        return activation.silu_and_mul(gate_up)
     return silu_and_mul_reference(gate_up)
 
 
@@ -15,3 +22,18 @@ def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
     """Torch version of `silu_and_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
+
+
+def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return relu(x W^T + b) [T, outputs] of `inputs` [T, inputs].
+
+    On a GPU bias and relu are done by the matrix product as it writes, so they cost no launch.
+    """
+    if inputs.is_cuda:
+        return torch._addmm_activation(bias, inputs, weight.t())
+    return linear_relu_reference(inputs, weight, bias)
+
+
+def linear_relu_reference(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Torch version of `linear_relu`."""
+    return functional.linear(inputs, weight, bias).relu_()

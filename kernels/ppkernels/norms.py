@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ppkernels import jit
+from ppkernels import gpu, jit
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -18,6 +18,10 @@ def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Half precision is normed in float32 and rounded before the weight, as the models were trained.
     """
+    if _on_gpu(values):
+        from ppkernels.gpu import norms
+
+        return norms.rms_norm(values, weight, eps)
     if jit.serves(values) and values.is_contiguous() and weight.dim() == 1:
         output = torch.empty_like(values)
         width = values.shape[-1]
@@ -38,12 +42,39 @@ def rms_norm_reference(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def layer_norm(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return the layer norm of `values` over the last dimension; without weight and bias only centred and scaled."""
+    if _on_gpu(values):
+        from ppkernels.gpu import norms
+
+        return norms.layer_norm(values, weight, bias, eps)
     return layer_norm_reference(values, weight, bias, eps)
 
 
 def layer_norm_reference(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Torch version of `layer_norm`."""
     return functional.layer_norm(values, values.shape[-1:], weight, bias, eps)
+
+
+def add_rms_norm(residual: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `update` to `residual` [T, W] in place, and return the RMS norm of the sum."""
+    if _on_gpu(residual, update):
+        from ppkernels.gpu import norms
+
+        return norms.rms_norm(residual, weight, eps, update)
+    return rms_norm(residual.add_(update), weight, eps)
+
+
+def add_layer_norm(residual: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Add `update` to `residual` [T, W] in place, and return the layer norm of the sum."""
+    if _on_gpu(residual, update):
+        from ppkernels.gpu import norms
+
+        return norms.layer_norm(residual, weight, bias, eps, update)
+    return layer_norm(residual.add_(update), weight, bias, eps)
+
+
+def _on_gpu(*rows: Tensor) -> bool:
+    """Return whether the kernels of `ppkernels.gpu` take `rows`: tokens, maybe heads, and values side by side."""
+    return all(gpu.serves(part) and part.dim() in (2, 3) and part.stride(-1) == 1 for part in rows)
 
 
 @jit.compiled

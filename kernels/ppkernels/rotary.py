@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppkernels import jit
+from ppkernels import gpu, jit
 
 
 def rotary_tables(inverse_frequencies: Tensor, length: int, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,11 @@ def rotate(fused: Tensor, count: int, cos: Tensor, sin: Tensor, positions: Tenso
 
     `cos` and `sin` are `rotary_tables`; `positions` is [T].
     """
-    if jit.serves(fused) and fused.is_contiguous():
+    if gpu.serves(fused) and fused.is_contiguous():
+        from ppkernels.gpu import rotary
+
+        rotary.rotate(fused, count, cos, sin, positions)
+    elif jit.serves(fused) and fused.is_contiguous():
         _rotate(fused.numpy(), count, cos.numpy(), sin.numpy(), positions.numpy())
     else:
         rotate_reference(fused, count, cos, sin, positions)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ppkernels import gpu
+
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -55,6 +57,10 @@ def uniform(seed: int, sample: int, position: int) -> float:
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
     """Return one token for each row of `logits` [R, V]. Greedy ties go to the lowest id; `logits` stays as it is."""
+    if gpu.serves(logits) and logits.stride(1) == 1:
+        from ppkernels.gpu import sampling
+
+        return sampling.sample(logits, inputs)
     return sample_reference(logits, inputs)
 
 

@@ -1,0 +1,113 @@
+"""RMS and layer norm on a GPU: a program takes whole rows, so that each value is read once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 1024
+"""Elements of a program at least: rows narrower than this share one."""
+
+
+def rms_norm(values: Tensor, weight: Tensor, eps: float, update: Tensor | None = None) -> Tensor:
+    """Return the RMS norm of `values` [T, W], or [T, heads, W] with a `weight` [W] or [heads, W].
+
+    With `update`, `values` becomes `values` + `update` first, in place. The last dimensions have stride 1.
+    """
+    return _norm(values, weight, None, eps, update, centred=False)
+
+
+def layer_norm(
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, update: Tensor | None = None
+) -> Tensor:
+    """Return the layer norm of `values` [T, W]; `update` as in `rms_norm`."""
+    return _norm(values, weight, bias, eps, update, centred=True)
+
+
+def _norm(
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, update: Tensor | None, *, centred: bool
+) -> Tensor:
+    output = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    if not output.numel():
+        return output
+    width = values.shape[-1]
+    heads = values.shape[1] if values.dim() == 3 else 1
+    rows = output.numel() // width
+    block = triton.next_power_of_2(width)
+    tile = max(1, min(_TILE // block, rows))
+    _norm_rows[(triton.cdiv(rows, tile),)](
+        values,
+        update if update is not None else values,
+        weight if weight is not None else values,
+        bias if bias is not None else values,
+        output,
+        rows,
+        heads,
+        values.stride(0),
+        values.stride(-2),
+        update.stride(0) if update is not None else 0,
+        weight.stride(0) if weight is not None and weight.dim() == 2 else 0,
+        eps,
+        width=width,
+        CENTRED=centred,
+        UPDATE=update is not None,
+        WEIGHT=weight is not None,
+        BIAS=bias is not None,
+        TILE=triton.next_power_of_2(tile),
+        BLOCK=block,
+        num_warps=min(max(block // 1024, 4), 32),
+    )
+    return output
+
+
+@triton.jit
+def _norm_rows(
+    values: tl.tensor,
+    update: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    output: tl.tensor,
+    rows: tl.tensor,
+    heads: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    update_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    eps: tl.tensor,
+    width: tl.constexpr,
+    CENTRED: tl.constexpr,
+    UPDATE: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Norm TILE rows of BLOCK >= width columns, in float32."""
+    row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (column < width)
+    token, head, row = (row // heads).to(tl.int64), (row % heads).to(tl.int64), row.to(tl.int64)
+    place = values + token * token_stride + head * head_stride + column
+    read = tl.load(place, mask=inside, other=0.0)
+    x = read.to(tl.float32)
+    if UPDATE:
+        x += tl.load(update + row * update_stride + column, mask=inside, other=0.0).to(tl.float32)
+        # The residual stream is what is kept of it: the norm sees the rounded sum.
+        read = x.to(output.dtype.element_ty)
+        tl.store(place, read, mask=inside)
+        x = read.to(tl.float32)
+    if CENTRED:
+        mean = tl.sum(x, axis=1)[:, None] / width
+        x = tl.where(inside, x - mean, 0.0)
+    variance = tl.sum(x * x, axis=1)[:, None] / width
+    x *= tl.rsqrt(variance + eps)
+    if not CENTRED:
+        # Rounded before the weight, as the reference does.
+        x = x.to(output.dtype.element_ty).to(tl.float32)
+    if WEIGHT:
+        x *= tl.load(weight + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(output + row * width + column, x, mask=inside)
