@@ -16,8 +16,10 @@ def copy_layers(sources: list[Tensor], targets: list[Tensor], pairs: Pairs) -> N
     One source and one target for each layer, [blocks, ...], all with the same block shape. A target may be its source:
     a later pair sees what an earlier one wrote. Raises IndexError for a block outside of a tensor.
     """
-    for source, target in zip(sources, targets, strict=True):
-        _check(source, target, pairs)
+    reads, writes = min(map(len, sources)), min(map(len, targets))
+    for src, dst in pairs:
+        if not (0 <= src < reads and 0 <= dst < writes):
+            raise IndexError(f"block copy {src} -> {dst}; there are {reads} and {writes} blocks")
     first, into = sources[0], targets[0]
     runs = independent_runs(pairs, first.data_ptr() == into.data_ptr())
     if first.device == into.device and gpu.serves(first):
@@ -58,12 +60,6 @@ def independent_runs(pairs: Pairs, same: bool) -> list[Pairs]:
         read.add(src)
         written.add(dst)
     return runs
-
-
-def _check(source: Tensor, target: Tensor, pairs: Pairs) -> None:
-    for src, dst in pairs:
-        if not (0 <= src < source.shape[0] and 0 <= dst < target.shape[0]):
-            raise IndexError(f"block copy {src} -> {dst}; there are {source.shape[0]} and {target.shape[0]} blocks")
 
 
 def _copy_runs(source: Tensor, target: Tensor, runs: list[Pairs]) -> None:

@@ -15,6 +15,8 @@ from ppkernels.batch import Batch
 from ppkernels.block_copy import copy_layers
 from ppkernels.kv_layout import cache_shape
 from ppkernels.paged_attention import AttentionPlan, paged_attention
+from ppkernels.rotary import rotate
+from ppkernels.rotate_and_store import rotate_and_store
 from ppkernels.store_kv import store_kv
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -93,7 +95,14 @@ def bench_writes(name: str, model: tuple[int, int, int, torch.dtype]) -> None:
         fused = torch.randn(tokens, heads + 2 * kv_heads, width, device=DEVICE, dtype=dtype)
         time = per_layer(lambda kv, fused=fused, step=step: store_kv(kv, fused, step.slot_mapping), caches)
         moved = 4 * tokens * kv_heads * width * dtype.itemsize
-        print(f"  store {tokens:5} tokens {time:7.1f} µs  {moved / time / 1e3:6.0f} GB/s")
+        line = f"  store {tokens:5} tokens {time:7.1f} µs  {moved / time / 1e3:6.0f} GB/s"
+        tables = torch.randn(2, tokens, width, device=DEVICE, dtype=dtype)
+        arguments = (*tables, step.positions)
+        apart = per_layer(lambda _, f=fused, a=arguments: rotate(f, heads + kv_heads, *a), caches)
+        both = per_layer(
+            lambda kv, f=fused, a=arguments, s=step.slot_mapping: rotate_and_store(kv, f, heads, *a, s), caches
+        )
+        print(f"{line}; rotate {apart:7.1f} µs; in one launch {both:7.1f} µs")
     caches, _ = paged([(0, BLOCK * 512)], kv_heads, width, dtype, 32)
     pairs = [(256 + index, index) for index in range(1, 257)]
     time = median_us(lambda: copy_layers(caches, caches, pairs))

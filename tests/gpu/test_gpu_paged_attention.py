@@ -70,8 +70,11 @@ def errors(output: Tensor, paged: Paged, query: Tensor) -> Tensor:
 def test_decodes(
     shape: Shape, dtype: torch.dtype, parts: int, device: torch.device, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one part, and in more parts than most rows have tiles."""
-    monkeypatch.setattr(paged_decode, "split_count", lambda *_: parts)
+    """In one part, as where rows are many, and in more parts than most rows have tiles."""
+    if parts == 1:
+        monkeypatch.setattr(paged_decode, "PROGRAMS_PER_PROCESSOR", 0)
+    else:
+        monkeypatch.setattr(paged_decode, "split_count", lambda *_: parts)
     compare("decodes", shape, dtype, device, seed, torch.int32)
 
 
@@ -161,3 +164,15 @@ def test_a_captured_launch_serves_other_lengths(
     first.batch.seq_lens.copy_(second.batch.seq_lens)
     graph.replay()
     assert errors(output, second, query).max() < ERROR[torch.bfloat16], f"seed {seed}"
+
+
+def test_a_cache_of_more_elements_than_32_bits_count(device: torch.device, seed: int) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: 4 GiB")
+    paged = make_paged(STEPS["mixed"], 8, 128, torch.bfloat16, block_size=16, seed=seed, device=device)
+    before = 2**31 // paged.kv[0].numel()
+    kv = torch.full((before, *paged.kv.shape[1:]), torch.nan, dtype=paged.kv.dtype, device=device)
+    far = replace(paged, kv=torch.cat((kv, paged.kv)))
+    far.batch.block_tables.add_(before)
+    query = queries(far, 16, seed)
+    assert errors(attend(far, query), far, query).max() < ERROR[torch.bfloat16], f"seed {seed}"

@@ -22,15 +22,15 @@ def copy_run(sources: list[Tensor], targets: list[Tensor], pairs: list[tuple[int
         # Pinned memory stays the copy's until it is done.
         both = both.pin_memory().to(targets[0].device, non_blocking=True)
     addresses, blocks = both[: len(layers)], both[len(layers) :]
-    _copy[triton.cdiv(words, TILE), len(pairs), len(layers)](addresses, blocks, WORDS=words, TILE=TILE, num_warps=8)
+    _copy[len(pairs), triton.cdiv(words, TILE), len(layers)](addresses, blocks, WORDS=words, TILE=TILE, num_warps=8)
 
 
 @triton.jit
 def _copy(addresses: tl.tensor, blocks: tl.tensor, WORDS: tl.constexpr, TILE: tl.constexpr) -> None:
-    pair, layer = tl.program_id(1), tl.program_id(2)
+    pair, layer = tl.program_id(0), tl.program_id(2)
     source = tl.load(addresses + 2 * layer).to(tl.pointer_type(tl.int64))
     target = tl.load(addresses + 2 * layer + 1).to(tl.pointer_type(tl.int64))
-    word = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    word = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = word < WORDS
     some = tl.load(source + tl.load(blocks + 2 * pair) * WORDS + word, inside)
     tl.store(target + tl.load(blocks + 2 * pair + 1) * WORDS + word, some, inside)

@@ -21,7 +21,7 @@ from ppkernels.gpu.dots import LOG2_E, Tiles, dot_type
 LEAST_ROWS = 16
 """Rows of the smallest matrix product: fewer query heads are padded."""
 PROGRAMS_PER_PROCESSOR = 2
-"""How many programs a multiprocessor runs at once; they are bound by the memory that their tiles in flight take."""
+"""How many programs are to fill a multiprocessor; with more, parts are small and their sum costs more than it gains."""
 
 
 def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
@@ -32,12 +32,13 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
     _, _, block_size, kv_heads, head_dim = kv.shape
     rows, width = batch.block_tables.shape
     group, wide = heads // kv_heads, max(LEAST_ROWS, triton.next_power_of_2(head_dim))
-    tiles = choose_tiles(group, wide, kv.element_size())
-    parts = split_count(rows * kv_heads, -(-width * block_size // tiles.slots), processors(kv.device))
-    partial = (
-        torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=kv.device) if parts > 1 else output
-    )
-    weights = torch.empty((rows, heads, parts), dtype=torch.float32, device=kv.device) if parts > 1 else output
+    places = PROGRAMS_PER_PROCESSOR * processors(kv.device)
+    tiles = choose_tiles(group, wide, kv.element_size(), rows * kv_heads <= places)
+    parts = split_count(rows * kv_heads, -(-width * block_size // tiles.slots), places)
+    partial = weights = output  # not used where the whole context is one part
+    if parts > 1:
+        partial = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=kv.device)
+        weights = torch.empty((rows, heads, parts), dtype=torch.float32, device=kv.device)
     _attend[kv_heads, rows, parts](
         fused,
         kv,
@@ -78,14 +79,20 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
         )
 
 
-def choose_tiles(group: int, wide: int, element_size: int) -> Tiles:
-    """Return tiles for `group` query heads a key head of `wide` elements, a power of two; measured on an H200."""
-    return Tiles(max(LEAST_ROWS, triton.next_power_of_2(group)), min(64, 16384 // (wide * element_size)), 4, 3)
+def choose_tiles(group: int, wide: int, element_size: int, few: bool) -> Tiles:
+    """Return tiles for `group` query heads a key head of `wide` elements, a power of two; measured on an H200.
+
+    Where there are few programs, each has more of the cache in flight.
+    """
+    queries = max(LEAST_ROWS, triton.next_power_of_2(group))
+    if element_size == 4:  # without matrix units: larger tiles spill registers
+        return Tiles(queries, min(64, 4096 // wide), 4, 3)
+    return Tiles(queries, min(64, 8192 // wide) * (2 if few else 1), 4, 3)
 
 
-def split_count(programs: int, tiles: int, processors: int) -> int:
+def split_count(programs: int, tiles: int, places: int) -> int:
     """Return into how many parts a context of at most `tiles` is cut, where whole rows make `programs`."""
-    return max(1, min(processors * PROGRAMS_PER_PROCESSOR // programs, tiles))
+    return max(1, min(places // programs, tiles))
 
 
 @functools.cache
