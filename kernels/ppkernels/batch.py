@@ -11,7 +11,9 @@ from torch import Tensor
 class Batch:
     """B rows (one a request) of T tokens in all; row b's tokens are `[query_start[b], query_start[b + 1])`.
 
-    All tensors are int64. A row with one token is a decode; a longer one is a chunk of a prompt.
+    All tensors are int64; on a GPU they may be int32. A row with one token is a decode; a longer one is a chunk of a
+    prompt. Batches for a GPU may be padded with rows of one token, slot -1 and length 0: they store and read nothing,
+    and their attention is 0.
     """
 
     positions: Tensor
@@ -19,7 +21,7 @@ class Batch:
     slot_mapping: Tensor
     """[T] block * block_size + offset: where the token's key and value go."""
     query_start: Tensor
-    """[B + 1], on the CPU."""
+    """[B + 1], on the CPU; for a GPU it is there, as the others."""
     query_lens: list[int]
     """[B]"""
     seq_lens: Tensor

@@ -1,25 +1,45 @@
-"""How a block holds its keys and values.
+"""How a block holds its keys and values: a matter of the device, decided here alone.
 
-The cache of one layer is [blocks, 2, kv_heads, block_size, head_dim], contiguous. Values lie as its shape says. The
-keys of a block and head are transposed, [head_dim, block_size]: the scores of a block's tokens are then computed side
-by side, without adding up across a vector register (vLLM 0.2 laid its keys out so for the same reason).
+On a CPU the cache of one layer is [blocks, 2, kv_heads, block_size, head_dim], contiguous. Values lie as its shape
+says. The keys of a block and head are transposed, [head_dim, block_size]: the scores of a block's tokens are then
+computed side by side, without adding up across a vector register (vLLM 0.2 laid its keys out so for the same reason).
+
+On a GPU it is [blocks, 2, block_size, kv_heads, head_dim], contiguous: all keys of a token are one run of memory, which
+is stored at once, and a tile of a head's keys is whole rows, which the matrix units take as they are.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from ppkernels import gpu
+
+
+def token_major(device: torch.device) -> bool:
+    """Return whether caches on `device` are in the layout for GPUs."""
+    return device.type == "cuda" or gpu.interpreted
+
+
+def cache_shape(
+    blocks: int, block_size: int, kv_heads: int, head_dim: int, device: torch.device
+) -> tuple[int, int, int, int, int]:
+    """Return the shape of the cache of one layer on `device`."""
+    if token_major(device):
+        return blocks, 2, block_size, kv_heads, head_dim
+    return blocks, 2, kv_heads, block_size, head_dim
 
 
 def transposed(kv: Tensor) -> Tensor:
-    """Return a cache as [blocks, 2, kv_heads, head_dim, block_size], the shape in which its keys lie, as a view."""
+    """Return a CPU's cache as [blocks, 2, kv_heads, head_dim, block_size], as its keys lie, as a view."""
     return kv.view(*kv.shape[:3], kv.shape[4], kv.shape[3])
 
 
 def keys(kv: Tensor) -> Tensor:
     """Return the keys [blocks, kv_heads, head_dim, block_size] of a cache, as a view."""
-    return transposed(kv)[:, 0]
+    return kv[:, 0].permute(0, 2, 3, 1) if token_major(kv.device) else transposed(kv)[:, 0]
 
 
 def values(kv: Tensor) -> Tensor:
     """Return the values [blocks, kv_heads, block_size, head_dim] of a cache, as a view."""
-    return kv[:, 1]
+    return kv[:, 1].transpose(1, 2) if token_major(kv.device) else kv[:, 1]

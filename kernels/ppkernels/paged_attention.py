@@ -7,12 +7,13 @@ not see have no effect: whatever an earlier owner left in a block, NaN included,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ppkernels import jit
+from ppkernels import gpu, jit
 from ppkernels.batch import Batch
 from ppkernels.kv_layout import keys, transposed, values
 from ppkernels.paged_decode import decode_kernel
@@ -47,43 +48,60 @@ class Chunk:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The rows of one step, the same for all layers."""
+    """The rows of one step, the same for all layers. Kernels for GPUs take the batch as it is: they sort nothing."""
 
+    batch: Batch
     heads: int
-    slots: Tensor
-    """[T]: where each token's key and value go, for `store_kv`."""
-    decodes: Decodes | None
-    chunks: list[Chunk]
+    dtype: torch.dtype
+
+    @property
+    def slots(self) -> Tensor:
+        """[T]: where each token's key and value go, for `store_kv`."""
+        return self.batch.slot_mapping
+
+    @cached_property
+    def decodes(self) -> Decodes | None:
+        """The rows with one token, if there are any."""
+        batch, device = self.batch, self.batch.block_tables.device
+        if batch.decode_only:
+            return Decodes(torch.arange(len(batch.query_lens), device=device), batch.block_tables, batch.seq_lens)
+        single = [row for row, count in enumerate(batch.query_lens) if count == 1]
+        if not single:
+            return None
+        rows = torch.tensor(single)
+        tokens = batch.query_start[rows.to(batch.query_start.device)].to(device)
+        rows = rows.to(device)
+        return Decodes(tokens, batch.block_tables[rows], batch.seq_lens[rows])
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """The other rows."""
+        if self.batch.decode_only:
+            return []
+        starts, lengths = self.batch.query_start.tolist(), self.batch.seq_lens.tolist()
+        return [
+            _plan_chunk(self.batch, row, starts[row], count, lengths[row], self.dtype)
+            for row, count in enumerate(self.batch.query_lens)
+            if count > 1
+        ]
 
 
 def plan_attention(batch: Batch, heads: int, dtype: torch.dtype) -> AttentionPlan:
     """Return the plan of one step for `heads` query heads of `dtype`."""
-    if batch.decode_only:
-        tokens = torch.arange(len(batch.query_lens), device=batch.block_tables.device)
-        decodes = Decodes(tokens, batch.block_tables, batch.seq_lens)
-        return AttentionPlan(heads, batch.slot_mapping, decodes, [])
-    single = [row for row, count in enumerate(batch.query_lens) if count == 1]
-    some = None
-    if single:
-        rows = torch.tensor(single)
-        tokens = batch.query_start[rows].to(batch.block_tables.device)
-        rows = rows.to(tokens.device)
-        some = Decodes(tokens, batch.block_tables[rows], batch.seq_lens[rows])
-    starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
-    chunks = [
-        _plan_chunk(batch, row, starts[row], count, lengths[row], dtype)
-        for row, count in enumerate(batch.query_lens)
-        if count > 1
-    ]
-    return AttentionPlan(heads, batch.slot_mapping, some, chunks)
+    return AttentionPlan(batch, heads, dtype)
 
 
 def paged_attention(fused: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
     """Return attention [T, heads * head_dim] of the first `heads` heads of `fused` [T, ..., head_dim].
 
     `kv` is the cache of one layer (see `kv_layout`) and already holds this step's keys and values. Scores are scaled
-    by 1 / sqrt(head_dim); consecutive query heads share a key head. A block beyond the cache raises IndexError.
+    by 1 / sqrt(head_dim); consecutive query heads share a key head. A block beyond the cache raises IndexError, but on
+    a GPU, where raising would wait for the device, blocks are trusted.
     """
+    if gpu.serves(kv) and fused.is_contiguous():
+        from ppkernels.gpu.paged_attention import paged_attention as attend_on_gpu
+
+        return attend_on_gpu(fused, kv, plan.batch, plan.heads)
     if plan.decodes is None or not (jit.serves(kv) and fused.is_contiguous()):
         return paged_attention_reference(fused, kv, plan)
     output = fused.new_empty(fused.shape[0], plan.heads * kv.shape[-1])
@@ -115,20 +133,21 @@ def paged_attention_reference(fused: Tensor, kv: Tensor, plan: AttentionPlan) ->
 
 
 def _attend_decodes(query: Tensor, kv: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
-    count, kv_heads, width = query.shape[0], kv.shape[2], kv.shape[4]
-    hidden = torch.arange(tables.shape[1] * kv.shape[3], device=kv.device) >= lengths.unsqueeze(1)  # [b, S]
+    count, (_, kv_heads, block_size, width) = query.shape[0], values(kv).shape
+    hidden = torch.arange(tables.shape[1] * block_size, device=kv.device) >= lengths.unsqueeze(1)  # [b, S]
     key = keys(kv)[tables].permute(0, 2, 3, 1, 4).reshape(count, kv_heads, width, -1)
     value = values(kv)[tables].transpose(1, 2).reshape(count, kv_heads, -1, width)
     # [b, kv_heads, group, head_dim]: the query heads of one key head are one small matrix.
     scores = query.reshape(count, kv_heads, -1, width) @ key * width**-0.5
     scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+    weights = torch.softmax(scores, -1).masked_fill(hidden[:, None, None], 0.0)  # not NaN where nothing is seen
     # A weight of 0 does not hide a NaN.
     value = value.masked_fill(hidden[:, None, :, None], 0.0)
-    return (torch.softmax(scores, -1) @ value).view(count, -1)
+    return (weights @ value).view(count, -1)
 
 
 def _attend_chunk(query: Tensor, kv: Tensor, chunk: Chunk) -> Tensor:
-    count, width, kv_heads = query.shape[0], query.shape[2], kv.shape[2]
+    count, width, kv_heads = query.shape[0], query.shape[2], values(kv).shape[1]
     key = keys(kv)[chunk.table].permute(1, 0, 3, 2).reshape(kv_heads, 1, -1, width)[:, :, : chunk.length]
     value = values(kv)[chunk.table].transpose(0, 1).reshape(kv_heads, 1, -1, width)[:, :, : chunk.length]
     queries = query.reshape(count, kv_heads, -1, width).permute(1, 2, 0, 3)  # [kv_heads, group, n, head_dim]

@@ -6,16 +6,21 @@ from typing import Any
 
 from torch import Tensor
 
-from ppkernels import jit
+from ppkernels import gpu, jit
 from ppkernels.kv_layout import keys, transposed, values
 
 
 def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
     """Write the last 2 * kv_heads heads of `fused` [T, heads, head_dim], keys first, into `kv` (see `kv_layout`).
 
-    `slots` [T] are block * block_size + offset. A slot beyond the cache raises IndexError and nothing is written.
+    `slots` [T] are block * block_size + offset. A slot beyond the cache raises IndexError and nothing is written; on a
+    GPU, where raising would wait for the device, such a token is left out.
     """
-    if not (jit.serves(kv) and fused.is_contiguous()):
+    if gpu.serves(kv) and fused.is_contiguous():
+        from ppkernels.gpu.store_kv import store_kv as store_on_gpu
+
+        store_on_gpu(kv, fused, slots)
+    elif not (jit.serves(kv) and fused.is_contiguous()):
         store_kv_reference(kv, fused, slots)
     elif not _store(transposed(kv).numpy(), kv.numpy(), fused.numpy(), slots.numpy()):
         capacity = kv.shape[0] * kv.shape[3]
@@ -24,7 +29,7 @@ def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
 
 def store_kv_reference(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
     """Torch version of `store_kv`."""
-    kv_heads, block_size = kv.shape[2:4]
+    _, kv_heads, block_size, _ = values(kv).shape
     blocks, offsets = slots // block_size, slots % block_size
     keys(kv)[blocks, :, :, offsets] = fused[:, -2 * kv_heads : -kv_heads]
     values(kv)[blocks, :, offsets] = fused[:, -kv_heads:]

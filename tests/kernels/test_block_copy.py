@@ -49,6 +49,7 @@ def test_a_chain_moves_what_the_pair_before_wrote() -> None:
 def test_independent_pairs_are_one_copy() -> None:
     assert len(independent_runs([(1, 2), (3, 4), (5, 6)], same=True)) == 1
     assert len(independent_runs([(1, 2), (2, 4)], same=True)) == 2
+    assert len(independent_runs([(1, 2), (4, 1)], same=True)) == 2
     assert len(independent_runs([(1, 2), (2, 4)], same=False)) == 1
     assert len(independent_runs([(1, 2), (3, 2)], same=False)) == 2
     assert independent_runs([], same=True) == []

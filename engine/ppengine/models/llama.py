@@ -9,8 +9,8 @@ from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
 from ppkernels.norms import rms_norm
 from ppkernels.paged_attention import AttentionPlan, paged_attention
-from ppkernels.rotary import rotary_tables, rotate
-from ppkernels.store_kv import store_kv
+from ppkernels.rotary import rotary_tables
+from ppkernels.rotate_and_store import rotate_and_store
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -102,8 +102,7 @@ class LlamaLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, self.eps)
             qkv[:, heads:both] = rms_norm(qkv[:, heads:both], self.k_norm, self.eps)
-        rotate(qkv, both, *rope)
-        store_kv(kv, qkv, plan.slots)
+        rotate_and_store(kv, qkv, heads, *rope, plan.slots)
         return self.out.added(hidden, paged_attention(qkv, kv, plan))
 
     def feed(self, hidden: Tensor) -> None:

@@ -53,7 +53,7 @@ class StageModel(nn.Module, ABC):
     def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
         """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
 
-        `kv` has one tensor a layer of this stage, [blocks, 2, kv_heads, block_size, head_dim].
+        `kv` has one tensor a layer of this stage (see `ppkernels.kv_layout`).
         """
         # A deque of one takes an iterator to its end without a loop of Python's.
         return deque(self.parts(hidden, batch, kv), 1)[0][2]

@@ -1,6 +1,6 @@
 """Memory of KV blocks on a CPU stage: the elastic device cache and the host pool for swapped blocks.
 
-Both are one anonymous private mapping with a segment `[blocks, 2, kv_heads, block_size, head_dim]` for each layer.
+Both are one anonymous private mapping with a segment for each layer, in the layout of `ppkernels.kv_layout`.
 Addresses are reserved for the most blocks that there can ever be and cost nothing until written. Shrinking gives the
 tail of each segment back with MADV_DONTNEED, so Rss falls at once and a regrown block reads as zeros.
 """
@@ -12,6 +12,7 @@ import mmap
 from dataclasses import dataclass
 
 import torch
+from ppkernels.kv_layout import cache_shape
 from torch import Tensor
 
 from ppengine.stage.system_memory import system_memory
@@ -61,7 +62,7 @@ class BlockMemory:
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self.base = whole.data_ptr()
         size = blocks * shape.layer_block_bytes
-        view = (blocks, 2, shape.kv_heads, shape.block_size, shape.head_dim)
+        view = cache_shape(blocks, shape.block_size, shape.kv_heads, shape.head_dim, whole.device)
         starts = [layer * self._stride for layer in range(shape.layers)]
         self.layers: list[Tensor] = [whole[start : start + size].view(shape.dtype).view(view) for start in starts]
 

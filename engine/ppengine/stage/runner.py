@@ -6,7 +6,7 @@ import itertools
 import logging
 
 import torch
-from ppkernels.block_copy import copy_blocks
+from ppkernels.block_copy import copy_layers
 from torch import Tensor
 
 from ppengine.models import StageModel
@@ -106,8 +106,7 @@ class Runner:
             target = self._host.layers if kind is MoveKind.OUT else self.cache.layers
             size = len(pairs) * self.cache.shape.block_bytes
             with self._ring.operation(_MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
-                for from_layer, to_layer in zip(source, target, strict=True):
-                    copy_blocks(from_layer, to_layer, pairs)
+                copy_layers(source, target, pairs)
 
     def _run(self, step: Step) -> list[Sampled]:
         ring, number = self._ring, step.number

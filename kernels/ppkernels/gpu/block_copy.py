@@ -1,0 +1,36 @@
+"""Copy KV blocks from cache to cache on one GPU, in all layers at once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WORD = 8
+"""Bytes that a lane copies at once."""
+TILE = 2048
+"""Words that a program copies."""
+
+
+def copy_run(sources: list[Tensor], targets: list[Tensor], pairs: list[tuple[int, int]]) -> None:
+    """Copy each (src, dst) of `pairs`, of which none reads or overwrites what another writes, in every layer."""
+    words = sources[0][0].nbytes // WORD
+    layers = [(source.data_ptr(), target.data_ptr()) for source, target in zip(sources, targets, strict=True)]
+    both = torch.tensor(layers + pairs)
+    if targets[0].is_cuda:
+        # Pinned memory stays the copy's until it is done.
+        both = both.pin_memory().to(targets[0].device, non_blocking=True)
+    addresses, blocks = both[: len(layers)], both[len(layers) :]
+    _copy[len(pairs), triton.cdiv(words, TILE), len(layers)](addresses, blocks, WORDS=words, TILE=TILE, num_warps=8)
+
+
+@triton.jit
+def _copy(addresses: tl.tensor, blocks: tl.tensor, WORDS: tl.constexpr, TILE: tl.constexpr) -> None:
+    pair, layer = tl.program_id(0), tl.program_id(2)
+    source = tl.load(addresses + 2 * layer).to(tl.pointer_type(tl.int64))
+    target = tl.load(addresses + 2 * layer + 1).to(tl.pointer_type(tl.int64))
+    word = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = word < WORDS
+    some = tl.load(source + tl.load(blocks + 2 * pair) * WORDS + word, inside)
+    tl.store(target + tl.load(blocks + 2 * pair + 1) * WORDS + word, some, inside)

@@ -1,0 +1,53 @@
+"""Write the keys and values of new tokens into their slots."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 2048
+"""Elements that a program copies."""
+
+
+def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
+    """See `ppkernels.store_kv`. A token with a slot outside of the cache is not stored: graphs pad with -1."""
+    blocks, _, block_size, kv_heads, head_dim = kv.shape
+    tokens, heads = fused.shape[:2]
+    size = kv_heads * head_dim
+    if tokens:
+        _store[tokens, 2, triton.cdiv(size, TILE)](
+            kv,
+            fused,
+            slots,
+            blocks * block_size,
+            fused.stride(0),
+            (heads - 2 * kv_heads) * head_dim,
+            BLOCK_SIZE=block_size,
+            SIZE=size,
+            TILE=min(TILE, triton.next_power_of_2(size)),
+            num_warps=4,
+        )
+
+
+@triton.jit
+def _store(
+    kv: tl.tensor,
+    fused: tl.tensor,
+    slots: tl.tensor,
+    capacity: tl.tensor,
+    stride: tl.tensor,
+    first: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    token, half = tl.program_id(0).to(tl.int64), tl.program_id(1)  # half 0: keys, 1: values
+    slot = tl.load(slots + token).to(tl.int64)
+    if (slot < 0) | (slot >= capacity):
+        return
+    element = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    inside = element < SIZE
+    new = tl.load(fused + token * stride + first + half * SIZE + element, inside)
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    tl.store(kv + ((block * 2 + half) * BLOCK_SIZE + offset) * SIZE + element, new, inside)
