@@ -35,6 +35,11 @@ def fewest_blocks(max_model_len: int, block_size: int) -> int:
     return -(-max_model_len // block_size) + 1
 
 
+def limit_bytes(total: int, utilization: float) -> int:
+    """Return total x utilization, exactly, in whole bytes."""
+    return math.floor(total * _exact(utilization))
+
+
 @dataclass(frozen=True, slots=True)
 class StageBudget:
     """Memory of one stage in bytes. `peak`: weights, largest activations and all else that is not KV cache."""
@@ -49,8 +54,7 @@ class StageBudget:
 
     def capacity(self, utilization: float) -> int:
         """Return the blocks that this stage could hold; 0 when not even its peak fits."""
-        limit = math.floor(self.total * _exact(utilization))
-        fits = max(0, (limit - self.peak) // self.block_bytes)
+        fits = max(0, (limit_bytes(self.total, utilization) - self.peak) // self.block_bytes)
         return fits if self.reserved is None else min(fits, self.reserved)
 
     def bytes_needed(self, blocks: int) -> int:
@@ -106,7 +110,7 @@ def shortage(stages: Sequence[StageBudget], utilization: float, blocks: int) -> 
     if plan_memory(stages, utilization).mapped >= blocks:
         return None
     whole = _round_up(blocks, common_quantum(stages))
-    missing = [stage.bytes_needed(whole) - math.floor(stage.total * _exact(utilization)) for stage in stages]
+    missing = [stage.bytes_needed(whole) - limit_bytes(stage.total, utilization) for stage in stages]
     worst = max(range(len(stages)), key=missing.__getitem__)
     return Shortage(worst, max(missing[worst], 0), utilization_needed(stages, blocks))
 

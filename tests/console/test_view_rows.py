@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import snapshots
 from ppconsole.model.reduce import set_filter
@@ -10,6 +11,7 @@ from ppconsole.model.state import ConsoleState
 from ppconsole.view import banner, board, details, diagnosis, events, kvmap, requests, stages, timeline
 from ppconsole.view.cells import char_width, cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
+from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import Event
 
 LIVE = banner.Link(state="live", age_s=0.1)
@@ -32,6 +34,28 @@ def test_stage_rows_at_80_columns():
         "!  2 X █████·│···  55% 812/1024/1390     12   2>1 m410 6.2s   0% comp:fwd   6.2s",
         "   3 S █████·│···  54% 812/1024/1427     12   0>0    - 25ms  98% p2p:recv<2 6.2s",
     ]
+
+
+def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
+    picture = snapshots.snapshot()
+    assert not any(line.startswith(" GPU") for line in texts(details.stage_rows(picture, picture.stages[0], 80)))
+    gpu = GpuInfo(
+        uuid="GPU-b", age_ms=4200.0, problem="NVML has not answered power of GPU-b for 4 s", throttle=["thermal"],
+        memory_used=60 * 2**30, memory_total=150 * 2**30, busy=0.37, sm_clock_mhz=1980, power_w=93.8,
+        ecc_uncorrected=7, pcie_tx_bytes_s=5e9, xids=[Xid(code=79, age_ms=9000.0)],
+    )  # fmt: skip
+    assert [line.rstrip() for line in texts(details.gpu_rows(gpu, 80))] == [
+        "  no answer     NVML has not answered power of GPU-b for 4 s",
+        "  memory        60.0G of 150G           busy          37%",
+        "  SM clock      1980 MHz                power         94 of ? W",
+        "  temperature   ? °C                    ECC errors    ? corrected, 7 not",
+        "  PCIe          out 4.7G/s in ?/s       NVLink        out ?/s in ?/s",
+        "  figures' age  4.2s",
+        "  held down by  thermal",
+        "  XID           79, 9.0s ago",
+    ]
+    stage = msgspec.structs.replace(picture.stages[0], gpu=gpu)
+    assert any(line.startswith(" GPU") for line in texts(details.stage_rows(picture, stage, 80)))
 
 
 def test_request_rows_at_80_columns():

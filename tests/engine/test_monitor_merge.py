@@ -11,6 +11,7 @@ from ppengine.monitor.events import EventLog
 from ppengine.monitor.merge import Inputs, merge
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
+from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.reports import AgentReport, Finding
 from ppengine.protocol.snapshot import Queues, Verdict, Waiting
 
@@ -58,6 +59,21 @@ def test_memory_adds_up(config):
     assert memory.total == 64 * MIB and memory.limit == 16 * MIB and memory.used == 25 * MIB
     memory = picture(config, samples=[sample(0, gauges={})], core=core).stages[0].memory
     assert memory.used is None and memory.total == 64 * MIB, "the core knows the total, nobody the rest"
+
+
+def test_a_stage_has_the_card_of_its_uuid_with_the_age_it_has_now(config):
+    core = core_report(config)
+    core.stages[0].device_uuid, core.stages[1].device_uuid = "GPU-b", "GPU-gone"
+    seen = GpuInfo(uuid="GPU-b", memory_used=7, age_ms=50.0, xids=[Xid(code=79, age_ms=400.0)])
+    collector = Collector(config, EventLog(lambda event: None))
+    report = AgentReport(mono_ns=8 * S, node=socket.gethostname(), stages=[], gpus=[GpuInfo(uuid="GPU-a"), seen])
+    collector.take(msgspec.json.decode(msgspec.json.encode(report), type=AgentReport))
+    first, second = picture(config, now=10 * S, core=core, gpus=collector._gpus).stages
+    assert first.gpu.memory_used == 7 and first.gpu.power_w is None
+    assert first.gpu.age_ms == 2050.0 and first.gpu.xids[0].age_ms == 2400.0
+    assert second.gpu is None, "no card is guessed"
+    assert picture(config, core=core).stages[0].gpu is None
+    assert picture(config, gpus=collector._gpus).stages[0].gpu is None, "the core has not told which card it is"
 
 
 def test_blocks_and_binding_come_from_the_core(config):

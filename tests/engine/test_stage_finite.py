@@ -17,7 +17,7 @@ from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite import FiniteCheck, is_finite
 from ppengine.stage.generations import Generations
-from ppengine.stage.kv_cache import KvCache, KvShape
+from ppengine.stage.kv_cache import CpuKvCache, KvShape
 
 BLOCK, LAYERS = 8, 4
 FAMILIES = ("opt", "opt-350m", "llama", "qwen3")
@@ -30,7 +30,7 @@ class Stage:
         spec, (start, end) = model.spec, model.layer_range
         self.model = model
         self.state = BatchState(64, BLOCK)
-        self.cache = KvCache(KvShape(end - start, BLOCK, spec.num_kv_heads, spec.head_dim, dtype), 16)
+        self.cache = CpuKvCache(KvShape(end - start, BLOCK, spec.num_kv_heads, spec.head_dim, dtype), 16)
         assert not self.cache.map_blocks(16)
         self.checks = StageChecks(index, 0, Generations(1))
         self.checks.apply(Check.FINITE)

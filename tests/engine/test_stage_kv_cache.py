@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ppengine.stage import kv_cache
-from ppengine.stage.kv_cache import HostPool, KvCache, KvShape
+from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvShape
 from ppengine.stage.system_memory import SystemMemory
 from stage_helpers import resident
 
@@ -16,15 +16,15 @@ MIB = 2**20
 def test_block_arithmetic() -> None:
     assert SHAPE.layer_block_bytes == 2 * 16 * 2 * 32 * 4 == 8192
     assert SHAPE.block_bytes == 3 * 8192
-    assert SHAPE.quantum_blocks == 1
+    assert SHAPE.quantum_blocks() == 1
     # 2 * 8 * 1 * 12 * 2 = 384 bytes a block and layer: 32 of them are 3 pages.
     odd = KvShape(layers=1, block_size=8, kv_heads=1, head_dim=12, dtype=torch.bfloat16)
     assert odd.layer_block_bytes == 384
-    assert odd.quantum_blocks == 32
+    assert odd.quantum_blocks() == 32
 
 
 def test_only_mapped_blocks_can_be_reached() -> None:
-    cache = KvCache(SHAPE, 64)
+    cache = CpuKvCache(SHAPE, 64)
     assert cache.mapped == 1  # the null block
     assert cache.map_blocks(10) == ""
     assert [tuple(layer.shape) for layer in cache.layers] == [(10, 2, 2, 16, 32)] * 3
@@ -35,7 +35,7 @@ def test_only_mapped_blocks_can_be_reached() -> None:
 
 
 def test_layers_do_not_overlap() -> None:
-    cache = KvCache(SHAPE, 8)
+    cache = CpuKvCache(SHAPE, 8)
     cache.map_blocks(8)
     for value, layer in enumerate(cache.layers):
         layer.fill_(value + 1)
@@ -45,7 +45,7 @@ def test_layers_do_not_overlap() -> None:
 
 def test_shrink_gives_memory_back_and_growing_again_gives_zeros() -> None:
     blocks = 1024
-    cache = KvCache(SHAPE, blocks)
+    cache = CpuKvCache(SHAPE, blocks)
     assert cache.map_blocks(blocks) == ""
     for layer in cache.layers:
         layer.fill_(1.0)
@@ -61,7 +61,7 @@ def test_shrink_gives_memory_back_and_growing_again_gives_zeros() -> None:
 
 def test_blocks_that_share_a_page_regrow_as_zeros() -> None:
     odd = KvShape(layers=2, block_size=8, kv_heads=1, head_dim=12, dtype=torch.bfloat16)
-    cache = KvCache(odd, 100)
+    cache = CpuKvCache(odd, 100)
     cache.map_blocks(100)
     for layer in cache.layers:
         layer.fill_(3.0)
@@ -73,7 +73,7 @@ def test_blocks_that_share_a_page_regrow_as_zeros() -> None:
 
 
 def test_host_pool_is_a_mapping_apart() -> None:
-    cache = KvCache(SHAPE, 256)
+    cache = CpuKvCache(SHAPE, 256)
     host = HostPool(SHAPE, 256)
     cache.map_blocks(256)
     for layer in host.layers:
@@ -82,7 +82,7 @@ def test_host_pool_is_a_mapping_apart() -> None:
 
 
 def test_refusals_name_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = KvCache(SHAPE, 64)
+    cache = CpuKvCache(SHAPE, 64)
     cache.map_blocks(4)
     assert cache.map_blocks(65) == "cannot map 65 blocks: addresses are reserved for 1 to 64"
     assert cache.map_blocks(0) == "cannot map 0 blocks: addresses are reserved for 1 to 64"
@@ -92,6 +92,6 @@ def test_refusals_name_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reserving_costs_nothing() -> None:
-    cache = KvCache(SHAPE, 200_000)  # 4.6 GiB
+    cache = CpuKvCache(SHAPE, 200_000)  # 4.6 GiB
     assert cache.length == 200_000 * SHAPE.block_bytes
     assert resident(cache.base, cache.length) < MIB

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
 
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
-from ppconsole.model.units import age_text, bytes_text, count_text
+from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
 from ppconsole.view import events, figures, stages, timeline
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
@@ -161,6 +162,8 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
         rows += field("waits for", f"{waiting.what} of {peer}, {figures.age(waiting.since_ms)}", "warn", width)
     rows += grid(_stage_numbers(stage), width)
     rows += [EMPTY, heading("MEMORY", width), *memory_rows(stage, width)]
+    if stage.gpu is not None:
+        rows += [EMPTY, heading("GPU", width), *gpu_rows(stage.gpu, width)]
     rows += [EMPTY, *events.streams(stage, width)]
     rows += [EMPTY, *timeline.rows(snapshot, [stage], width), timeline.legend(width)]
     return rows
@@ -198,6 +201,29 @@ def memory_rows(stage: StageInfo, width: int) -> list[Row]:
     rows += field("kv blocks", kv + ("  (sets the minimum of all stages)" if blocks.binding else ""), "", width)
     swap = stage.swap_blocks
     return [*rows, *field("host blocks", f"{count_text(swap.used)} of {count_text(swap.total)} used", "", width)]
+
+
+def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
+    """Return what the driver says of the whole card; what it does not tell is left as unknown."""
+    rows = field("no answer", gpu.problem, "bad", width) if gpu.problem else []
+    power = f"{count_text(gpu.power_w)} of {count_text(gpu.power_limit_w)} W"
+    pcie = f"out {bytes_text(gpu.pcie_tx_bytes_s)}/s in {bytes_text(gpu.pcie_rx_bytes_s)}/s"
+    nvlink = f"out {bytes_text(gpu.nvlink_tx_bytes_s)}/s in {bytes_text(gpu.nvlink_rx_bytes_s)}/s"
+    rows += grid(
+        [
+            ("memory", f"{bytes_text(gpu.memory_used)} of {bytes_text(gpu.memory_total)}"),
+            ("busy", percent_text(gpu.busy)), ("SM clock", f"{count_text(gpu.sm_clock_mhz)} MHz"), ("power", power),
+            ("temperature", f"{count_text(gpu.temperature_c)} °C"),
+            ("ECC errors", f"{count_text(gpu.ecc_corrected)} corrected, {count_text(gpu.ecc_uncorrected)} not"),
+            ("PCIe", pcie), ("NVLink", nvlink), ("figures' age", figures.age(gpu.age_ms)),
+        ],
+        width,
+    )  # fmt: skip
+    if gpu.throttle:
+        rows += field("held down by", ", ".join(gpu.throttle), "warn", width)
+    for xid in gpu.xids:
+        rows += field("XID", f"{xid.code}, {figures.age(xid.age_ms)} ago", "bad", width)
+    return rows
 
 
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:

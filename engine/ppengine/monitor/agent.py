@@ -23,7 +23,7 @@ import zmq
 
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
-from ppengine.monitor import steps
+from ppengine.monitor import nvml, steps
 from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import StageWatch
@@ -165,11 +165,13 @@ def run(config: EngineConfig, stop: threading.Event) -> None:
     push.setsockopt(zmq.LINGER, 0)
     push.connect(config.endpoint("collect"))
     sampler = Sampler(config)
+    gpus = nvml.start()
     StackServer(context, config, sampler)
     dropped, due = 0, time.monotonic()
     while not stop.is_set():
         report = sampler.look()
         report.dropped = dropped
+        report.gpus = gpus.latest() if gpus is not None else []
         try:
             push.send(frames.encode(report), zmq.NOBLOCK)
         except zmq.Again:

@@ -18,6 +18,7 @@ from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport
 from ppengine.protocol.snapshot import Snapshot, StageState, Verdict, WaitInfo
 
@@ -40,6 +41,8 @@ class Collector:
         self._sightings: dict[Key, Sighting] = {}
         self._agent_ns: dict[str, int] = {}
         self._agent_dropped: dict[str, int] = {}
+        self._gpus: dict[str, tuple[GpuInfo, int]] = {}
+        """By UUID, and when the agent said so."""
         self._states: dict[int, StageState] = {}
         self._evidence: Evidence | None = None
         self.verdicts: list[Verdict] = []
@@ -73,6 +76,7 @@ class Collector:
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
         self.agent_news = True
+        self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
         for sample in report.stages:
             self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
 
@@ -255,6 +259,7 @@ class Collector:
                 core=self.core,
                 sightings=self._sightings,
                 processes=self._processes,
+                gpus=self._gpus,
                 verdicts=[] if stopped else self.verdicts,
                 waits=[] if stopped else self.waits(),
                 event_seq=self._events.newest,

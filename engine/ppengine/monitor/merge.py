@@ -7,6 +7,7 @@ import msgspec
 from ppengine.config import EngineConfig
 from ppengine.monitor.evidence import Key
 from ppengine.monitor.tracker import Sighting, newest_process
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
 from ppengine.protocol.snapshot import (
     MAX_REQUESTS,
@@ -48,6 +49,8 @@ class Inputs(msgspec.Struct, kw_only=True):
     core: CoreReport | None = None
     sightings: dict[Key, Sighting] = {}
     processes: ProcessReport | None = None
+    gpus: dict[str, tuple[GpuInfo, int]] = {}
+    """GPUs by UUID, and when an agent told of them."""
     verdicts: list[Verdict] = []
     waits: list[WaitInfo] = []
     event_seq: int = 0
@@ -142,6 +145,7 @@ def merge_stage(config: EngineConfig, inputs: Inputs, key: Key, utilization: flo
         retired_step=view.retired_step if view else None,
         memory=_memory(view, sample, utilization),
         kv_blocks=_kv_blocks(inputs.core, view, sample),
+        gpu=_gpu(inputs, view.device_uuid if view else None),
         swap_blocks=SwapBlocks(
             total=view.swap_blocks if view else None, used=inputs.core.swap_used if inputs.core else None
         ),
@@ -216,6 +220,17 @@ def _memory(view: StageView | None, sample: StageSample | None, utilization: flo
         other=other,
         kv_resident=sample.kv_resident if sample else None,
     )
+
+
+def _gpu(inputs: Inputs, uuid: str | None) -> GpuInfo | None:
+    """Return the card of that UUID; what the report took to come and waits here is added to the ages."""
+    if uuid is None or uuid not in inputs.gpus:
+        return None
+    gpu, seen_ns = inputs.gpus[uuid]
+    late = _ms(inputs.mono_ns - seen_ns)
+    xids = [msgspec.structs.replace(xid, age_ms=xid.age_ms + late) for xid in gpu.xids]
+    age = None if gpu.age_ms is None else gpu.age_ms + late
+    return msgspec.structs.replace(gpu, age_ms=age, xids=xids)
 
 
 def _kv_blocks(core: CoreReport | None, view: StageView | None, sample: StageSample | None) -> KvBlocks:

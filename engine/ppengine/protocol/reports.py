@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import (
     EngineInfo,
     Event,
@@ -237,8 +238,6 @@ class StageSample(msgspec.Struct, kw_only=True):
     cpu: CpuShares | None = None
     cgroup: dict[str, int] = {}
     """Of memory.events and cpu.stat, as far as readable: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
-    gpu: dict[str, float] | None = None
-    """NVML figures by name (util, power_w, sm_clock_mhz, xid, ...); None without a GPU."""
     edges: list[EdgeSample] = []
     pace: PaceSample | None = None
     forward_ms: list[tuple[int, float]] = []
@@ -253,6 +252,8 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     stages: list[StageSample]
     core_state: str | None = None
     """Process state letter of the engine core, where it runs on this node and the agent knows its pid."""
+    gpus: list[GpuInfo] = []
+    """All GPUs of the node; a stage's is the one of its UUID."""
     dropped: int = 0
     """Reports of this agent that were dropped because the queue was full."""
 

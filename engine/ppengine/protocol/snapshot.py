@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.gpu import GpuInfo
+
 SCHEMA = 1
 
 EngineState = Literal["loading", "serving", "paused", "draining", "resizing", "degraded", "stopped"]
@@ -163,6 +165,8 @@ class StageInfo(msgspec.Struct, kw_only=True):
     kv_blocks: KvBlocks = msgspec.field(default_factory=KvBlocks)
     swap_blocks: SwapBlocks = msgspec.field(default_factory=SwapBlocks)
     streams: list[StreamInfo] = []
+    gpu: GpuInfo | None = None
+    """The card of `device.uuid`, with its own age; other stages and processes may use it too."""
     op: str | None = None
     """The operation that the main loop is in, as text (`forward m18412`)."""
     timeline: list[list[float]] = []

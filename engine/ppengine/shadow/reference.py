@@ -16,7 +16,7 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, ShadowAnswer, ShadowTask
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.boot import DUMMY_SEED, resolve_dtype
-from ppengine.stage.kv_cache import KvCache, KvShape
+from ppengine.stage.kv_cache import CpuKvCache, KvShape
 
 CHUNK = 256
 """Tokens of one pass."""
@@ -42,7 +42,7 @@ class Reference:
         shape = KvShape(spec.num_layers, size, spec.num_kv_heads, spec.head_dim, self._dtype)
         self._blocks = -(-config.max_model_len // size)
         self._state = BatchState(config.max_model_len, size)
-        self._cache = KvCache(shape, self._blocks + 1)
+        self._cache = CpuKvCache(shape, self._blocks + 1)
         if error := self._cache.map_blocks(self._blocks + 1):
             raise MemoryError(error)
 

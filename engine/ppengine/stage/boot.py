@@ -22,7 +22,7 @@ from ppengine.protocol.steps import Register, Row, StageReady
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
+from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, size_text
 from ppengine.stage.profile_run import activation_bytes, largest_batches
 from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
@@ -82,7 +82,7 @@ class Boot:
         with self._ring.operation(Kind.LOAD):
             model = self._load()
         ready = self._ready(model, self._activations(model))
-        cache = KvCache(self._shape, ready.reserved_blocks)
+        cache = CpuKvCache(self._shape, ready.reserved_blocks)
         self._publish(ready, cache)
         return Loaded(model, cache, HostPool(self._shape, ready.swap_blocks), ready)
 
@@ -140,7 +140,7 @@ class Boot:
         state = BatchState(length, self._shape.block_size)
         state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
         # Every row writes and reads the null block: what counts is sizes.
-        cache = KvCache(self._shape, 1)
+        cache = CpuKvCache(self._shape, 1)
 
         def forward(plan: Plan, hidden: Tensor) -> None:
             if self._first:
@@ -197,7 +197,7 @@ class Boot:
             weights_bytes=model.weights_bytes,
             peak_bytes=peak,
             block_bytes=shape.block_bytes,
-            quantum_blocks=shape.quantum_blocks,
+            quantum_blocks=shape.quantum_blocks(),
             reserved_blocks=reserved,
             swap_blocks=int(memory.swap_space_gib * 2**30) // shape.block_bytes,
         )

@@ -1,14 +1,16 @@
-"""Memory of KV blocks on a CPU stage: the elastic device cache and the host pool for swapped blocks.
+"""Memory of KV blocks: what a cache is to the step loop, and the cache and host pool of a CPU stage.
 
-Both are one anonymous private mapping with a segment for each layer, in the layout of `ppkernels.kv_layout`.
-Addresses are reserved for the most blocks that there can ever be and cost nothing until written. Shrinking gives the
-tail of each segment back with MADV_DONTNEED, so Rss falls at once and a regrown block reads as zeros.
+`KvCache` is the interface; `ppengine.cuda.kv_cache` implements it on a GPU. On a CPU both the cache and the host pool
+for swapped blocks are one anonymous private mapping, with a segment for each layer
+in the layout of `ppkernels.kv_layout`. Addresses are reserved for the most blocks that there can ever be and cost nothing until written.
+Shrinking gives the tail of each segment back with MADV_DONTNEED: Rss falls at once, a regrown block reads as zeros.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -41,10 +43,52 @@ class KvShape:
         """One block in all layers of the stage."""
         return self.layers * self.layer_block_bytes
 
+    def quantum_blocks(self, granule: int = mmap.PAGESIZE) -> int:
+        """Smallest number of blocks that fill whole granules (pages, handles; bytes) in every layer."""
+        return granule // math.gcd(granule, self.layer_block_bytes)
+
+
+class KvCache(ABC):
+    """The device cache of a stage. `layers` holds the mapped blocks only, so that a stale index raises.
+
+    Block 0 is the null block and always mapped.
+    """
+
+    def __init__(self, shape: KvShape, reserved_blocks: int) -> None:
+        self.shape = shape
+        self.reserved = reserved_blocks
+        self.mapped = 0
+        self.layers: list[Tensor] = []
+
+    def prepare(self, count: int) -> None:  # noqa: B027 (many caches have nothing to prepare)
+        """Begin what `map_blocks(count)` will end, where that takes long. The step that asks for it has come."""
+
+    def prepared(self, count: int) -> bool:
+        """Return whether `map_blocks(count)` would end without waiting for what `prepare` began."""
+        return True
+
+    @abstractmethod
+    def map_blocks(self, count: int) -> str:
+        """Make exactly `count` blocks usable; new ones read as zeros. Return an error line where that cannot be.
+
+        After an error `mapped` tells what there is: growing changes nothing then.
+        """
+
     @property
-    def quantum_blocks(self) -> int:
-        """Smallest number of blocks that fill whole pages in every layer."""
-        return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, self.layer_block_bytes)
+    @abstractmethod
+    def base(self) -> int:
+        """First reserved address."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Reserved bytes."""
+
+    def out_of_range(self, count: int) -> str:
+        """Return why `count` blocks can never be mapped; empty when they can."""
+        if 1 <= count <= self.reserved:
+            return ""
+        return f"cannot map {count} blocks: addresses are reserved for 1 to {self.reserved}"
 
 
 class BlockMemory:
@@ -77,24 +121,18 @@ class BlockMemory:
                 self._map.madvise(mmap.MADV_DONTNEED, layer * self._stride + start, end - start)
 
 
-class KvCache:
-    """The device cache of a stage. `layers` holds the mapped blocks only, so that a stale index raises.
-
-    Block 0 is the null block and always mapped.
-    """
+class CpuKvCache(KvCache):
+    """A cache in this process's memory; with `length`, `base` names its range in /proc/<pid>/smaps."""
 
     def __init__(self, shape: KvShape, reserved_blocks: int) -> None:
+        super().__init__(shape, reserved_blocks)
         # Huge pages would make the smallest release 2 MiB a layer, and Rss a lie.
         self._memory = BlockMemory(shape, reserved_blocks, mmap.MADV_NOHUGEPAGE)
-        self.shape = shape
-        self.reserved = reserved_blocks
-        self.mapped = 0
-        self.layers: list[Tensor] = []
         self._expose(1)
 
     @property
     def base(self) -> int:
-        """Address of the mapping; with `length` it names the range in /proc/<pid>/smaps."""
+        """Address of the mapping."""
         return self._memory.base
 
     @property
@@ -103,9 +141,9 @@ class KvCache:
         return self._memory.length
 
     def map_blocks(self, count: int) -> str:
-        """Make exactly `count` blocks usable. Returns an error line and changes nothing where that cannot be."""
-        if not 1 <= count <= self.reserved:
-            return f"cannot map {count} blocks: addresses are reserved for 1 to {self.reserved}"
+        """See `KvCache`."""
+        if error := self.out_of_range(count):
+            return error
         if count > self.mapped:
             need, available = (count - self.mapped) * self.shape.block_bytes, system_memory().available
             if need > available:

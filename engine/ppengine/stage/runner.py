@@ -68,7 +68,9 @@ class Runner:
                 end.close()
 
     def announce(self, step: Step) -> None:
-        """Let the transport receive for a step that has come but not begun."""
+        """Begin what can be begun of a step that has come: a change of the cache, a receive of the transport."""
+        if step.map_blocks is not None:
+            self.cache.prepare(step.map_blocks)
         if self._inlet is not None and step.rows:
             self._inlet.expect(step.number, sum(row.count for row in step.rows))
 

@@ -1,0 +1,6 @@
+"""Memory of a stage on an NVIDIA GPU. Imported only where a stage has one.
+
+`driver` calls the CUDA driver, `virtual_memory` maps and unmaps what `kv_cache` shows as tensors, `host_pool` is the
+pinned memory of swapped blocks, `block_mover` orders the copies of `lanes` between streams, `accounts` says where the
+card's memory is. `streams` names streams and events.
+"""

@@ -1,0 +1,16 @@
+"""What a call of the CUDA driver fails with; importable without a driver."""
+
+from __future__ import annotations
+
+
+class DriverError(RuntimeError):
+    """A call that the driver refused: `cuMemCreate of 33554432 bytes: CUDA_ERROR_OUT_OF_MEMORY`."""
+
+    def __init__(self, call: str, status: str) -> None:
+        super().__init__(f"{call}: {status}")
+        self.status = status
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether there was not enough memory of the kind that the call asks for."""
+        return self.status == "CUDA_ERROR_OUT_OF_MEMORY"

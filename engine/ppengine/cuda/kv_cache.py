@@ -1,0 +1,163 @@
+"""The elastic KV cache of a stage on a GPU: views of what is mapped, changed beside the steps that run.
+
+The driver takes 6 to 18 ms to map or unmap 10 GiB, more than a step may be held up. So it is done by a thread of the
+cache's own: `prepare` hands it over when the step that asks has come, `map_blocks` ends it when that step is executed,
+or later, when `prepared` says that it will not wait. Kernels meanwhile run as before (H200: steps of 1.0 ms next to
+10 GiB coming and going took 1.9 ms at most, for the zeroing takes bandwidth).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from ppkernels.kv_layout import cache_shape
+from torch import Tensor
+
+from ppengine.cuda.dlpack import tensor_over
+from ppengine.cuda.driver import Driver
+from ppengine.cuda.errors import DriverError
+from ppengine.cuda.streams import Event, Stream
+from ppengine.cuda.virtual_memory import Segments, handle_bytes
+from ppengine.stage.kv_cache import KvCache, KvShape, size_text
+
+
+def block_view(shape: KvShape, device: torch.device) -> tuple[int, ...]:
+    """Return the shape of one block in one layer."""
+    return cache_shape(1, shape.block_size, shape.kv_heads, shape.head_dim, device)[1:]
+
+
+class CudaKvCache(KvCache):
+    """A cache in driver virtual memory. All methods are for the thread that launches on `compute`.
+
+    New blocks are zeroed on a stream of the mapping thread; `compute` waits for the event `kv zeroed`. Before memory
+    goes, that thread waits for the event `kv quiet`, recorded on `compute` when `prepare` was called: the protocol
+    promises that no older step can touch the tail, but a kernel that did would take the whole process down.
+    """
+
+    def __init__(self, shape: KvShape, reserved_blocks: int, driver: Driver, compute: Stream) -> None:
+        """Reserve addresses and map the null block. Raises DriverError."""
+        super().__init__(shape, reserved_blocks)
+        self.handle_bytes = handle_bytes(shape.layer_block_bytes, shape.layers, driver.granularity)
+        self.quantum_blocks = shape.quantum_blocks(self.handle_bytes)
+        self._driver = driver
+        self._compute = compute
+        self._filler = Stream("kv fill", driver.device)
+        self._segments = Segments(driver, shape.layers, self._handles(reserved_blocks), self.handle_bytes)
+        memory = tensor_over(self._segments.base, self._segments.length, driver.device)
+        stride, size = self._segments.stride, reserved_blocks * shape.layer_block_bytes
+        self._layers = [
+            memory[start : start + size].view(shape.dtype).view(reserved_blocks, *block_view(shape, driver.device))
+            for start in range(0, self._segments.length, stride)
+        ]
+        self._blocks = _across(memory, shape, stride, reserved_blocks)
+        self.blocks: Tensor = self._blocks[:0]
+        """The mapped blocks as `[blocks, layers, words]`, words of 8 bytes: what moves a block moves all its layers."""
+        self._mapper = ThreadPoolExecutor(1, "kv-map", initializer=driver.enter)
+        self._change: tuple[int, Future[Event | str]] | None = None
+        if error := self.map_blocks(1):
+            raise DriverError("the null block", error)
+
+    @property
+    def base(self) -> int:
+        """First reserved address."""
+        return self._segments.base
+
+    @property
+    def length(self) -> int:
+        """Reserved bytes."""
+        return self._segments.length
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Device memory behind the cache: whole handles, so a little more than the mapped blocks have."""
+        return self._segments.mapped_bytes
+
+    def prepare(self, count: int) -> None:
+        """Begin to map or unmap. What is to go cannot be reached from here on."""
+        if self.out_of_range(count) or (self._change is not None and self._change[0] == count):
+            return
+        quiet = None
+        if count < self.mapped:
+            self._forget(count)
+            self._expose(count)
+            quiet = self._compute.record("kv quiet")
+        self._change = count, self._mapper.submit(self._resize, count, quiet)
+
+    def prepared(self, count: int) -> bool:
+        """See `KvCache`."""
+        return self._change is not None and self._change[0] == count and self._change[1].done()
+
+    def map_blocks(self, count: int) -> str:
+        """See `KvCache`. After memory could not be given back the blocks are gone all the same."""
+        if error := self.out_of_range(count):
+            return error
+        self.prepare(count)
+        assert self._change is not None
+        done = self._change[1].result()
+        self._change = None
+        if isinstance(done, str):
+            return done
+        self._compute.wait(done)
+        self._expose(count)
+        return ""
+
+    def close(self) -> None:
+        """Give memory and addresses back; the device is to be idle and no view in use."""
+        self._mapper.shutdown()
+        self.layers, self.blocks, self.mapped = [], self._blocks[:0], 0
+        self._segments.close()
+
+    def _resize(self, count: int, quiet: Event | None) -> Event | str:
+        """Change what is mapped, in the mapping thread; return the event `kv zeroed`, or why it cannot be."""
+        handles = self._handles(count)
+        try:
+            if quiet is not None:
+                quiet.synchronize()
+            # What was mapped by the change before may not be zeroed yet.
+            self._filler.synchronize()
+            self._segments.shrink(handles)
+            if error := self._shortage(count, self._segments.missing(handles)):
+                return error
+            for address, size in self._segments.grow(handles):
+                self._driver.zero(address, size, self._filler.handle)
+        except DriverError as error:
+            if self._segments.missing(handles) or not (left := max(self._segments.mapped) - handles):
+                return f"cannot map {count} blocks: {error}; {self.mapped} stay mapped"
+            return f"cannot give all memory beyond {count} blocks back: {error}; {left} handles a layer stay mapped"
+        return self._filler.record("kv zeroed")
+
+    def _shortage(self, count: int, need: int) -> str:
+        """Return why `need` bytes cannot be had; empty when they can."""
+        if need > self._driver.free_bytes():
+            # torch keeps what was freed; only now is it worth its cost.
+            torch.cuda.empty_cache()
+        free = self._driver.free_bytes()
+        if need <= free:
+            return ""
+        return (
+            f"cannot map {count} blocks: {count - self.mapped} more need {size_text(need)}, "
+            f"the device has {size_text(free)} free"
+        )
+
+    def _forget(self, count: int) -> None:
+        """Zero what goes of a handle that stays: it may come back without being mapped anew."""
+        end = min(self.mapped, self._handles(count) * self.quantum_blocks)
+        if end > count:
+            with self._compute.use():
+                self._blocks[count:end].zero_()
+
+    def _handles(self, blocks: int) -> int:
+        """Return the handles of one layer that hold `blocks` blocks."""
+        return -(-blocks // self.quantum_blocks)
+
+    def _expose(self, count: int) -> None:
+        self.mapped = count
+        self.layers = [layer[:count] for layer in self._layers]
+        self.blocks = self._blocks[:count]
+
+
+def _across(memory: Tensor, shape: KvShape, stride: int, blocks: int) -> Tensor:
+    """Return all segments as `[blocks, layers, words]`: torch moves 8 bytes at a time, whatever they mean."""
+    words = shape.layer_block_bytes // 8
+    return memory.view(torch.int64).as_strided((blocks, shape.layers, words), (words, stride // 8, 1))

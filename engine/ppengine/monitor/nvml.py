@@ -1,0 +1,264 @@
+"""What NVML says of this node's GPUs, asked in a thread of its own: the driver may take its time, or never answer.
+
+A stage's GPU is found by its UUID. A figure that a card does not have is None and not asked for again. Errors of the
+driver (XIDs) come as events, for which the thread waits between two rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppengine.protocol.gpu import GpuInfo, Xid
+
+log = logging.getLogger("ppengine.agent")
+
+PERIOD_S = 1.0
+SILENT_S = 3.0
+"""After so long without an answer the call that hangs is named."""
+_XIDS_KEPT = 8
+_DRIVER = Path("/dev/nvidiactl")
+_ALL_LINKS = 0xFFFFFFFF
+_IDLE = 0x1
+"""The reason that is no throttling: nothing runs."""
+_THROTTLE = {
+    0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "thermal",
+    0x40: "hardware thermal", 0x80: "power brake", 0x100: "display clocks",
+}  # fmt: skip
+"""nvmlClocksEventReasons, by bit."""
+
+
+class _Gpu:
+    """One card: its handle, the figures that it has, and counters of the round before."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.handle = handle
+        self.uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        self.readers = list(_READERS)
+        self.counters: dict[str, tuple[int, int]] = {}
+
+    def rate(self, name: str, count: int) -> float | None:
+        """Return by how much a counter rises a second; None at first, and where it began anew."""
+        now_ns = time.monotonic_ns()
+        before = self.counters.get(name)
+        self.counters[name] = count, now_ns
+        if before is None or count < before[0] or now_ns <= before[1]:
+            return None
+        return (count - before[0]) / (now_ns - before[1]) * 1e9
+
+
+def _name(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    return {"name": _text(nvml.nvmlDeviceGetName(gpu.handle))}
+
+
+def _memory(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle, version=nvml.nvmlMemory_v2)
+    return {"memory_total": memory.total, "memory_used": memory.used, "memory_driver": memory.reserved}
+
+
+def _busy(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    return {"busy": nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100}
+
+
+def _clock(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    return {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)}
+
+
+def _power(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    return {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000}
+
+
+def _power_limit(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    return {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) / 1000}
+
+
+def _temperature(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    return {"temperature_c": nvml.nvmlDeviceGetTemperature(gpu.handle, nvml.NVML_TEMPERATURE_GPU)}
+
+
+def _throttle(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu.handle)
+    named = [text for bit, text in _THROTTLE.items() if reasons & bit]
+    unknown = reasons & ~(_IDLE | sum(_THROTTLE))
+    return {"throttle": [*named, hex(unknown)] if unknown else named}
+
+
+def _ecc_corrected(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    kind = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+    return {"ecc_corrected": nvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, nvml.NVML_VOLATILE_ECC)}
+
+
+def _ecc_uncorrected(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    kind = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    return {"ecc_uncorrected": nvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, nvml.NVML_VOLATILE_ECC)}
+
+
+def _pcie(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    # The byte counters of the field interface have 32 bits: a swap wraps them several times a second.
+    sent = nvml.nvmlDeviceGetPcieThroughput(gpu.handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+    received = nvml.nvmlDeviceGetPcieThroughput(gpu.handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+    return {"pcie_tx_bytes_s": sent * 1000.0, "pcie_rx_bytes_s": received * 1000.0}
+
+
+def _nvlink(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    wanted = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+    answers = nvml.nvmlDeviceGetFieldValues(gpu.handle, [(number, _ALL_LINKS) for number in wanted])
+    for answer in answers:
+        if answer.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(answer.nvmlReturn)
+    rates = [gpu.rate(f"nvlink {index}", answer.value.ullVal * 1024) for index, answer in enumerate(answers)]
+    return {"nvlink_tx_bytes_s": rates[0], "nvlink_rx_bytes_s": rates[1]}
+
+
+Reader = Callable[[Any, _Gpu], dict[str, Any]]
+_READERS: tuple[Reader, ...] = (
+    _name, _memory, _busy, _clock, _power, _power_limit, _temperature, _throttle, _ecc_corrected, _ecc_uncorrected,
+    _pcie, _nvlink,
+)  # fmt: skip
+
+
+class Poller:
+    """Asks NVML every `period_s`. `nvml` is the module `pynvml`.
+
+    What its thread leaves for others is replaced as a whole, never changed.
+    """
+
+    def __init__(self, nvml: Any, period_s: float = PERIOD_S) -> None:
+        self._nvml = nvml
+        self._period_s = period_s
+        self._figures: dict[str, tuple[GpuInfo, int]] = {}
+        """By UUID, and when they were read."""
+        self._calling: tuple[str, int] = ("", 0)
+        """The call under way, and since when."""
+        self._xids: dict[str, tuple[tuple[int, int], ...]] = {}
+        """By UUID: code, and when it came."""
+        self._events: Any = None
+        self._uuids: dict[int | None, str] = {}
+        """By handle: a card that is lost does not tell its UUID any more."""
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin; nobody ever waits for the thread."""
+        threading.Thread(target=self._run, name="nvml", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the thread end after the call that it is in."""
+        self._stop.set()
+
+    def latest(self) -> list[GpuInfo]:
+        """Return the newest figures of every GPU with their ages, at once, whatever the driver does."""
+        now_ns = time.monotonic_ns()
+        call, since_ns = self._calling
+        silent_s = (now_ns - since_ns) / 1e9
+        hangs = f"NVML has not answered {call} for {silent_s:.0f} s" if call and silent_s > SILENT_S else ""
+        gpus = []
+        for uuid, (info, read_ns) in self._figures.items():
+            xids = [Xid(code=code, age_ms=_ms(now_ns - then_ns)) for code, then_ns in self._xids.get(uuid, ())]
+            age = _ms(now_ns - read_ns) if read_ns else None
+            gpus.append(msgspec.structs.replace(info, age_ms=age, problem=hangs or info.problem, xids=xids))
+        return gpus
+
+    def _run(self) -> None:
+        nvml = self._nvml
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+            gpus = [_Gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+        except nvml.NVMLError as error:
+            log.warning("no figures of GPUs: %s", error)
+            return
+        self._figures = {gpu.uuid: (GpuInfo(uuid=gpu.uuid), 0) for gpu in gpus}
+        self._listen(gpus)
+        while not self._stop.is_set():
+            due = time.monotonic() + self._period_s
+            for gpu in gpus:
+                info, read_ns = self._ask(gpu), time.monotonic_ns()
+                if info.problem:
+                    # A card that answers nothing keeps what was known, and its age.
+                    known, read_ns = self._figures[gpu.uuid]
+                    info = msgspec.structs.replace(known, problem=info.problem)
+                self._figures = {**self._figures, gpu.uuid: (info, read_ns)}
+            self._wait(due)
+
+    def _ask(self, gpu: _Gpu) -> GpuInfo:
+        """Return one round of figures; `problem` where not one could be had."""
+        nvml, found, problem = self._nvml, dict[str, Any](), ""
+        for reader in list(gpu.readers):
+            self._calling = f"{reader.__name__.strip('_').replace('_', ' ')} of {gpu.uuid}", time.monotonic_ns()
+            try:
+                found.update(reader(nvml, gpu))
+            except (nvml.NVMLError, AttributeError) as error:
+                # An older module has no such function: that is the same as a card without the figure.
+                status = getattr(error, "value", nvml.NVML_ERROR_NOT_SUPPORTED)
+                if status in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                    gpu.readers.remove(reader)
+                else:
+                    problem = f"NVML: {error}"
+        self._calling = "", 0
+        return GpuInfo(uuid=gpu.uuid, problem="" if found else problem or "NVML has no figures of this card", **found)
+
+    def _listen(self, gpus: list[_Gpu]) -> None:
+        """Have XIDs reported, of the cards that can."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError as error:
+            log.info("no XIDs of GPUs: %s", error)
+            return
+        for gpu in gpus:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
+                self._events, self._uuids[_address(gpu.handle)] = events, gpu.uuid
+
+    def _wait(self, due: float) -> None:
+        """Pause until `due`, and take the XIDs that come meanwhile."""
+        nvml = self._nvml
+        while not self._stop.is_set() and (left_s := due - time.monotonic()) > 0:
+            if self._events is None:
+                self._stop.wait(left_s)
+                return
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, max(1, int(left_s * 1000)))
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                    log.warning("no XIDs of GPUs any more: %s", error)
+                    self._events = None
+                continue
+            uuid, xid = self._uuids.get(_address(event.device), ""), (int(event.eventData), time.monotonic_ns())
+            log.warning("XID %d of %s", xid[0], uuid or "a GPU that is not known")
+            self._xids = {**self._xids, uuid: (*self._xids.get(uuid, ()), xid)[-_XIDS_KEPT:]}
+
+
+def start() -> Poller | None:
+    """Return a poller that runs; None where there is no NVIDIA driver, or not the module to ask it."""
+    if not _DRIVER.exists():
+        return None
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        log.warning("no figures of GPUs: the module pynvml is missing; install nvidia-ml-py")
+        return None
+    poller = Poller(nvml)
+    poller.start()
+    return poller
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _ms(ns: int) -> float:
+    return round(ns / 1e6, 1)
