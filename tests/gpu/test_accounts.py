@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from real import needs_gpu
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 
 HOLD = """
 from cuda.bindings import driver as d
-from real import needs_gpu
-
-pytestmark = needs_gpu
 d.cuInit(0)
 d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
 assert int(d.cuMemAlloc(3 << 30)[0]) == 0
@@ -24,6 +22,7 @@ print("held", flush=True)
 input()
 """
 GIB = 2**30
+pytestmark = needs_gpu
 
 
 def test_parts_add_up_to_what_nvml_says(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Memory of KV blocks: what a cache is to the step loop, and the cache and host pool of a CPU stage.
 
 `KvCache` is the interface; `ppengine.cuda.kv_cache` implements it on a GPU. On a CPU both the cache and the host pool
-for swapped blocks are one anonymous private mapping, with a segment for each layer
-in the layout of `ppkernels.kv_layout`. Addresses are reserved for the most blocks that there can ever be and cost nothing until written.
+for swapped blocks are one anonymous private mapping, with a segment for each layer in the layout of
+`ppkernels.kv_layout`. Addresses are reserved for the most blocks that there can ever be and cost nothing until written.
 Shrinking gives the tail of each segment back with MADV_DONTNEED: Rss falls at once, a regrown block reads as zeros.
 """
 

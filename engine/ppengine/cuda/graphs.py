@@ -1,0 +1,150 @@
+"""Decode steps as CUDA graphs: one for each padded batch size, over buffers that never move.
+
+A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are padding: slot -1 and
+length 0, which store and read nothing. Each graph holds the layers of the stage, with the embedding on the first and
+the head on the last one; sampling comes after it, because its launches depend on what requests ask for.
+
+Layers are seen with all of their reserved addresses, so that a cache that grows or shrinks leaves every graph right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ppkernels.batch import Batch
+from torch import Tensor
+
+from ppengine.cuda.streams import Event, Stream
+from ppengine.models import StageModel
+from ppengine.stage.batch_state import Plan
+
+STAGED = 4
+"""Steps whose integers may be on their way to the device; more than a stage has under way."""
+_COLUMNS = 5
+"""Tokens, slots, positions, slot mapping, lengths; block tables behind them."""
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """Return the padded sizes up to `largest`: 1, 2, 4, multiples of 8, and above 128 of 16."""
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(144, largest, 16), largest]
+    return sorted({size for size in sizes if size <= largest})
+
+
+class DecodeGraphs:
+    """Graphs of one stage for steps of up to `rows` decodes.
+
+    `latest` [slots] has the newest sampled token of each slot, for rows whose token only the device knows; the first
+    stage has it. `hidden` [rows, H] is where a stage that is not the first finds what came in.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        layers: list[Tensor],
+        compute: Stream,
+        rows: int,
+        blocks: int,
+        block_size: int,
+        latest: Tensor | None,
+        hidden: Tensor | None,
+    ) -> None:
+        self.sizes = batch_sizes(rows)
+        self._model, self._layers, self._compute = model, layers, compute
+        self._rows, self._blocks, self._block_size = rows, blocks, block_size
+        self._latest, self._hidden = latest, hidden
+        device = layers[0].device
+        length = rows * (_COLUMNS + blocks)
+        self._ints = torch.zeros(length, dtype=torch.int32, device=device)
+        self._columns = list(self._ints[: _COLUMNS * rows].split(rows))
+        self._tables = self._ints[_COLUMNS * rows :].view(rows, blocks)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=True) for _ in range(STAGED)]
+        self._copied: list[Event | None] = [None] * STAGED
+        self._turn = 0
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def capture(self, told: Callable[[int, int], None]) -> None:
+        """Capture all sizes, the largest first, so that the others fit into its memory. `told(done, all)`."""
+        pool = torch.cuda.graph_pool_handle()
+        for done, size in enumerate(reversed(self.sizes)):
+            told(done, len(self.sizes))
+            self._pad(self._staging[0].numpy(), 0, size)
+            self._ints.copy_(self._staging[0])
+            with self._compute.use():
+                self._forward(size)  # compiles, and sets up what must not happen while capturing
+                self._compute.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=self._compute.raw):
+                output = self._forward(size)
+            self._graphs[size] = graph, output
+
+    @property
+    def slots(self) -> Tensor:
+        """[rows] int32: of the step that was run last."""
+        return self._columns[1]
+
+    @property
+    def lengths(self) -> Tensor:
+        """[rows] int32: of the step that was run last; also where its sampled tokens go."""
+        return self._columns[4]
+
+    def serves(self, plan: Plan) -> bool:
+        """Return whether a step can be run as a graph: decodes that all sample, not too many."""
+        rows = len(plan.slots)
+        return plan.batch.decode_only and rows <= self.sizes[-1] and len(plan.sampled) == rows
+
+    def run(self, plan: Plan, ids: NDArray[np.int64]) -> Tensor:
+        """Launch a step on the compute stream; return logits [B, V] of the last stage, hidden states [B, H] of others.
+
+        `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
+        """
+        rows = len(plan.slots)
+        size = next(size for size in self.sizes if size >= rows)
+        self._turn = turn = (self._turn + 1) % STAGED
+        copied = self._copied[turn]
+        if copied is not None:
+            copied.synchronize()
+        staging = self._staging[turn]
+        array = staging.numpy()
+        self._pad(array, rows, size)
+        tables = plan.batch.block_tables.numpy()
+        columns = (ids, plan.slots, plan.starts, plan.batch.slot_mapping.numpy(), plan.ends)
+        for number, column in enumerate(columns):
+            array[number * self._rows : number * self._rows + rows] = column
+        array[_COLUMNS * self._rows :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
+        used = _COLUMNS * self._rows + rows * self._blocks
+        with self._compute.use():
+            self._ints[:used].copy_(staging[:used], non_blocking=True)
+            self._copied[turn] = self._compute.record("integers copied")
+            graph, output = self._graphs[size]
+            graph.replay()
+        return output[:rows]
+
+    def _pad(self, array: NDArray[np.int32], rows: int, size: int) -> None:
+        """Make rows [rows, size) padding."""
+        for (first, last), value in zip(pairwise(range(0, (_COLUMNS + 1) * self._rows, self._rows)), (0, 0, 0, -1, 0), strict=True):
+            array[first + rows : min(first + size, last)] = value
+
+    def _forward(self, size: int) -> Tensor:
+        tokens, slots, positions, mapping, lengths = (column[:size] for column in self._columns)
+        batch = Batch(
+            positions=positions,
+            slot_mapping=mapping,
+            query_start=self._starts[: size + 1],
+            query_lens=[1] * size,
+            seq_lens=lengths,
+            block_tables=self._tables[:size],
+            decode_only=True,
+            block_size=self._block_size,
+        )
+        if self._hidden is None:
+            ids = tokens if self._latest is None else torch.where(tokens < 0, self._latest[slots], tokens)
+            hidden = self._model.embed(ids, positions)
+        else:
+            hidden = self._hidden[:size]
+        out = self._model.run(hidden, batch, self._layers)
+        return self._model.logits(out) if self._model.last else out

@@ -1,0 +1,202 @@
+"""Executing steps on a GPU: launched without waiting, acknowledged when their events are done.
+
+All work of a stage is on its compute stream, swaps excepted (`cuda.block_mover`). Messages between stages go through
+pinned host memory: hidden states are copied out behind the layers and sent once that copy is done; what comes in is
+copied on the stream `upload`, for which compute waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from ppkernels.gpu.sampling import DeviceSampling, Parameters, choose, logprobs
+from torch import Tensor
+
+from ppengine.cuda.graphs import DecodeGraphs
+from ppengine.cuda.hardware import CudaHardware
+from ppengine.cuda.kv_cache import CudaKvCache
+from ppengine.cuda.lanes import block_mover
+from ppengine.cuda.host_pool import PinnedPool
+from ppengine.cuda.streams import Event, Stream
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
+from ppengine.ring import Kind
+from ppengine.stage.batch_state import Plan
+from ppengine.stage.pending import Pending
+from ppengine.stage.runner import MOVE_RECORDS, Runner
+
+SLOTS = 1 << 16
+"""Requests that a stage can know at once: sampling parameters and newest tokens are tables of fixed size."""
+
+
+class CudaState:
+    """What a stage keeps on its card for life, beside weights and cache: tables by slot, buffers, graphs."""
+
+    def __init__(
+        self, hardware: CudaHardware, cache: CudaKvCache, host: PinnedPool, first: bool, last: bool,
+        rows: int, tokens: int, width: int, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.hardware, self.compute = hardware, hardware.compute
+        device = hardware.device
+        self.mover = block_mover(cache, host, hardware.driver, self.compute)
+        self.upload = Stream("upload", device)
+        self.latest = torch.zeros(SLOTS, dtype=torch.int32, device=device) if first and last else None
+        self.sampling = DeviceSampling(SLOTS, device) if last else None
+        self.incoming = None if first else torch.zeros(tokens, width, dtype=dtype, device=device)
+        self.graphs: DecodeGraphs | None = None
+        self.rows = rows
+
+
+class CudaRunner(Runner):
+    """A runner whose steps are launched; see `Runner`."""
+
+    card: CudaState
+
+    def _register(self, step: Step) -> None:
+        super()._register(step)
+        sampling = self.card.sampling
+        if sampling is not None and step.register:
+            if (most := max(register.slot for register in step.register)) >= SLOTS:
+                raise ValueError(f"slot {most}: a stage on a GPU knows {SLOTS} requests at most")
+            with self.card.compute.use():
+                sampling.set([one.slot for one in step.register], [_parameters(one) for one in step.register])
+
+    def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
+        for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):
+            pairs = [(move.src, move.dst) for move in group]
+            size = len(pairs) * self.cache.shape.block_bytes
+            with self._ring.operation(MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
+                event = self.card.mover.move(kind, pairs)
+            if event is not None:
+                pending.until(event)
+
+    def _rows(self, step: Step, pending: Pending) -> None:
+        number, card = step.number, self.card
+        plan = self._state.plan(step.rows)
+        count = int(plan.query_start[-1])
+        as_graph = card.graphs is not None and card.graphs.serves(plan)
+        if self._inlet is not None:
+            with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
+                self._upload(self._inlet.take(number))
+            ids = np.empty(0, np.int64)
+        else:
+            ids = self._input_ids(plan)
+        with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
+            if as_graph and card.graphs is not None:
+                out = card.graphs.run(plan, ids if len(ids) else np.zeros(count, np.int64))
+                slots, positions = card.graphs.slots[:count], card.graphs.lengths[:count]
+            else:
+                out, slots, positions = self._eager(plan, ids, count)
+        if self._model.last:
+            if len(plan.sampled):
+                self._sample(number, plan, out, slots, positions, pending)
+        elif self.outbox is not None:
+            self._send_later(number, out, pending)
+        if self._inlet is None and self._tokens is not None and len(plan.sampled):
+            self._tokens.expect(number, plan.sampled_slots)
+
+    def _input_ids(self, plan: Plan) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """Return the input tokens [T]; -1 where only the device knows them."""
+        on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]
+        if not len(on_device) or self.card.latest is not None:
+            return self._state.input_ids(plan, np.full(len(on_device), -1))
+        if self._tokens is None:
+            raise ValueError("a step takes tokens from the device, but scheduler.schedule_ahead is off")
+        return self._state.input_ids(plan, self._tokens.tokens(on_device))
+
+    def _upload(self, hidden: Tensor) -> None:
+        """Copy what came in to the device. The receive buffer is free again when this returns."""
+        card = self.card
+        assert card.incoming is not None
+        # Until the layers of the step before have read it, the one buffer on the device is theirs.
+        card.upload.wait(card.compute.record("incoming read"))
+        with card.upload.use():
+            card.incoming[: len(hidden)].copy_(hidden, non_blocking=True)
+        uploaded = card.upload.record("uploaded")
+        card.compute.wait(uploaded)
+        uploaded.synchronize()
+
+    def _eager(self, plan: Plan, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]], count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Launch any step operation by operation; return logits or hidden states, and slots and positions sampled."""
+        card = self.card
+        device = card.hardware.device
+        with card.compute.use():
+            batch = card.hardware.batch(plan.batch)
+            more = np.concatenate([ids, plan.last_tokens, plan.sampled_slots, plan.ends[plan.sampled], _owner(plan)])
+            parts = torch.from_numpy(more).pin_memory().to(device, non_blocking=True)
+            sampled = len(plan.sampled)
+            tokens, last, slots, positions, owner = parts.split([len(ids), sampled, sampled, sampled, count])
+            if card.incoming is None:
+                if card.latest is not None:
+                    tokens = torch.where(tokens < 0, card.latest[owner], tokens)
+                hidden = self._model.embed(tokens, batch.positions)
+            else:
+                hidden = card.incoming[:count]
+            out = self._model.run(hidden, batch, self.cache.layers)
+            if self._model.last:
+                out = self._model.logits(out[last]) if sampled else out
+        return out, slots, positions
+
+    def _sample(
+        self, number: int, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending
+    ) -> None:
+        card, requests = self.card, [self._state.requests[slot] for slot in plan.sampled_slots.tolist()]
+        assert card.sampling is not None
+        greedy = not any(request.temperature > 0 for request in requests)
+        most = max(request.logprobs for request in requests)
+        with self._ring.operation(Kind.SAMPLE, number, size=len(requests)), card.compute.use():
+            tokens = choose(logits, card.sampling, slots, positions, greedy=greedy)
+            if card.latest is not None:
+                card.latest[slots] = tokens.to(torch.int32)
+            shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1])) if most >= 0 else None
+            host = [_to_host(tokens)]
+            if shown is not None:
+                host += [_to_host(part) for part in (shown.chosen, shown.tokens, shown.values)]
+        pending.until(card.compute.record("sampled"))
+        pending.finally_do(lambda: self._told(number, requests, host, pending.retired))
+
+    def _told(self, number: int, requests: list[Register], host: list[Tensor], retired: Retired) -> None:
+        """Put what was sampled into the acknowledgement, and send it to the first stage."""
+        tokens = host[0]
+        retired.sampled = [Sampled(one.slot, token) for one, token in zip(requests, tokens.tolist(), strict=True)]
+        if len(host) > 1:
+            chosen, ids, values = (part.tolist() for part in host[1:])
+            for row, (request, sampled) in enumerate(zip(requests, retired.sampled, strict=True)):
+                if request.logprobs >= 0:
+                    sampled.logprob = chosen[row]
+                    sampled.top = list(zip(ids[row], values[row], strict=True))[: request.logprobs]
+        self._send(number, tokens)
+
+    def _send_later(self, number: int, out: Tensor, pending: Pending) -> None:
+        with self.card.compute.use():
+            host = _to_host(out)
+        pending.until(self.card.compute.record("copied out"))
+        pending.finally_do(lambda: self._send(number, host))
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in pinned memory that is complete when what follows on the stream is."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _owner(plan: Plan) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return the slot of each token's row [T]."""
+    return np.repeat(plan.slots, np.diff(plan.query_start))
+
+
+def _parameters(register: Register) -> Parameters:
+    return Parameters(
+        temperature=register.temperature,
+        top_p=register.top_p,
+        top_k=register.top_k,
+        seed=register.seed,
+        sample=register.sample,
+        logprobs=register.logprobs,
+        banned=register.stop_token_ids,
+        banned_until=register.prompt_len + register.min_tokens if register.min_tokens else 0,
+    )
+
+
+__all__ = ["CudaRunner", "CudaState", "Event"]

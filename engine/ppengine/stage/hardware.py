@@ -1,0 +1,128 @@
+"""What a stage runs on: where tensors live, how much memory there is, and what its cache and pools are made of.
+
+`CpuHardware` is here; `ppengine.cuda.hardware` is a GPU. Boot asks one of them and knows of no other difference.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from ppkernels.batch import Batch
+
+from ppengine.checkpoint import ModelSpec
+from ppengine.config import ConfigError, EngineConfig
+from ppengine.models import StageModel
+from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape
+from ppengine.stage.profile_run import activation_bytes
+from ppengine.stage.system_memory import system_memory
+
+_MIB = 2**20
+
+
+class Hardware(ABC):
+    """One stage's device. Sizes in bytes."""
+
+    kind: str
+    name: str
+    uuid: str | None
+    device: torch.device
+    total: int
+    """Memory that this stage may count as its own: a utilization of 1."""
+    eager_half = False
+    """Whether half precision is computed in half precision where the profile leaves the type to the checkpoint."""
+
+    def batch(self, batch: Batch) -> Batch:
+        """Return a step's batch with its tensors where the kernels want them."""
+        return batch
+
+    @abstractmethod
+    def activations(self, run: Callable[[], None]) -> int:
+        """Return what `run` needs for a while beside what is there before and after."""
+
+    @abstractmethod
+    def peak(self, weights: int, activations: int) -> int:
+        """Return what this stage needs before it has a block: weights, the largest activations and all else."""
+
+    @abstractmethod
+    def quantum_blocks(self, shape: KvShape) -> int:
+        """Return the smallest number of blocks by which a cache changes."""
+
+    @abstractmethod
+    def cache(self, shape: KvShape, blocks: int) -> KvCache:
+        """Return a cache with addresses for `blocks` blocks, the null block mapped."""
+
+    @abstractmethod
+    def pool(self, shape: KvShape, blocks: int) -> HostPool:
+        """Return the host pool of swapped blocks."""
+
+    def resolve_dtype(self, name: str, spec: ModelSpec) -> torch.dtype:
+        """Return the type to compute in. `auto` is the checkpoint's; a CPU takes half precision as float32."""
+        if name == "auto":
+            half = spec.dtype in ("bfloat16", "float16")
+            name = "float32" if half and not self.eager_half else spec.dtype
+        dtype = getattr(torch, name)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"model.dtype is {name!r}; it must be float64, float32, bfloat16 or float16")
+        return dtype
+
+
+class CpuHardware(Hardware):
+    """Cores and memory of this host."""
+
+    kind, uuid = "cpu", None
+    device = torch.device("cpu")
+
+    def __init__(self, config: EngineConfig) -> None:
+        profile = config.profile
+        torch.set_num_threads(profile.threads_per_stage or max(1, len(os.sched_getaffinity(0)) // config.stages))
+        mib = profile.memory.device_mib
+        self.total = system_memory().total // config.stages if mib is None else mib * _MIB
+        self.name = _processor()
+
+    def activations(self, run: Callable[[], None]) -> int:
+        """See `Hardware`."""
+        return activation_bytes(run)
+
+    def peak(self, weights: int, activations: int) -> int:
+        """See `Hardware`."""
+        return weights + activations
+
+    def quantum_blocks(self, shape: KvShape) -> int:
+        """See `Hardware`."""
+        return shape.quantum_blocks()
+
+    def cache(self, shape: KvShape, blocks: int) -> KvCache:
+        """See `Hardware`."""
+        return CpuKvCache(shape, blocks)
+
+    def pool(self, shape: KvShape, blocks: int) -> HostPool:
+        """See `Hardware`."""
+        return HostPool(shape, blocks)
+
+
+def open_hardware(config: EngineConfig, stage: int) -> Hardware:
+    """Return what `parallel.device` says; `auto` is a GPU where there is one and no `memory.device_mib` is set.
+
+    Raises ConfigError for `cuda` on a machine without a GPU.
+    """
+    wanted, memory = config.profile.parallel.device, config.profile.memory
+    if wanted == "cpu" or (wanted == "auto" and (memory.device_mib is not None or not torch.cuda.is_available())):
+        return CpuHardware(config)
+    if not torch.cuda.is_available():
+        build = torch.version.cuda or "without CUDA"
+        raise ConfigError(f"parallel.device is cuda, but torch {torch.__version__} ({build}) sees no GPU here")
+    from ppengine.cuda.hardware import CudaHardware
+
+    return CudaHardware(config, stage)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
