@@ -13,6 +13,8 @@ from ppkernels import gpu
 
 LOG2_E = math.log2(math.e)
 """Scores are scaled by this too: the hardware's exponential is 2^x."""
+STEP = ("tables", "lengths", "query_start", "table_stride", "rows")
+"""Arguments that change from step to step: a kernel is not compiled anew because one is 1, or a multiple of 16."""
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 

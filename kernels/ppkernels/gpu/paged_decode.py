@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
-from ppkernels.gpu.dots import LOG2_E, Tiles, dot_type
+from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
 
 LEAST_ROWS = 16
 """Rows of the smallest matrix product: fewer query heads are padded."""
@@ -58,7 +58,7 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
         WIDE=wide,
         BLOCK_SIZE=block_size,
         TILE=tiles.slots,
-        PARTS=parts,
+        WHOLE=parts == 1,
         DOT=dot_type(kv.dtype),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -70,10 +70,10 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
             batch.seq_lens,
             batch.query_start,
             output,
+            parts,
             HEAD_DIM=head_dim,
             WIDE=wide,
             TILE=tiles.slots,
-            PARTS=parts,
             PARTS_WIDE=triton.next_power_of_2(parts),
             num_warps=4,
         )
@@ -102,12 +102,12 @@ def processors(device: torch.device) -> int:
 
 
 @triton.jit
-def _share(length: tl.tensor, TILE: tl.constexpr, PARTS: tl.constexpr) -> tl.tensor:
+def _share(length: tl.tensor, parts: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
     """Slots of each part of a context, whole tiles."""
-    return tl.cdiv(tl.cdiv(length, TILE), PARTS) * TILE
+    return tl.cdiv(tl.cdiv(length, TILE), parts) * TILE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP, do_not_specialize_on_alignment=STEP)
 def _attend(
     query: tl.tensor,
     kv: tl.tensor,
@@ -127,7 +127,7 @@ def _attend(
     WIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
     kv_head, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -135,11 +135,13 @@ def _attend(
     if tl.load(query_start + row + 1) - token != 1:
         return
     length = tl.load(lengths + row).to(tl.int32)
-    share = _share(length, TILE, PARTS)
-    begin = part * share
-    end = tl.minimum(begin + share, length)
-    if (PARTS > 1) & (begin >= end):
-        return
+    begin, end = 0, length
+    if not WHOLE:
+        share = _share(length, tl.num_programs(2), TILE)
+        begin = part * share
+        end = tl.minimum(begin + share, length)
+        if begin >= end:
+            return
 
     group, column = tl.arange(0, GROUP_ROWS), tl.arange(0, WIDE)
     inside = column < HEAD_DIM
@@ -170,25 +172,25 @@ def _attend(
         largest = above
 
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-    if PARTS == 1:
+    if WHOLE:
         tl.store(output + token * (KV_HEADS * GROUP * HEAD_DIM) + shared, sums.to(output.dtype.element_ty), kept)
     else:
-        head = (row * KV_HEADS + kv_head) * GROUP + group
-        tl.store(partial + (head * PARTS + part)[:, None] * HEAD_DIM + column[None, :], sums, kept)
-        tl.store(weights + head * PARTS + part, largest + tl.log2(total), group < GROUP)
+        index = ((row * KV_HEADS + kv_head) * GROUP + group) * tl.num_programs(2) + part
+        tl.store(partial + index[:, None] * HEAD_DIM + column[None, :], sums, kept)
+        tl.store(weights + index, largest + tl.log2(total), group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=STEP)
 def _weigh(
     partial: tl.tensor,
     weights: tl.tensor,
     lengths: tl.tensor,
     query_start: tl.tensor,
     output: tl.tensor,
+    parts: tl.tensor,
     HEAD_DIM: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
-    PARTS: tl.constexpr,
     PARTS_WIDE: tl.constexpr,
 ) -> None:
     head, heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
@@ -198,8 +200,8 @@ def _weigh(
     length = tl.load(lengths + row).to(tl.int32)
     part, column = tl.arange(0, PARTS_WIDE), tl.arange(0, WIDE)
     inside = column < HEAD_DIM
-    written = (part < PARTS) & (part * _share(length, TILE, PARTS) < length)
-    first = (row * heads + head) * PARTS
+    written = (part < parts) & (part * _share(length, parts, TILE) < length)
+    first = (row * heads + head) * parts
     scores = tl.load(weights + first + part, written, float("-inf"))
     largest = tl.maximum(tl.max(scores, 0), -1e38)  # finite for a row without parts
     weight = tl.exp2(scores - largest)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
-from ppkernels.gpu.dots import LOG2_E, Tiles, dot_type
+from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
 
 
 def choose_tiles(wide: int, element_size: int) -> Tiles:
@@ -122,7 +122,7 @@ def _add_tile(
     return above, total, sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP, do_not_specialize_on_alignment=STEP)
 def _attend(
     query: tl.tensor,
     kv: tl.tensor,

@@ -39,7 +39,7 @@ def rotate_and_store(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate_and_store(
     kv: tl.tensor,
     fused: tl.tensor,

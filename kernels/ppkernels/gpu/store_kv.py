@@ -30,7 +30,7 @@ def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["slots"])
 def _store(
     kv: tl.tensor,
     fused: tl.tensor,
