@@ -21,6 +21,8 @@ class Driver:
 
     def __init__(self, device: int) -> None:
         self.device = torch.device("cuda", device)
+        torch.cuda.set_device(self.device)
+        self._context = _check("cuDevicePrimaryCtxRetain", cuda.cuDevicePrimaryCtxRetain(device))
         self.enter()
         self._properties = cuda.CUmemAllocationProp()
         self._properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -35,9 +37,9 @@ class Driver:
         """Smallest piece of device memory; handles are multiples of it."""
 
     def enter(self) -> None:
-        """Make the device's primary context the calling thread's, which is a thread's own setting."""
+        """Make the device's primary context, which torch uses too, the calling thread's: each thread has its own."""
         torch.cuda.set_device(self.device)
-        torch.cuda.current_stream(self.device).synchronize()
+        _check("cuCtxSetCurrent", cuda.cuCtxSetCurrent(self._context))
 
     def free_bytes(self) -> int:
         """Device memory that nobody holds."""

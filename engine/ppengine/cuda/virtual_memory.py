@@ -5,8 +5,8 @@ so that a single kernel can gather it, and a stage has one range of addresses to
 would keep nothing apart that matters: the tail that comes and goes lies beside a head that kernels read either way.
 
 A segment is backed from its start by handles of equal size, and what counts for the time is their number. On an H200
-(driver 580) 10 GiB in 8 segments are mapped in 6 ms and given back in 8 ms with handles of 64 MiB; with 32 MiB in 12
-and 13, 16 MiB in 23 and 22, 8 MiB in 44 and 39, 2 MiB in 177 and 140. But capacity is rounded down to a handle in every
+(driver 580) 10 GiB are mapped and given back in 7 ms each with handles of 64 MiB; with 32 MiB in 14 and 12 ms, 16 MiB
+in 28 and 20, 8 MiB in 55 and 38, 2 MiB in 180 to 360 and 140. But capacity is rounded down to a handle in every
 layer: so 64 MiB, or less where that would be more than 1 GiB of the stage.
 """
 
