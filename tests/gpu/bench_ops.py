@@ -74,10 +74,12 @@ def like(dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def bench_copy() -> None:
-    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    line(
-        "copy of 1 GiB", 1, 2 << 30, lambda: (torch.empty_like(source),), {"torch": lambda target: target.copy_(source)}
-    )
+    def make() -> tuple[Tensor, Tensor]:
+        source = torch.zeros(1 << 28, dtype=torch.float32, device="cuda")
+        return source, torch.empty_like(source)
+
+    # By a kernel: a graph gives a plain copy to a copy engine, which is slower.
+    line("copy of 1 GiB", 1, 2 << 30, make, {"torch": lambda source, target: torch.neg(source, out=target)})
 
 
 def bench_norms(name: str, dtype: torch.dtype, norm: Norm, reference: Norm, add_norm: Norm) -> None:
@@ -170,6 +172,12 @@ CHOICES = {
 }
 
 
+def make_logits(dtype: torch.dtype, rows: int, vocabulary: int) -> tuple[Tensor]:
+    """Return logits as of text: the probabilities fall with the 1.5th power of the rank, give or take."""
+    ranks = torch.rand((rows, vocabulary), device="cuda").argsort(-1) + 1
+    return ((like(torch.float32, rows, vocabulary) * 0.5 - 1.5 * ranks.log()).to(dtype),)
+
+
 def bench_sampling(vocabulary: int, dtype: torch.dtype) -> None:
     """The peer is the reference with its sort and its waits, timed by the host."""
     for (name, one), rows in itertools.product(CHOICES.items(), (1, 128, 256)):
@@ -178,8 +186,8 @@ def bench_sampling(vocabulary: int, dtype: torch.dtype) -> None:
         keys = torch.arange(rows, device="cuda")
         run = partial(choose, parameters=table, slots=keys, positions=keys, greedy=one.temperature == 0)
         size = rows * vocabulary * dtype.itemsize
-        line(f"{name}, {vocabulary}", rows, size, lambda rows=rows: (like(dtype, rows, vocabulary) * 3,), {"ours": run})
-        given = like(dtype, rows, vocabulary) * 3
+        line(f"{name}, {vocabulary}", rows, size, partial(make_logits, dtype, rows, vocabulary), {"ours": run})
+        given = make_logits(dtype, rows, vocabulary)[0]
         columns = ([value] * rows for value in (one.temperature, one.top_p, one.top_k, 0, 0, 0))
         inputs = sampling.SamplingInputs(*columns)
         times = []

@@ -58,9 +58,12 @@ CUTS: dict[str, dict[str, object]] = {
 }
 
 
-@dtypes
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_seed_gives_the_tokens_of_the_reference(device: torch.device, dtype: torch.dtype, cut: str) -> None:
+@pytest.mark.parametrize(
+    ("cut", "dtype"),
+    [(cut, torch.float16) for cut in CUTS] + [("both", torch.float32), ("both", torch.bfloat16)],
+    ids=str,
+)
+def test_a_seed_gives_the_tokens_of_the_reference(device: torch.device, cut: str, dtype: torch.dtype) -> None:
     # Halves have many equal logits here, also at the edges of the cuts.
     times = MORE // 8
     rows = logits(8 * times, 3001, dtype, seed=3)
@@ -73,15 +76,14 @@ def test_a_seed_gives_the_tokens_of_the_reference(device: torch.device, dtype: t
 
 @dtypes
 def test_rows_of_several_tiles(device: torch.device, dtype: torch.dtype) -> None:
-    rows = logits(2, 9000, dtype, seed=5)
-    cuts = {"top_k": [0, 6000], "top_p": [0.9, 0.999], "temperature": [3.0, 2.0]}
+    # The second row has more candidates than there is room for.
+    rows = logits(2, 12000, dtype, seed=5)
+    cuts = {"top_k": [0, 9000], "top_p": [0.9, 0.999], "temperature": [3.0, 20.0]}
     kernel, reference = both(rows, device, **cuts)
     assert kernel == reference
 
 
-@pytest.mark.parametrize(
-    ("top_k", "top_p"), [(0, 0.5), (0, 0.75), (2, 1.0), (2, 0.5), (4, 0.8), (3, 0.2), (7, 0.99), (1, 1.0), (0, 1.0)]
-)
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (0, 0.75), (2, 1.0), (2, 0.5), (4, 0.8), (3, 0.2), (7, 0.99)])
 def test_the_kept_set_is_that_of_the_reference_with_ties(device: torch.device, top_k: int, top_p: float) -> None:
     """Weights are powers of two here and sums exact, so the edges of the cuts fall onto groups of equals."""
     row = torch.tensor([0.0, -1, 0, -2, -1, 0, -2, -2]).mul_(math.log(2))
@@ -102,7 +104,7 @@ def test_the_kept_set_is_that_of_the_reference_with_ties(device: torch.device, t
 def test_frequencies_are_the_probabilities(device: torch.device) -> None:
     """Chi-square of draws that the seed fixes, so the outcome is the same each time."""
     row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    count = 5 * MORE
+    count = 4 * MORE
     tokens = sample(row.expand(count, -1).to(device), inputs(count, top_k=3)).tokens
     counts = torch.bincount(tokens.cpu(), minlength=4).double()
     assert counts[3] == 0

@@ -6,7 +6,8 @@ order, so a row gives the same token in any batch, and what is compared with a s
 
 The cut. Kept are the tokens above some logit, and of those equal to it the ones with the lowest ids. That logit is the
 largest one at which a measure (the count for top-k, the weight for top-p) of all logits from it upwards reaches a
-goal. It is searched among the integers that order as the logits do, a quarter of the interval a pass.
+goal. It is searched among the integers that order as the logits do, a quarter of the interval a pass. First among the
+best of each lane, which gives a bound; what is above the bound is mostly little, and all that follows reads only that.
 """
 
 from __future__ import annotations
@@ -34,14 +35,20 @@ def sample_rows(
     slots: tl.tensor,
     positions: tl.tensor,
     tokens: tl.tensor,
+    candidates: tl.tensor,
+    ids: tl.tensor,
     row_stride: tl.tensor,
     table_stride: tl.tensor,
     vocabulary: tl.tensor,
     RANDOM: tl.constexpr,
     BANNED_WIDTH: tl.constexpr,
+    CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the token of each row. Without RANDOM all rows are greedy, whatever their temperature."""
+    """Write the token of each row. Without RANDOM all rows are greedy, whatever their temperature.
+
+    `candidates` (of the type of `logits`) and `ids` (int32) are room for CAPACITY >= BLOCK tokens a row.
+    """
     row = tl.program_id(0).to(tl.int64)
     values = logits + row * row_stride
     own = table + tl.load(slots + row) * table_stride
@@ -53,14 +60,19 @@ def sample_rows(
     tl.debug_barrier()
     tl.store(values + banned, float("-inf"), mask=bans)
     tl.debug_barrier()
-    best, worst, token = best_of(values, vocabulary, BLOCK)
+    highest, best, token = best_of(values, vocabulary, BLOCK)
     if RANDOM:
         temperature = _float(tl.load(own + TEMPERATURE))
         if temperature > 0:
             number = _number(tl.load(own + SEED), tl.load(own + SAMPLE), position)
             temperature = tl.maximum(temperature, _TINY)
             top_k, top_p = tl.load(own + TOP_K), _float(tl.load(own + TOP_P))
-            token = _draw(values, vocabulary, best, worst, temperature, top_k, top_p, number, BLOCK)
+            candidates += row * CAPACITY
+            ids += row * CAPACITY
+            token = _draw(
+                values, vocabulary, highest, best, temperature, top_k, top_p, number, candidates, ids, CAPACITY, BLOCK
+            )
+            token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
     tl.store(tokens + row, token.to(tl.int64))
     tl.debug_barrier()
     tl.store(values + banned, saved, mask=bans)
@@ -70,49 +82,110 @@ def sample_rows(
 def _draw(
     values: tl.tensor,
     vocabulary: tl.tensor,
+    highest: tl.tensor,
     best: tl.tensor,
-    worst: tl.tensor,
     temperature: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
     number: tl.tensor,
+    candidates: tl.tensor,
+    ids: tl.tensor,
+    CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """Return the first token whose cumulative weight, in id order, exceeds `number` / 2**64 of what is kept."""
     end = _order(best, values) + 1
-    edge, ties, last = best * 0 + float("-inf"), (number * 0).to(tl.int64), vocabulary
-    total, above, equal = _above(values, vocabulary, best, temperature, edge, BLOCK)
-    if (top_k > 0) & (top_k < vocabulary):
-        # The maxima of BLOCK lanes are not below `worst`.
-        start = _order(tl.where(top_k <= BLOCK, worst, float("-inf")), values)
-        cut = _cut(values, vocabulary, best, temperature, start, end, top_k, False, BLOCK)
+    lowest = best * 0 + float("-inf")
+    edge, ties, last = lowest, (number * 0).to(tl.int64), vocabulary
+    limited = (top_k > 0) & (top_k < vocabulary)
+    row, count, start, gathered = values, vocabulary, _order(lowest, values), vocabulary < 0
+    total, above, equal = ties, ties, ties
+    if not limited:
+        total, above, equal = _above(values, vocabulary, best, temperature, lowest, BLOCK)
+    if limited | (top_p < 1):
+        # What the best of each lane reach alone, all logits reach: the cut is not below theirs.
+        tl.store(candidates + tl.arange(0, BLOCK), highest.to(values.dtype.element_ty))
+        tl.debug_barrier()
+        worth = limited
+        if limited:
+            start = _cut(candidates, BLOCK, best, temperature, start, end, top_k, False, BLOCK)
+        else:
+            # All tokens below `least` weigh less together than what top-p leaves out; a step more for rounding.
+            share = (1 - top_p) * (total.to(tl.float32) / (_UNIT * vocabulary))
+            least = _order(best + temperature * (tl.log(share) - 1), values) - 1
+            start = _cut(candidates, BLOCK, best, temperature, least, end, _share(top_p, total), True, BLOCK)
+            # In a flat row they do not reach it, and too many tokens are left to be worth moving.
+            worth = start > least
+        tl.debug_barrier()
+        found = vocabulary * 0
+        if worth:
+            lower = _scaled(_logit(start, values), best, temperature)
+            found = _gather(values, vocabulary, best, temperature, lower, candidates, ids, CAPACITY, BLOCK)
+            tl.debug_barrier()
+        gathered = (found > 0) & (found <= CAPACITY)
+        if gathered:
+            row, count = candidates, found
+    if limited:
+        cut = _cut(row, count, best, temperature, start, end, top_k, False, BLOCK)
         edge = _scaled(_logit(cut, values), best, temperature)
-        total, above, equal = _above(values, vocabulary, best, temperature, edge, BLOCK)
+        total, above, equal = _above(row, count, best, temperature, edge, BLOCK)
         ties = top_k - above
         total += ties * _weight(edge)
     if top_p < 1:
-        goal = tl.ceil(tl.maximum(top_p, _TINY).to(tl.float64) * total.to(tl.float64)).to(tl.int64)
-        goal = tl.maximum(goal, 1)
-        # All tokens below `least` weigh less together than what top-p leaves out; a step of the type for rounding.
-        share = (1 - top_p) * (total.to(tl.float32) / (_UNIT * vocabulary))
-        least = best + temperature * (tl.log(share) - 1)
-        start = _order(least, values) - 1
-        cut = _cut(values, vocabulary, best, temperature, start, end, goal, True, BLOCK)
+        goal = _share(top_p, total)
+        cut = _cut(row, count, best, temperature, start, end, goal, True, BLOCK)
         lower = _scaled(_logit(cut, values), best, temperature)
-        total, above, equal = _above(values, vocabulary, best, temperature, lower, BLOCK)
+        total, above, equal = _above(row, count, best, temperature, lower, BLOCK)
         weight = tl.maximum(_weight(lower), 1)
         ties = tl.minimum((goal - total + weight - 1) // weight, tl.where(lower == edge, ties, equal))
         total += ties * weight
         edge = lower
     if (ties > 0) & (ties < equal):
-        last = _place(values, vocabulary, best, temperature, edge, vocabulary, ties - 1, True, BLOCK)
+        last = _place(row, count, best, temperature, edge, count, ties - 1, True, BLOCK)
     target = tl.umulhi(number, total.to(tl.uint64)).to(tl.int64)
-    return _place(values, vocabulary, best, temperature, edge, last, target, False, BLOCK)
+    token = _place(row, count, best, temperature, edge, last, target, False, BLOCK)
+    if gathered:
+        token = tl.load(ids + token)
+    return token
+
+
+@triton.jit
+def _share(top_p: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """Return the weight that top-p asks for, 1 at least."""
+    return tl.maximum(tl.ceil(tl.maximum(top_p, _TINY).to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def _gather(
+    values: tl.tensor,
+    vocabulary: tl.tensor,
+    best: tl.tensor,
+    temperature: tl.tensor,
+    edge: tl.tensor,
+    candidates: tl.tensor,
+    ids: tl.tensor,
+    CAPACITY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Write the first CAPACITY logits not below `edge` (a scaled one), and their ids, in order; return their number."""
+    lanes = tl.arange(0, BLOCK)
+    found = vocabulary * 0
+    for first in range(0, vocabulary, BLOCK):
+        x = _tile(values, first + lanes, vocabulary)
+        taken = (_scaled(x, best, temperature) >= edge) & (first + lanes < vocabulary)
+        number = tl.sum(taken.to(tl.int32))
+        if number > 0:
+            place = found + tl.cumsum(taken.to(tl.int32), 0) - 1
+            fits = taken & (place < CAPACITY)
+            tl.store(candidates + place, x.to(values.dtype.element_ty), mask=fits)
+            tl.store(ids + place, first + lanes, mask=fits)
+        found += number
+    return found
 
 
 @triton.jit
 def best_of(values: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """Return the best logit, a logit that BLOCK others or all reach, and the lowest id of the best."""
+    """Return the best logit of each of BLOCK lanes and of all, and the lowest id of the best."""
     lanes = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     ids = tl.zeros((BLOCK,), tl.int32)
@@ -121,7 +194,7 @@ def best_of(values: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tl
         ids = tl.where(x > highest, first + lanes, ids)
         highest = tl.maximum(highest, x)
     best = tl.max(highest)
-    return best, tl.min(highest), tl.min(tl.where(highest == best, ids, vocabulary - 1))
+    return highest, best, tl.min(tl.where(highest == best, ids, vocabulary - 1))
 
 
 @triton.jit

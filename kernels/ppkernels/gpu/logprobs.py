@@ -29,7 +29,7 @@ def logprob_rows(
     if wanted >= 0:
         values = logits + row * row_stride
         lanes = tl.arange(0, BLOCK)
-        best, _, token = best_of(values, vocabulary, BLOCK)
+        _, best, token = best_of(values, vocabulary, BLOCK)
         mass = tl.zeros((BLOCK,), tl.float32)
         for first in range(0, vocabulary, BLOCK):
             x = tl.load(values + first + lanes, mask=first + lanes < vocabulary, other=float("-inf")).to(tl.float32)

@@ -18,7 +18,9 @@ from ppkernels.gpu.draw import MAX_VOCABULARY, sample_rows
 from ppkernels.gpu.logprobs import logprob_rows
 from ppkernels.sampling import SamplingInputs, SamplingOutput
 
-_GREEDY_BLOCK, _DRAW_BLOCK = 8192, 4096
+_GREEDY_BLOCK, _DRAW_BLOCK = 16384, 4096
+_CANDIDATES = 8192
+"""Tokens a row that can be left when the cut is searched; where more are, the whole row is read each time."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ def choose(
     if vocabulary > MAX_VOCABULARY:
         raise ValueError(f"vocabulary of {vocabulary}: at most {MAX_VOCABULARY} can be sampled from")
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    # Greedy rows need no room, but a kernel takes pointers.
+    room = (0 if greedy else rows, _CANDIDATES)
+    candidates = torch.empty(room, dtype=logits.dtype, device=logits.device)
+    ids = torch.empty(room, dtype=torch.int32, device=logits.device)
     if rows:
         sample_rows[(rows,)](
             logits,
@@ -93,13 +99,16 @@ def choose(
             slots,
             positions,
             tokens,
+            candidates,
+            ids,
             logits.stride(0),
             parameters.table.stride(0),
             vocabulary,
             RANDOM=not greedy,
             BANNED_WIDTH=parameters.banned,
+            CAPACITY=_CANDIDATES,
             BLOCK=_GREEDY_BLOCK if greedy else _DRAW_BLOCK,
-            num_warps=16,
+            num_warps=32 if greedy else 16,
         )
     return tokens
 
