@@ -56,7 +56,7 @@ def layer_norm_reference(values: Tensor, weight: Tensor | None, bias: Tensor | N
 
 def add_rms_norm(residual: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `update` to `residual` [T, W] in place, and return the RMS norm of the sum."""
-    if _on_gpu(residual, update):
+    if residual.dim() == 2 and _on_gpu(residual, update):
         from ppkernels.gpu import norms
 
         return norms.rms_norm(residual, weight, eps, update)
@@ -65,7 +65,7 @@ def add_rms_norm(residual: Tensor, update: Tensor, weight: Tensor, eps: float) -
 
 def add_layer_norm(residual: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Add `update` to `residual` [T, W] in place, and return the layer norm of the sum."""
-    if _on_gpu(residual, update):
+    if residual.dim() == 2 and _on_gpu(residual, update):
         from ppkernels.gpu import norms
 
         return norms.layer_norm(residual, weight, bias, eps, update)

@@ -83,7 +83,7 @@ def test_rows_of_several_tiles(device: torch.device, dtype: torch.dtype) -> None
     assert kernel == reference
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (0, 0.75), (2, 1.0), (2, 0.5), (4, 0.8), (3, 0.2), (7, 0.99)])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (0, 0.75), (2, 1.0), (2, 0.5), (4, 0.8), (3, 0.2), (5, 0.95)])
 def test_the_kept_set_is_that_of_the_reference_with_ties(device: torch.device, top_k: int, top_p: float) -> None:
     """Weights are powers of two here and sums exact, so the edges of the cuts fall onto groups of equals."""
     row = torch.tensor([0.0, -1, 0, -2, -1, 0, -2, -2]).mul_(math.log(2))
@@ -104,7 +104,7 @@ def test_the_kept_set_is_that_of_the_reference_with_ties(device: torch.device, t
 def test_frequencies_are_the_probabilities(device: torch.device) -> None:
     """Chi-square of draws that the seed fixes, so the outcome is the same each time."""
     row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    count = 4 * MORE
+    count = 3 * MORE
     tokens = sample(row.expand(count, -1).to(device), inputs(count, top_k=3)).tokens
     counts = torch.bincount(tokens.cpu(), minlength=4).double()
     assert counts[3] == 0
