@@ -34,6 +34,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tensor: int = 1
     partition: list[int] | None = None
     executor: Literal["local", "ray"] = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What stages run on. auto: a GPU where there is one, unless `memory.device_mib` makes it a CPU's matter."""
+    eager: bool = False
+    """On a GPU: launch decode steps operation by operation instead of as graphs."""
     restart: Literal["auto", "never"] | None = None
     """What is done when a stage dies: start it anew and recompute, or stay degraded. None: auto, never on `ray`."""
 

@@ -58,6 +58,8 @@ class Kind(IntEnum):
     TOKEN_RETURN = 13
     """Waits for sampled tokens from the last stage."""
     LOAD = 14
+    DEVICE = 15
+    """Waits for a device to finish a step."""
 
 
 class Phase(IntEnum):

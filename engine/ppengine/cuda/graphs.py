@@ -10,7 +10,6 @@ Layers are seen with all of their reserved addresses, so that a cache that grows
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ STAGED = 4
 """Steps whose integers may be on their way to the device; more than a stage has under way."""
 _COLUMNS = 5
 """Tokens, slots, positions, slot mapping, lengths; block tables behind them."""
+_PADDING = (0, 0, 0, -1, 0)
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -59,7 +59,7 @@ class DecodeGraphs:
         device = layers[0].device
         length = rows * (_COLUMNS + blocks)
         self._ints = torch.zeros(length, dtype=torch.int32, device=device)
-        self._columns = list(self._ints[: _COLUMNS * rows].split(rows))
+        self._columns: list[Tensor] = list(torch.split(self._ints[: _COLUMNS * rows], rows))
         self._tables = self._ints[_COLUMNS * rows :].view(rows, blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=True) for _ in range(STAGED)]
@@ -126,8 +126,9 @@ class DecodeGraphs:
 
     def _pad(self, array: NDArray[np.int32], rows: int, size: int) -> None:
         """Make rows [rows, size) padding."""
-        for (first, last), value in zip(pairwise(range(0, (_COLUMNS + 1) * self._rows, self._rows)), (0, 0, 0, -1, 0), strict=True):
-            array[first + rows : min(first + size, last)] = value
+        for column, value in enumerate(_PADDING):
+            first = column * self._rows
+            array[first + rows : first + size] = value
 
     def _forward(self, size: int) -> Tensor:
         tokens, slots, positions, mapping, lengths = (column[:size] for column in self._columns)

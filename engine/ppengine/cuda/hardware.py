@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from ppkernels import gpu
 from ppkernels.batch import Batch
+from torch import Tensor
 
 from ppengine.config import ConfigError, EngineConfig
-from ppengine.cuda.accounts import Account, Card, Parts
+from ppengine.cuda.accounts import Account, Card
 from ppengine.cuda.driver import Driver
 from ppengine.cuda.host_pool import PinnedPool, PoolRefusedError
 from ppengine.cuda.kv_cache import CudaKvCache, block_view
+from ppengine.cuda.runner import CudaRunner
+from ppengine.cuda.state import CudaState
 from ppengine.cuda.streams import Stream
 from ppengine.cuda.virtual_memory import handle_bytes
-from ppengine.stage.hardware import Hardware
+from ppengine.models import StageModel
+from ppengine.stage.hardware import Furniture, Hardware
 from ppengine.stage.kv_cache import KvCache, KvShape
+from ppengine.stage.runner import Runner
 
 
 class CudaHardware(Hardware):
     """One card of this host. Stages share cards in turn where there are more stages than cards."""
 
     kind = "cuda"
-    eager_half = True
+    half = pinned = True
 
     def __init__(self, config: EngineConfig, stage: int) -> None:
         cards = torch.cuda.device_count()
@@ -45,7 +52,7 @@ class CudaHardware(Hardware):
         """Return a step's batch on the device, int32."""
         parts = (batch.positions, batch.slot_mapping, batch.query_start, batch.seq_lens, batch.block_tables)
         host = torch.cat([part.reshape(-1).to(torch.int32) for part in parts]).pin_memory()
-        on_device = host.to(self.device, non_blocking=True).split([part.numel() for part in parts])
+        on_device = torch.split(host.to(self.device, non_blocking=True), [part.numel() for part in parts])
         positions, slots, starts, lengths, tables = on_device
         return Batch(
             positions=positions,
@@ -68,18 +75,11 @@ class CudaHardware(Hardware):
         torch.cuda.synchronize(self.device)
         return torch.cuda.max_memory_allocated(self.device) - before
 
-    def peak(self, weights: int, activations: int) -> int:
+    def peak(self, weights: int, activations: int, cache: KvCache | None = None) -> int:
         """Return all that this process holds of the card beside mapped blocks."""
-        return self.parts(weights, 0).beside_kv
-
-    def parts(self, weights: int, kv_mapped: int) -> Parts:
-        """Return where the card's memory is now."""
-        return self._account.parts(self._card.read(kv_mapped), weights)
-
-    def captured(self, kv_mapped: int) -> None:
-        """Book what the process has grown by since boot as memory of graphs."""
         torch.cuda.synchronize(self.device)
-        self._account.close("graphs", self._card.read(kv_mapped))
+        mapped = cache.mapped_bytes if isinstance(cache, CudaKvCache) else 0
+        return self._account.parts(self._card.read(mapped), weights).beside_kv
 
     def quantum_blocks(self, shape: KvShape) -> int:
         """See `Hardware`."""
@@ -88,6 +88,28 @@ class CudaHardware(Hardware):
     def cache(self, shape: KvShape, blocks: int) -> KvCache:
         """See `Hardware`."""
         return CudaKvCache(shape, blocks, self.driver, self.compute)
+
+    def scratch(self, shape: KvShape) -> list[Tensor]:
+        """See `Hardware`."""
+        view = block_view(shape, self.device)
+        return [torch.zeros(1, *view, dtype=shape.dtype, device=self.device) for _ in range(shape.layers)]
+
+    def furnish(self, config: EngineConfig, model: StageModel, loaded: Furniture) -> CudaState:
+        """Return tables, buffers and graphs of the stage; graphs unless the profile says `parallel.eager`."""
+        assert isinstance(loaded.cache, CudaKvCache)
+        torch.cuda.synchronize(self.device)
+        self._account.close("context", self._card.read(loaded.cache.mapped_bytes))
+        with torch.inference_mode():
+            state = CudaState(self, config, model, loaded.cache, loaded.host)
+            if not config.profile.parallel.eager and loaded.cache.shape.dtype in gpu.TYPES:
+                state.capture(loaded.told)
+        torch.cuda.synchronize(self.device)
+        self._account.close("graphs", self._card.read(loaded.cache.mapped_bytes))
+        return state
+
+    def runner(self, **parts: Any) -> Runner:
+        """See `Hardware`."""
+        return CudaRunner(**parts)
 
     def pool(self, shape: KvShape, blocks: int) -> PinnedPool:
         """See `Hardware`. Raises ConfigError where so much cannot be pinned."""

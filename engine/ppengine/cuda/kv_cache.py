@@ -73,6 +73,11 @@ class CudaKvCache(KvCache):
         """Device memory behind the cache: whole handles, so a little more than the mapped blocks have."""
         return self._segments.mapped_bytes
 
+    @property
+    def reserved_layers(self) -> list[Tensor]:
+        """The layers with all reserved blocks. Whether a block is mapped is the care of who uses them."""
+        return self._layers
+
     def prepare(self, count: int) -> None:
         """Begin to map or unmap. What is to go cannot be reached from here on."""
         if self.out_of_range(count) or (self._change is not None and self._change[0] == count):

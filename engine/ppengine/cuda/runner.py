@@ -11,41 +11,15 @@ import itertools
 
 import numpy as np
 import torch
-from ppkernels.gpu.sampling import DeviceSampling, Parameters, choose, logprobs
+from ppkernels.gpu.sampling import Parameters, choose, logprobs
 from torch import Tensor
 
-from ppengine.cuda.graphs import DecodeGraphs
-from ppengine.cuda.hardware import CudaHardware
-from ppengine.cuda.kv_cache import CudaKvCache
-from ppengine.cuda.lanes import block_mover
-from ppengine.cuda.host_pool import PinnedPool
-from ppengine.cuda.streams import Event, Stream
+from ppengine.cuda.state import SLOTS, CudaState
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
 from ppengine.ring import Kind
-from ppengine.stage.batch_state import Plan
+from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.pending import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner
-
-SLOTS = 1 << 16
-"""Requests that a stage can know at once: sampling parameters and newest tokens are tables of fixed size."""
-
-
-class CudaState:
-    """What a stage keeps on its card for life, beside weights and cache: tables by slot, buffers, graphs."""
-
-    def __init__(
-        self, hardware: CudaHardware, cache: CudaKvCache, host: PinnedPool, first: bool, last: bool,
-        rows: int, tokens: int, width: int, dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        self.hardware, self.compute = hardware, hardware.compute
-        device = hardware.device
-        self.mover = block_mover(cache, host, hardware.driver, self.compute)
-        self.upload = Stream("upload", device)
-        self.latest = torch.zeros(SLOTS, dtype=torch.int32, device=device) if first and last else None
-        self.sampling = DeviceSampling(SLOTS, device) if last else None
-        self.incoming = None if first else torch.zeros(tokens, width, dtype=dtype, device=device)
-        self.graphs: DecodeGraphs | None = None
-        self.rows = rows
 
 
 class CudaRunner(Runner):
@@ -79,7 +53,7 @@ class CudaRunner(Runner):
         if self._inlet is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
                 self._upload(self._inlet.take(number))
-            ids = np.empty(0, np.int64)
+            ids: Ints = np.empty(0, np.int64)
         else:
             ids = self._input_ids(plan)
         with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
@@ -96,7 +70,7 @@ class CudaRunner(Runner):
         if self._inlet is None and self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
 
-    def _input_ids(self, plan: Plan) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    def _input_ids(self, plan: Plan) -> Ints:
         """Return the input tokens [T]; -1 where only the device knows them."""
         on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]
         if not len(on_device) or self.card.latest is not None:
@@ -107,26 +81,31 @@ class CudaRunner(Runner):
 
     def _upload(self, hidden: Tensor) -> None:
         """Copy what came in to the device. The receive buffer is free again when this returns."""
-        card = self.card
+        card, rows = self.card, len(hidden)
         assert card.incoming is not None
-        # Until the layers of the step before have read it, the one buffer on the device is theirs.
-        card.upload.wait(card.compute.record("incoming read"))
+        turn = card.turn = 1 - card.turn
+        arrived, read = card.arrived[turn], card.read[turn]
+        if read is not None:
+            card.upload.wait(read)
         with card.upload.use():
-            card.incoming[: len(hidden)].copy_(hidden, non_blocking=True)
+            arrived[:rows].copy_(hidden, non_blocking=True)
         uploaded = card.upload.record("uploaded")
         card.compute.wait(uploaded)
+        with card.compute.use():
+            card.incoming[:rows].copy_(arrived[:rows])
+        card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
 
-    def _eager(self, plan: Plan, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]], count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _eager(self, plan: Plan, ids: Ints, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Launch any step operation by operation; return logits or hidden states, and slots and positions sampled."""
         card = self.card
-        device = card.hardware.device
+        device = card.device
         with card.compute.use():
-            batch = card.hardware.batch(plan.batch)
+            batch = card.batch(plan.batch)
             more = np.concatenate([ids, plan.last_tokens, plan.sampled_slots, plan.ends[plan.sampled], _owner(plan)])
             parts = torch.from_numpy(more).pin_memory().to(device, non_blocking=True)
             sampled = len(plan.sampled)
-            tokens, last, slots, positions, owner = parts.split([len(ids), sampled, sampled, sampled, count])
+            tokens, last, slots, positions, owner = torch.split(parts, [len(ids), sampled, sampled, sampled, count])
             if card.incoming is None:
                 if card.latest is not None:
                     tokens = torch.where(tokens < 0, card.latest[owner], tokens)
@@ -149,9 +128,9 @@ class CudaRunner(Runner):
             tokens = choose(logits, card.sampling, slots, positions, greedy=greedy)
             if card.latest is not None:
                 card.latest[slots] = tokens.to(torch.int32)
-            shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1])) if most >= 0 else None
             host = [_to_host(tokens)]
-            if shown is not None:
+            if most >= 0:
+                shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
                 host += [_to_host(part) for part in (shown.chosen, shown.tokens, shown.values)]
         pending.until(card.compute.record("sampled"))
         pending.finally_do(lambda: self._told(number, requests, host, pending.retired))
@@ -181,7 +160,7 @@ def _to_host(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def _owner(plan: Plan) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _owner(plan: Plan) -> Ints:
     """Return the slot of each token's row [T]."""
     return np.repeat(plan.slots, np.diff(plan.query_start))
 
@@ -197,6 +176,3 @@ def _parameters(register: Register) -> Parameters:
         banned=register.stop_token_ids,
         banned_until=register.prompt_len + register.min_tokens if register.min_tokens else 0,
     )
-
-
-__all__ = ["CudaRunner", "CudaState", "Event"]

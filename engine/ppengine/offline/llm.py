@@ -66,13 +66,14 @@ def make_profile(
     enable_prefix_caching: bool = True,
     enforce_eager: bool = False,
     distributed_executor_backend: Literal["local", "ray"] = "local",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     skip_tokenizer_init: bool = False,
     trust_remote_code: bool = False,
 ) -> Profile:
     """Return the profile that the arguments of `LLM` mean. Raises ConfigError.
 
     `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
-    `enforce_eager` is accepted: CPU stages always run eagerly. `trust_remote_code` can only be False.
+    `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
     """
     if trust_remote_code:
         raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
@@ -89,12 +90,12 @@ def make_profile(
             },
             "parallel": {
                 "pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size,
-                "executor": distributed_executor_backend,
+                "executor": distributed_executor_backend, "eager": enforce_eager, "device": device,
             },
             "memory": {"utilization": gpu_memory_utilization, "swap_space_gib": swap_space},
             "scheduler": {
                 "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
-                "prefix_caching": enable_prefix_caching,
+                "prefix_caching": enable_prefix_caching, "schedule_ahead": True,
             },
         },
         base=Path(),

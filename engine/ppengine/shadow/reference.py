@@ -15,7 +15,8 @@ from ppengine.models import build_stage, init_dummy, load_weights
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, ShadowAnswer, ShadowTask
 from ppengine.stage.batch_state import BatchState
-from ppengine.stage.boot import DUMMY_SEED, resolve_dtype
+from ppengine.stage.boot import DUMMY_SEED
+from ppengine.stage.hardware import resolve_dtype
 from ppengine.stage.kv_cache import CpuKvCache, KvShape
 
 CHUNK = 256

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ppengine.checkpoint import ModelSpec, read_spec
+from ppengine.checkpoint import read_spec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.steps import Register, Row, StageReady
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, size_text
-from ppengine.stage.profile_run import activation_bytes, largest_batches
+from ppengine.stage.hardware import Furniture, open_hardware, resolve_dtype
+from ppengine.stage.kv_cache import KvCache, KvShape, SwapPool, size_text
+from ppengine.stage.profile_run import largest_batches
 from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
-from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import Edge, Inlet, Outbox
 from ppengine.stage.wire import meet
@@ -43,8 +43,10 @@ class Loaded:
 
     model: StageModel
     cache: KvCache
-    host: HostPool
+    host: SwapPool
     ready: StageReady
+    card: Any = None
+    """What a GPU's runner keeps for life; None on a CPU."""
 
 
 class Boot:
@@ -68,9 +70,9 @@ class Boot:
         self._next_report = 0.0
         self._first, self._last = stage == 0, stage == config.stages - 1
         profile = config.profile
-        torch.set_num_threads(profile.threads_per_stage or max(1, _cores() // config.stages))
+        self._hardware = open_hardware(config, stage)
         self._spec = read_spec(Path(config.model_path))
-        self._dtype = resolve_dtype(profile.model.dtype, self._spec)
+        self._dtype = resolve_dtype(profile.model.dtype, self._spec, self._hardware.half)
         start, end = config.layers[stage]
         self._shape = KvShape(
             end - start, profile.memory.block_size, self._spec.num_kv_heads, self._spec.head_dim, self._dtype
@@ -81,10 +83,18 @@ class Boot:
         self._ring.phase(Phase.LOAD)
         with self._ring.operation(Kind.LOAD):
             model = self._load()
-        ready = self._ready(model, self._activations(model))
-        cache = CpuKvCache(self._shape, ready.reserved_blocks)
+        activations = self._activations(model)
+        ready = self._ready(model, activations)
+        cache = self._hardware.cache(self._shape, ready.reserved_blocks)
+        host = self._hardware.pool(self._shape, ready.swap_blocks)
+        card = self._hardware.furnish(self._config, model, Furniture(cache, host, self._told_capture))
+        ready.peak_bytes = self._hardware.peak(model.weights_bytes, activations, cache)
         self._publish(ready, cache)
-        return Loaded(model, cache, HostPool(self._shape, ready.swap_blocks), ready)
+        return Loaded(model, cache, host, ready, card)
+
+    def _told_capture(self, done: int, total: int) -> None:
+        self._ring.phase(Phase.CAPTURE)
+        self._report(f"stage {self._stage}: {done}/{total} graphs")
 
     def connect(self, loaded: Loaded, generation: int, left: Callable[[], bool]) -> Runner:
         """Return a runner that knows no request, with edges to the neighbours of `generation`.
@@ -95,7 +105,7 @@ class Boot:
             inlet, outbox, tokens = self._connect(loaded.model, generation, left, made)
             # From here on the runner closes them.
             made.pop_all()
-        return Runner(
+        runner = self._hardware.runner(
             stage=self._stage,
             rank=self._rank,
             generation=generation,
@@ -109,6 +119,8 @@ class Boot:
             tokens=tokens,
             checks=self._checks,
         )
+        runner.card = loaded.card
+        return runner
 
     def _load(self) -> StageModel:
         folder = Path(self._config.model_path)
@@ -118,7 +130,7 @@ class Boot:
             first=self._first,
             last=self._last,
             dtype=self._dtype,
-            device=torch.device("cpu"),
+            device=self._hardware.device,
             max_model_len=self._config.max_model_len,
         )
         if self._config.profile.model.load_format == "dummy":
@@ -140,19 +152,20 @@ class Boot:
         state = BatchState(length, self._shape.block_size)
         state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
         # Every row writes and reads the null block: what counts is sizes.
-        cache = CpuKvCache(self._shape, 1)
+        cache, device = self._hardware.scratch(self._shape), self._hardware.device
 
         def forward(plan: Plan, hidden: Tensor) -> None:
+            batch = self._hardware.batch(plan.batch)
             if self._first:
-                hidden = model.embed(torch.zeros(len(hidden), dtype=torch.int64), plan.batch.positions)
-            out = model.run(hidden, plan.batch, cache.layers)
+                hidden = model.embed(torch.zeros(len(hidden), dtype=torch.int64, device=device), batch.positions)
+            out = model.run(hidden, batch, cache)
             if self._last:
-                model.logits(out[torch.from_numpy(plan.last_tokens)])
+                model.logits(out[torch.from_numpy(plan.last_tokens).to(device)])
 
         def run(rows: list[Row]) -> int:
             plan = state.plan(rows)
-            hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype)
-            return activation_bytes(partial(forward, plan, hidden))
+            hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype, device=device)
+            return self._hardware.activations(partial(forward, plan, hidden))
 
         peak = 0
         with torch.inference_mode():
@@ -173,8 +186,8 @@ class Boot:
 
     def _ready(self, model: StageModel, activations: int) -> StageReady:
         memory, shape = self._config.profile.memory, self._shape
-        total = _total_bytes(memory.device_mib, self._config.stages)
-        peak = model.weights_bytes + activations
+        total, quantum = self._hardware.total, self._hardware.quantum_blocks(shape)
+        peak = self._hardware.peak(model.weights_bytes, activations)
         reserved = (total - peak) // shape.block_bytes
         if reserved < 1:
             least = -(-(peak + shape.block_bytes) // _MIB)
@@ -190,14 +203,14 @@ class Boot:
             pid=os.getpid(),
             host=socket.gethostname(),
             layers=list(self._config.layers[self._stage]),
-            device_kind="cpu",
-            device_name=_processor(),
-            device_uuid=None,
+            device_kind=self._hardware.kind,
+            device_name=self._hardware.name,
+            device_uuid=self._hardware.uuid,
             total_bytes=total,
             weights_bytes=model.weights_bytes,
             peak_bytes=peak,
             block_bytes=shape.block_bytes,
-            quantum_blocks=shape.quantum_blocks(),
+            quantum_blocks=quantum,
             reserved_blocks=reserved,
             swap_blocks=int(memory.swap_space_gib * 2**30) // shape.block_bytes,
         )
@@ -246,7 +259,7 @@ class Boot:
         if not self._first:
             before = edge(f"g{generation}-e{stage - 1}", False, stage - 1)
             limit = self._config.profile.scheduler.max_num_batched_tokens
-            inlet = Inlet(before, limit, model.boundary_size, self._dtype, ledger)
+            inlet = Inlet(before, limit, model.boundary_size, self._dtype, ledger, self._hardware.pinned)
         if not self._last:
             outbox = sender(f"g{generation}-e{stage}", stage + 1)
         if ahead and self._first:
@@ -254,30 +267,3 @@ class Boot:
         elif ahead and self._last:
             outbox = sender(tokens_edge, 0)
         return inlet, outbox, tokens
-
-
-def resolve_dtype(name: str, spec: ModelSpec) -> torch.dtype:
-    """Return the type to compute in. `auto` is the checkpoint's, with half precision as float32: CPUs emulate it."""
-    if name == "auto":
-        name = "float32" if spec.dtype in ("bfloat16", "float16") else spec.dtype
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"model.dtype is {name!r}; it must be float64, float32, bfloat16 or float16")
-    return dtype
-
-
-def _total_bytes(device_mib: int | None, stages: int) -> int:
-    if device_mib is not None:
-        return device_mib * _MIB
-    return system_memory().total // stages
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

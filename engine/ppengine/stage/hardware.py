@@ -10,18 +10,29 @@ import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from ppkernels.batch import Batch
+from torch import Tensor
 
 from ppengine.checkpoint import ModelSpec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel
-from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape
+from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, SwapPool
 from ppengine.stage.profile_run import activation_bytes
+from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import system_memory
 
 _MIB = 2**20
+
+
+class Furniture(NamedTuple):
+    """What `Hardware.furnish` is given. `told(done, all)` hears of what takes long."""
+
+    cache: KvCache
+    host: Any
+    told: Callable[[int, int], None]
 
 
 class Hardware(ABC):
@@ -33,8 +44,10 @@ class Hardware(ABC):
     device: torch.device
     total: int
     """Memory that this stage may count as its own: a utilization of 1."""
-    eager_half = False
+    half = False
     """Whether half precision is computed in half precision where the profile leaves the type to the checkpoint."""
+    pinned = False
+    """Whether messages from other stages are received into pinned memory."""
 
     def batch(self, batch: Batch) -> Batch:
         """Return a step's batch with its tensors where the kernels want them."""
@@ -45,8 +58,11 @@ class Hardware(ABC):
         """Return what `run` needs for a while beside what is there before and after."""
 
     @abstractmethod
-    def peak(self, weights: int, activations: int) -> int:
-        """Return what this stage needs before it has a block: weights, the largest activations and all else."""
+    def peak(self, weights: int, activations: int, cache: KvCache | None = None) -> int:
+        """Return what this stage needs before it has a block: weights, the largest activations and all else.
+
+        `cache` is there already when what was made behind it (graphs) is to count.
+        """
 
     @abstractmethod
     def quantum_blocks(self, shape: KvShape) -> int:
@@ -57,18 +73,20 @@ class Hardware(ABC):
         """Return a cache with addresses for `blocks` blocks, the null block mapped."""
 
     @abstractmethod
-    def pool(self, shape: KvShape, blocks: int) -> HostPool:
+    def scratch(self, shape: KvShape) -> list[Tensor]:
+        """Return the layers of a cache of one block, for the profile run."""
+
+    @abstractmethod
+    def pool(self, shape: KvShape, blocks: int) -> SwapPool:
         """Return the host pool of swapped blocks."""
 
-    def resolve_dtype(self, name: str, spec: ModelSpec) -> torch.dtype:
-        """Return the type to compute in. `auto` is the checkpoint's; a CPU takes half precision as float32."""
-        if name == "auto":
-            half = spec.dtype in ("bfloat16", "float16")
-            name = "float32" if half and not self.eager_half else spec.dtype
-        dtype = getattr(torch, name)
-        if not isinstance(dtype, torch.dtype):
-            raise ConfigError(f"model.dtype is {name!r}; it must be float64, float32, bfloat16 or float16")
-        return dtype
+    def furnish(self, config: EngineConfig, model: StageModel, loaded: Furniture) -> Any:
+        """Return what runners of this hardware keep for life beside model, cache and pool; None where nothing."""
+        return None
+
+    def runner(self, **parts: Any) -> Runner:
+        """Return a runner for one generation."""
+        return Runner(**parts)
 
 
 class CpuHardware(Hardware):
@@ -88,7 +106,7 @@ class CpuHardware(Hardware):
         """See `Hardware`."""
         return activation_bytes(run)
 
-    def peak(self, weights: int, activations: int) -> int:
+    def peak(self, weights: int, activations: int, cache: KvCache | None = None) -> int:
         """See `Hardware`."""
         return weights + activations
 
@@ -100,9 +118,23 @@ class CpuHardware(Hardware):
         """See `Hardware`."""
         return CpuKvCache(shape, blocks)
 
-    def pool(self, shape: KvShape, blocks: int) -> HostPool:
+    def scratch(self, shape: KvShape) -> list[Tensor]:
+        """See `Hardware`."""
+        return CpuKvCache(shape, 1).layers
+
+    def pool(self, shape: KvShape, blocks: int) -> SwapPool:
         """See `Hardware`."""
         return HostPool(shape, blocks)
+
+
+def resolve_dtype(name: str, spec: ModelSpec, half: bool = False) -> torch.dtype:
+    """Return the type to compute in. `auto` is the checkpoint's, with half precision as float32 unless `half`."""
+    if name == "auto":
+        name = "float32" if spec.dtype in ("bfloat16", "float16") and not half else spec.dtype
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"model.dtype is {name!r}; it must be float64, float32, bfloat16 or float16")
+    return dtype
 
 
 def open_hardware(config: EngineConfig, stage: int) -> Hardware:

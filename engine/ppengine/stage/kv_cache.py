@@ -12,6 +12,7 @@ import math
 import mmap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from ppkernels.kv_layout import cache_shape
@@ -159,6 +160,16 @@ class CpuKvCache(KvCache):
     def _expose(self, count: int) -> None:
         self.mapped = count
         self.layers = [segment[:count] for segment in self._memory.layers]
+
+
+class SwapPool(Protocol):
+    """Blocks that were swapped out; `layers` as those of a cache."""
+
+    blocks: int
+    layers: list[Tensor]
+
+    def drop(self, first: int, last: int) -> None:
+        """Forget blocks `[first, last)`."""
 
 
 class HostPool(BlockMemory):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from ppkernels.block_copy import copy_layers
@@ -15,7 +17,8 @@ from ppengine.ring import Gauge, Kind
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite import FiniteCheck
-from ppengine.stage.kv_cache import HostPool, KvCache
+from ppengine.stage.kv_cache import KvCache, SwapPool
+from ppengine.stage.pending import Pending
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.sampler import sample_rows
 from ppengine.stage.token_return import TokenTable
@@ -23,7 +26,7 @@ from ppengine.stage.transport import Inlet, Outbox
 
 log = logging.getLogger("ppengine.stage")
 
-_MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
+MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
 
 
 class Runner:
@@ -42,7 +45,7 @@ class Runner:
         model: StageModel,
         state: BatchState,
         cache: KvCache,
-        host: HostPool,
+        host: SwapPool,
         ring: Recorder,
         inlet: Inlet | None,
         outbox: Outbox | None,
@@ -59,7 +62,16 @@ class Runner:
         self._inlet = inlet
         self._tokens = tokens
         self._checks = checks
+        self.card: Any = None
+        """What a GPU keeps for life; see `ppengine.cuda.runner`."""
         self._finite = FiniteCheck(stage, model, state, cache, checks)
+
+    def before_waiting(self, act: Callable[[], None]) -> None:
+        """Have `act` called before this stage waits for a message of another."""
+        if self._inlet is not None:
+            self._inlet.edge.before_wait = act
+        if self._tokens is not None and self._tokens.edge is not None:
+            self._tokens.edge.before_wait = act
 
     def leave(self) -> None:
         """Close all edges, whatever is under way on them; what this runner knew of requests goes with it."""
@@ -74,24 +86,28 @@ class Runner:
         if self._inlet is not None and step.rows:
             self._inlet.expect(step.number, sum(row.count for row in step.rows))
 
-    def execute(self, step: Step) -> Retired:
-        """Do one step and return its acknowledgement. Raises what the model or the transport raises."""
+    def execute(self, step: Step) -> Pending:
+        """Do or launch one step; its acknowledgement comes when it is done. Raises what model or transport raise."""
         if step.checks is not None:
             self._checks.apply(step.checks)
         self._state.release(step.release)
         if self._tokens is not None and step.release:
             self._tokens.forget(step.release)
-        self._state.register(step.register)
+        self._register(step)
         self._state.set_tables(step.tables)
         retired = Retired(self.generation, step.number, self.stage, self.rank)
+        pending = Pending(retired)
         if step.map_blocks is not None:
             retired.error = self._map(step.number, step.map_blocks)
             retired.mapped = self.cache.mapped
         if step.moves:
-            self._move(step.number, step.moves)
+            self._move(step.number, step.moves, pending)
         if step.rows:
-            retired.sampled = self._run(step)
-        return retired
+            self._rows(step, pending)
+        return pending
+
+    def _register(self, step: Step) -> None:
+        self._state.register(step.register)
 
     def _map(self, number: int, blocks: int) -> str:
         with self._ring.operation(Kind.MAP, number, size=blocks):
@@ -101,16 +117,16 @@ class Runner:
         log.info("step %d maps %d blocks: %s", number, blocks, error or "done")
         return error
 
-    def _move(self, number: int, moves: list[Move]) -> None:
+    def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
         for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):
             pairs = [(move.src, move.dst) for move in group]
             source = self._host.layers if kind is MoveKind.IN else self.cache.layers
             target = self._host.layers if kind is MoveKind.OUT else self.cache.layers
             size = len(pairs) * self.cache.shape.block_bytes
-            with self._ring.operation(_MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
+            with self._ring.operation(MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
                 copy_layers(source, target, pairs)
 
-    def _run(self, step: Step) -> list[Sampled]:
+    def _rows(self, step: Step, pending: Pending) -> None:
         ring, number = self._ring, step.number
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
@@ -124,11 +140,11 @@ class Runner:
             if self._checks.looks_for_non_finite:
                 self._finite.look(number, plan, hidden, out)
         if self._model.last:
-            return self._finish(number, plan, out)
+            pending.retired.sampled = self._finish(number, plan, out)
+            return
         self._send(number, out.contiguous())
         if self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
-        return []
 
     def _embed(self, number: int, plan: Plan) -> Tensor:
         on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]

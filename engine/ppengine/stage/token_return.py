@@ -28,7 +28,7 @@ class TokenTable:
 
     def __init__(self, ring: Recorder, edge: Edge | None = None, ledger: Ledger | None = None) -> None:
         self._ring = ring
-        self._edge = edge
+        self.edge = edge
         self._ledger = ledger = ledger or Ledger()
         name = "" if edge is None else f"tokens<{edge.peer}"
         self._stream = self._peer = None
@@ -49,7 +49,7 @@ class TokenTable:
 
     def expect(self, step: int, slots: Slots) -> None:
         """Note that the last stage will sample a token for each of `slots` in `step`."""
-        if self._edge is None:
+        if self.edge is None:
             return
         self._pending.append((step, slots))
         if len(self._pending) > KEEP_RETURNS:
@@ -73,19 +73,19 @@ class TokenTable:
         self._pending.clear()
         if self._stream is not None:
             self._ledger.close(self._stream)
-        if self._edge is not None:
-            self._edge.close()
+        if self.edge is not None:
+            self.edge.close()
 
     def _take_oldest(self) -> None:
         step, slots = self._pending.popleft()
-        assert self._edge is not None  # only `expect` fills the queue, and only with an edge
+        assert self.edge is not None  # only `expect` fills the queue, and only with an edge
         buffer = torch.empty(len(slots), dtype=torch.int64)
         ledger, declared = self._ledger, None
         if ledger.on and self._stream is not None:
             known = self._buffers.of(buffer.untyped_storage(), buffer.data_ptr(), buffer.nbytes)
             declared = known, ledger.launch(self._stream, f"tokens of m{step}", writes=[known])
-        with self._ring.operation(Kind.TOKEN_RETURN, step, self._edge.peer, buffer.nbytes):
-            self._edge.receive(buffer, step)
+        with self._ring.operation(Kind.TOKEN_RETURN, step, self.edge.peer, buffer.nbytes):
+            self.edge.receive(buffer, step)
         if ledger.on and declared is not None:
             if self._peer is not None and self._stream is not None:
                 ledger.passed(self._peer, self._stream, "message")

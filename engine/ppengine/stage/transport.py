@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -58,6 +59,8 @@ class Edge:
         self._number = 0
         self._open: set[int] = set()
         """Records of messages that are not done."""
+        self.before_wait: Callable[[], None] | None = None
+        """Called before a message is waited for: what this stage owes others must not wait for it."""
 
     def send(self, tensor: Tensor, step: int = 0) -> Sending:
         """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
@@ -83,6 +86,8 @@ class Edge:
         code, seq = self._begin(tensor, step)
         if self._ring is not None:
             self._ring.returned(seq)
+        if self.before_wait is not None and not self.wire.readable:
+            self.before_wait()
         header = bytearray(_HEADER.size)
         self.wire.receive(memoryview(header))
         number, sent_step, size, sent_code, constant = _HEADER.unpack(header)
@@ -121,14 +126,20 @@ class Inlet:
     """Receiving side of the edge from the stage before."""
 
     def __init__(
-        self, edge: Edge, max_tokens: int, width: int, dtype: torch.dtype, ledger: Ledger | None = None
+        self,
+        edge: Edge,
+        max_tokens: int,
+        width: int,
+        dtype: torch.dtype,
+        ledger: Ledger | None = None,
+        pinned: bool = False,
     ) -> None:
         self.edge = edge
         self._ledger = ledger = ledger or Ledger()
         self._stream = ledger.stream(f"recv<{edge.peer}", "receive")
         self._peer = ledger.peer(f"stage {edge.peer}")
         # Written once, so that the memory is really there before the profile run counts it.
-        self._buffer = torch.zeros(max_tokens, width, dtype=dtype)
+        self._buffer = torch.zeros(max_tokens, width, dtype=dtype, pin_memory=pinned)
         self._known = ledger.buffer(f"recv<{edge.peer} buffer")
         self._expected: deque[tuple[int, int]] = deque()
 

@@ -87,6 +87,11 @@ class Wire:
                 raise self._lost()
             into = into[count:]
 
+    @property
+    def readable(self) -> bool:
+        """Whether something has come, be it the end."""
+        return bool(self._readable.poll(0))
+
     def close(self) -> None:
         """Close the connection; the peer is told at once."""
         self._socket.close()

@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from ppengine.stage.checks import StageChecks
 from ppengine.stage.control import ControlThread, allow_observers
 from ppengine.stage.generations import Generations
 from ppengine.stage.kv_cache import size_text
+from ppengine.stage.pending import Pending
 from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.wire import PeerLostError, SupersededError
@@ -46,6 +48,10 @@ log = logging.getLogger("ppengine.stage")
 _POLL_MS = 100
 _LINGER_MS = 1000
 _DRAIN_S = 0.5
+MOST_PENDING = 2
+"""Steps launched and not done: one that the device works on, one that waits for it."""
+_GLANCE_S = 2e-5
+"""Between two looks at a device that works."""
 
 
 class StageWorker:
@@ -61,6 +67,7 @@ class StageWorker:
         self._ring = self._rings.main
         self._codec = Codec(ToStage)
         self._inbox: deque[Step] = deque()
+        self._pending: deque[Pending] = deque()
         self._leaving = False
         self._newest = 0
         self._arms: Any = None
@@ -125,6 +132,7 @@ class StageWorker:
             lost = error.with_traceback(None)
         else:
             runner = self._armed(runner)
+            runner.before_waiting(lambda: self._retire(0))
             self._send(msgspec.structs.replace(loaded.ready, generation=generation))
             self._ring.phase(Phase.SERVING)
             with torch.inference_mode():
@@ -143,6 +151,7 @@ class StageWorker:
         # Nothing there counts any more; what a block holds on the device is written before it is read.
         loaded.host.drop(0, loaded.host.blocks)
         self._inbox.clear()
+        self._pending.clear()
         self._ring.gauge(Gauge.INBOX, 0)
         self._ring.gauge(Gauge.OUTBOX, 0)
         self._ring.gauge(Gauge.STEP_FINISHED, self._newest)
@@ -185,9 +194,20 @@ class StageWorker:
         tokens = sum(row.count for row in step.rows)
         context = sum(row.start + row.count for row in step.rows)
         with ring.operation(Kind.STEP, number, size=tokens, detail=context):
-            retired = runner.execute(step)
-        ring.gauge(Gauge.STEP_FINISHED, number)
-        self._send(retired)
+            self._pending.append(runner.execute(step))
+        self._retire(MOST_PENDING)
+
+    def _retire(self, most: int) -> None:
+        """Acknowledge the steps that are done, in order, and wait for the oldest while more than `most` are not."""
+        while self._pending and (self._pending[0].done or len(self._pending) > most):
+            pending = self._pending.popleft()
+            if pending.done:
+                retired = pending.finish()
+            else:
+                with self._ring.operation(Kind.DEVICE, pending.retired.number):
+                    retired = pending.finish()
+            self._ring.gauge(Gauge.STEP_FINISHED, retired.number)
+            self._send(retired)
 
     def _next(self, runner: Runner) -> Step | None:
         """Return the next step, None where the generation is over or the stage is to leave.
@@ -195,6 +215,11 @@ class StageWorker:
         Takes all that has come off the socket, so that it can be counted.
         """
         self._take(runner, 0)
+        while self._pending and not self._inbox and not self._leaving:
+            self._retire(len(self._pending))
+            self._take(runner, 0)
+            if self._pending and not self._inbox:
+                time.sleep(_GLANCE_S)
         if not self._inbox and not self._leaving:
             with self._ring.operation(Kind.IDLE):
                 while not self._inbox and not self._over():
