@@ -28,7 +28,7 @@ class CudaState:
     """Made once a boot. `latest` [SLOTS]: the newest token of each slot, where one stage both samples and embeds.
 
     `incoming` [tokens, H]: what came from the stage before, where graphs read it; it arrives in one of two buffers in
-    turn, so that a copy does not wait for the layers that read the one before. `graphs` None: steps are launched eagerly.
+    turn, so that a copy does not wait for the layers that read the one before. `graphs` None: no step is a graph.
     """
 
     def __init__(

@@ -64,6 +64,7 @@ class Edge:
 
     def send(self, tensor: Tensor, step: int = 0) -> Sending:
         """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
+        self.wire.check_sendable()
         code, seq = self._begin(tensor, step)
         header = _HEADER.pack(self._number, step, tensor.nbytes, code, _CONSTANT)
         rest = self.wire.push([memoryview(header), _bytes_of(tensor)])

@@ -92,6 +92,14 @@ class Wire:
         """Whether something has come, be it the end."""
         return bool(self._readable.poll(0))
 
+    def check_sendable(self) -> None:
+        """Raise PeerLostError where the peer is known to be gone: what is sent first after that would vanish unseen.
+
+        Nothing comes back on a wire, so that all there can be to read is its end.
+        """
+        if self._readable.poll(0):
+            raise self._lost()
+
     def close(self) -> None:
         """Close the connection; the peer is told at once."""
         self._socket.close()
