@@ -52,7 +52,7 @@ NO_RESTART_ON_RAY = "its driver places the stages once (max_restarts=0) and take
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory of each stage. `device_mib` stands for the card's memory on a CPU stage, and only there."""
+    """Memory of each stage. `device_mib` stands for the card's memory on a CPU stage; on a GPU it is a limit."""
 
     utilization: float = 0.9
     device_mib: int | None = None

@@ -24,6 +24,8 @@ from ppengine.stage.hardware import Furniture, Hardware
 from ppengine.stage.kv_cache import KvCache, KvShape
 from ppengine.stage.runner import Runner
 
+_MIB = 2**20
+
 
 class CudaHardware(Hardware):
     """One card of this host. Stages share cards in turn where there are more stages than cards."""
@@ -46,7 +48,8 @@ class CudaHardware(Hardware):
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
         self.sharing = len([other for other in range(config.stages) if other % cards == index])
-        self.total = card.total // self.sharing
+        mib = config.profile.memory.device_mib
+        self.total = card.total // self.sharing if mib is None else min(mib * _MIB, card.total // self.sharing)
 
     def batch(self, batch: Batch) -> Batch:
         """Return a step's batch on the device, int32."""

@@ -1,0 +1,95 @@
+"""A whole engine on GPUs, judged by transformers: the same tokens, with graphs and without, at pipeline 1 and 2.
+
+Stages share a card where there are fewer cards than stages.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real import needs_gpu
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent / "engine"), str(HERE.parent / "end_to_end")]
+pytest.importorskip("msgspec", reason="needs the engine's packages")
+pytest.importorskip("transformers", reason="the judge")
+
+import reference  # noqa: E402
+from checkpoints import make_checkpoint  # noqa: E402
+from ppengine import LLM, SamplingParams  # noqa: E402
+from ppengine.config import Profile, profiles_dir  # noqa: E402
+
+pytestmark = needs_gpu
+STEPS = 24
+TINY = profiles_dir() / "models" / "tiny"
+
+
+def profile(folder: Path, dtype: str, stages: int, eager: bool, **scheduler: Any) -> Profile:
+    from ppengine.config import build_profile
+
+    return build_profile(
+        {
+            "name": "gpu",
+            "model": {"path": str(folder), "dtype": dtype, "max_model_len": 256, "skip_tokenizer": True},
+            "parallel": {"pipeline": stages, "device": "cuda", "eager": eager},
+            "memory": {"device_mib": 4096, "swap_space_gib": 0.01},
+            "scheduler": {"max_num_seqs": 32, "max_num_batched_tokens": 64, "schedule_ahead": True, **scheduler},
+        },
+        base=Path(),
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    made = {family: make_checkpoint(root / family, family, layers=4) for family in ("opt", "llama")}
+    return {**made, "tiny": TINY}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("opt", "float32"), ("opt", "float16"), ("llama", "float32"), ("llama", "float16"), ("tiny", "bfloat16")],
+)
+def test_tokens_are_as_near_as_those_of_transformers(
+    folders: dict[str, Path], family: str, dtype: str, stages: int, eager: bool
+) -> None:
+    """Twice the largest error of transformers itself in this dtype is the tolerance."""
+    folder = folders[family]
+    prompts = reference.prompts(24, 100, low=3, high=90, seed=5)
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
+    with LLM(profile(folder, dtype, stages, eager)) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    chosen = [output.outputs[0].token_ids for output in outputs]
+    pairs = list(zip(prompts, chosen, strict=True))
+    judges = [reference.log_probabilities(folder, prompt, tokens) for prompt, tokens in pairs]
+    theirs = [reference.log_probabilities(folder, prompt, tokens, dtype) for prompt, tokens in pairs]
+    tolerance = 2 * max(float((a - b).abs().max()) for a, b in zip(judges, theirs, strict=True))
+    assert 0 < tolerance < 1, "a reference that is off by more judges nothing"
+    for judge, output in zip(judges, outputs, strict=True):
+        sample = output.outputs[0]
+        for row, token, entry in zip(judge, sample.token_ids, sample.logprobs, strict=True):
+            assert abs(entry.chosen - float(row[token])) < tolerance
+            assert float(row.max() - row[token]) < 2 * tolerance
+
+
+def test_seeded_samples_are_those_of_a_cpu(folders: dict[str, Path]) -> None:
+    """The counter-based generator gives the same tokens where rounding does not decide."""
+    prompts = reference.prompts(8, 100, seed=6)
+    params = SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=STEPS, ignore_eos=True)
+    outputs = []
+    for device in ("cpu", "cuda"):
+        made = profile(folders["llama"], "float32", 1, False)
+        import msgspec
+
+        made = msgspec.structs.replace(made, parallel=msgspec.structs.replace(made.parallel, device=device))
+        with LLM(made) as llm:
+            found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        outputs.append([output.outputs[0].token_ids for output in found])
+    same = sum(a == b for a, b in zip(*outputs, strict=True))
+    assert same >= len(prompts) - 1, f"{same} of {len(prompts)} are the same; torch {torch.__version__}"
