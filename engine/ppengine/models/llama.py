@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
+import torch
 from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
+from ppkernels.llama_layer import BAD_SLOT, LayerWeights, Rows, llama_layer
 from ppkernels.norms import rms_norm
-from ppkernels.paged_attention import AttentionPlan, paged_attention
+from ppkernels.paged_attention import AttentionPlan, paged_attention, refuse_row
+from ppkernels.paged_tiles import takes as attends
 from ppkernels.rotary import rotary_tables, rotate
-from ppkernels.store_kv import store_kv
+from ppkernels.store_kv import refuse_slots, store_kv
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ppengine.checkpoint import ModelSpec, RopeSpec
-from ppengine.models.layers import WeightTable, part_of
+from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.rope import inverse_frequencies
 from ppengine.models.stage import StageModel
 
@@ -44,18 +48,37 @@ class LlamaStage(StageModel):
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
         tied = spec.tie_word_embeddings
         self.embedding = self.head = self.norm = None
-        if first or (last and tied):
-            self.embedding = table.take("model.embed_tokens.weight", vocabulary, hidden)
+        embedding = "model.embed_tokens.weight"
+        if first and not (last and tied):
+            self.embedding = table.take(embedding, vocabulary, hidden)
         self.layers = nn.ModuleList([LlamaLayer(spec, index, table) for index in range(*layers)])
         if last:
             self.norm = table.take("model.norm.weight", hidden)
-            self.head = self.embedding if tied else table.take("lm_head.weight", vocabulary, hidden)
+            self.head = Linear(table.take(embedding if tied else "lm_head.weight", vocabulary, hidden), None)
         rope = spec.rope or RopeSpec()
         frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
         self._cos, self._sin = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        if self.head is not None and self.spec.tie_word_embeddings:
+            return self.head.rows(token_ids)
         return functional.embedding(token_ids, part_of(self.embedding, "first"))
+
+    def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+        layers = [cast(LlamaLayer, layer) for layer in self.layers]
+        if not all(layer.packed for layer in layers) or not all(map(attends, kv)):
+            return super()._run(hidden, batch, kv)
+        residual = hidden.clone(memory_format=torch.contiguous_format)
+        tensors = (self._cos, self._sin, batch.positions, batch.slot_mapping, batch.query_start[:-1],
+                   batch.query_start[1:], batch.seq_lens, batch.block_tables)  # fmt: skip
+        rows = Rows(*(tensor.numpy() for tensor in tensors))
+        values = residual.numpy()
+        for layer, cache in zip(layers, kv, strict=True):
+            done = llama_layer(values, layer.arrays, cache.numpy(), rows, layer.heads, layer.eps)
+            if done == BAD_SLOT:
+                refuse_slots(cache, batch.slot_mapping)
+            refuse_row(done, cache)
+        return residual
 
     def _parts(
         self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
@@ -70,7 +93,8 @@ class LlamaStage(StageModel):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = rms_norm(hidden, part_of(self.norm, "last"), self.spec.norm_eps)
-        return functional.linear(normed, part_of(self.head, "last"))
+        logits: Tensor = part_of(self.head, "last")(normed)
+        return logits
 
 
 class LlamaLayer(nn.Module):
@@ -93,6 +117,19 @@ class LlamaLayer(nn.Module):
         self.mlp_norm = table.take(prefix + "post_attention_layernorm.weight", hidden)
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
         self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
+
+    @property
+    def packed(self) -> bool:
+        """Whether all matrices are."""
+        return all(part.packed for part in (self.qkv, self.out, self.gate_up, self.down))
+
+    @functools.cached_property
+    def arrays(self) -> LayerWeights:
+        """The weights, packed, as `llama_layer` takes them."""
+        tensors = (self.input_norm, self.qkv.weight, self.qkv.bias, self.q_norm, self.k_norm,
+                   self.out.weight, self.out.bias, self.mlp_norm,
+                   self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)  # fmt: skip
+        return LayerWeights(*(None if tensor is None else tensor.numpy() for tensor in tensors))
 
     def attend(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
         """Return the residual stream [T, H] behind the attention, as a new tensor."""

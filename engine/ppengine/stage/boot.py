@@ -124,6 +124,7 @@ class Boot:
             init_dummy(model, DUMMY_SEED)
         else:
             load_weights(model, folder, progress=self._loaded)
+        model.pack()
         return model
 
     def _loaded(self, done: int, total: int) -> None:
