@@ -22,9 +22,9 @@ ROWS, DEPTH = 240, 512
 _AHEAD = 64
 """How many vectors before their use weights are asked for."""
 _tile4 = make_tile(4, unroll=UNROLL, by_row=False)
-_tile8 = make_tile(8, unroll=UNROLL, by_row=False)
-_tile12 = make_tile(12, unroll=UNROLL, by_row=False)
-_tile16 = make_tile(16, unroll=UNROLL, by_row=False)
+_tile8 = make_tile(8, unroll=2, by_row=False)
+_tile12 = make_tile(12, unroll=2, by_row=False)
+_tile16 = make_tile(16, unroll=2, by_row=False)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -87,7 +87,8 @@ def llama_layer(residual: Any, weights: Any, kv: Any, rows: Any, heads: int, eps
 
 @jit.compiled
 def _linear(x: Any, weight: Any, bias: Any, y: Any, add: bool) -> None:
-    multiply(x, weight, y, add)
+    # numba compiles a function anew for each constant that it is called with; this is none.
+    multiply(x, weight, y, add & (len(x) > 0))
     if bias is not None:
         for row in range(len(y)):
             for i in range(y.shape[1]):

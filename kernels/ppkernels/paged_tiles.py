@@ -8,7 +8,7 @@ eight tokens of a chunk. Every pass over the blocks asks the cache for what the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +21,26 @@ HIGH = 8
 """Most rows of a tile."""
 _tile4, _tile8 = make_tile(4, unroll=4, by_row=True), make_tile(HIGH, unroll=4, by_row=True)
 _rest4, _rest8 = make_tile(4, unroll=1, by_row=True), make_tile(HIGH, unroll=1, by_row=True)
+
+
+class _Queries(NamedTuple):
+    """A tile: `rows` queries from `at` on; the first sees `length` tokens, each further one `growth` more."""
+
+    at: int
+    step: int
+    rows: int
+    length: int
+    growth: int
+    target: int
+    """Where in the output the first one's result goes, and how far from there the next one's."""
+    target_step: int
+
+
+class _Place(NamedTuple):
+    """The keys and values of one row and key head."""
+
+    row: int
+    head: int
 
 
 def takes(kv: Tensor) -> bool:
@@ -47,19 +67,32 @@ def attend(fused: Any, kv: Any, starts: Any, ends: Any, lengths: Any, tables: An
         first, end, length, following = starts[row], ends[row], lengths[row], min(row + 1, len(lengths) - 1)
         for head in range(kv_heads):
             last = head == kv_heads - 1
-            next_row, next_head = (following, 0) if last else (row, head + 1)
+            this, then = _Place(row, head), _Place(following, 0) if last else _Place(row, head + 1)
             if end - first == 1:
-                for g in range(0, group, HIGH):
-                    place = head * group + g
-                    _attend(fused, first * token_step + place * width, width, min(HIGH, group - g), length, 0, kv,
-                            tables, row, head, next_row, next_head, scores,
-                            output, (first * heads + place) * width, width)  # fmt: skip
+                for place in range(head * group, (head + 1) * group, HIGH):
+                    queries = _Queries(
+                        at=first * token_step + place * width,
+                        step=width,
+                        rows=min(HIGH, (head + 1) * group - place),
+                        length=length,
+                        growth=0,
+                        target=(first * heads + place) * width,
+                        target_step=width,
+                    )
+                    _attend(fused, queries, kv, tables, this, then, scores, output)
                 continue
             for place in range(head * group, (head + 1) * group):
                 for token in range(first, end, HIGH):
-                    _attend(fused, token * token_step + place * width, token_step, min(HIGH, end - token),
-                            length - end + token + 1, 1, kv, tables, row, head, next_row, next_head, scores,
-                            output, (token * heads + place) * width, heads * width)  # fmt: skip
+                    queries = _Queries(
+                        at=token * token_step + place * width,
+                        step=token_step,
+                        rows=min(HIGH, end - token),
+                        length=length - end + token + 1,
+                        growth=1,
+                        target=(token * heads + place) * width,
+                        target_step=heads * width,
+                    )
+                    _attend(fused, queries, kv, tables, this, then, scores, output)
     return -1
 
 
@@ -74,46 +107,47 @@ def bad_row(lengths: Any, tables: Any, blocks: int, block_size: int) -> int:
 
 
 @jit.compiled
-def _attend(fused: Any, q_at: int, q_step: int, rows: int, length: int, growth: int, kv: Any, tables: Any, row: int,
-            head: int, next_row: int, next_head: int, scores: Any, output: Any, o_at: int,
-            o_step: int) -> None:  # fmt: skip
-    """One tile of queries, the first of which sees `length` tokens, each further one `growth` more."""
+def _attend(
+    fused: Any, queries: _Queries, kv: Any, tables: Any, this: _Place, then: _Place, scores: Any, output: Any
+) -> None:
+    """One tile of queries: attend to `this`, and fetch the keys of `then`."""
     _, _, kv_heads, block_size, width = kv.shape
+    at, step, rows, length, growth, target, target_step = queries
     lanes, size, wide = lanes_of(kv), block_size * width, scores.shape[1]
     longest = length + growth * (rows - 1)
     blocks = (longest + block_size - 1) // block_size
     for b in range(blocks):
-        keys = (tables[row, b] * 2 * kv_heads + head) * size
+        keys = (tables[this.row, b] * 2 * kv_heads + this.head) * size
         values = keys + kv_heads * size
         for t in range(0, block_size, lanes):
             if rows <= 4:
-                _tile4(fused, q_at, q_step, kv, keys + t, block_size, values + t, width,
+                _tile4(fused, at, step, kv, keys + t, block_size, values + t, width,
                        scores, b * block_size + t, wide, rows, False)  # fmt: skip
             else:
-                _tile8(fused, q_at, q_step, kv, keys + t, block_size, values + t, width,
+                _tile8(fused, at, step, kv, keys + t, block_size, values + t, width,
                        scores, b * block_size + t, wide, rows, False)  # fmt: skip
     for r in range(rows):
         _softmax(scores, r, length + growth * r, longest, 1 / math.sqrt(width))
     for b in range(blocks):
-        values = ((tables[row, b] * 2 + 1) * kv_heads + head) * size
-        ahead = (tables[next_row, b] * 2 * kv_heads + next_head) * size
+        values = ((tables[this.row, b] * 2 + 1) * kv_heads + this.head) * size
+        ahead = (tables[then.row, b] * 2 * kv_heads + then.head) * size
         weights, seen = b * block_size, min(block_size, longest - b * block_size)
         most = seen // 4 * 4
         for i in range(0, width, lanes):
             if most > 0 and rows <= 4:
                 _tile4(scores, weights, wide, kv, values + i, width, ahead + i, most,
-                       output, o_at + i, o_step, rows, b > 0)  # fmt: skip
+                       output, target + i, target_step, rows, b > 0)  # fmt: skip
             elif most > 0:
                 _tile8(scores, weights, wide, kv, values + i, width, ahead + i, most,
-                       output, o_at + i, o_step, rows, b > 0)  # fmt: skip
+                       output, target + i, target_step, rows, b > 0)  # fmt: skip
             if most < seen:  # what is behind is not this row's, and may be NaN
                 rest, more = values + most * width + i, b > 0 or most > 0
                 if rows <= 4:
                     _rest4(scores, weights + most, wide, kv, rest, width, ahead, seen - most,
-                           output, o_at + i, o_step, rows, more)  # fmt: skip
+                           output, target + i, target_step, rows, more)  # fmt: skip
                 else:
                     _rest8(scores, weights + most, wide, kv, rest, width, ahead, seen - most,
-                           output, o_at + i, o_step, rows, more)  # fmt: skip
+                           output, target + i, target_step, rows, more)  # fmt: skip
 
 
 @jit.compiled

@@ -54,7 +54,7 @@ def store_rows(keys: Any, values: Any, fused: Any, slots: Any) -> bool:
 @jit.compiled
 def all_inside(slots: Any, capacity: int) -> bool:
     """Return whether all `slots` are ones of a cache of `capacity`."""
-    for slot in slots:
+    for slot in slots:  # noqa: SIM110 (numba has no generators)
         if slot < 0 or slot >= capacity:
             return False
     return True
