@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
@@ -51,6 +51,7 @@ class LlamaStage(StageModel):
         embedding = "model.embed_tokens.weight"
         if first and not (last and tied):
             self.embedding = table.take(embedding, vocabulary, hidden)
+        self._packed_layers: list[LayerWeights] = []
         self.layers = nn.ModuleList([LlamaLayer(spec, index, table) for index in range(*layers)])
         if last:
             self.norm = table.take("model.norm.weight", hidden)
@@ -64,21 +65,35 @@ class LlamaStage(StageModel):
             return self.head.rows(token_ids)
         return functional.embedding(token_ids, part_of(self.embedding, "first"))
 
-    def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+    def pack(self) -> None:
+        """As `StageModel.pack`; a stage whose layers are packed runs each of them in one call."""
+        super().pack()
         layers = [cast(LlamaLayer, layer) for layer in self.layers]
-        if not all(layer.packed for layer in layers) or not all(map(attends, kv)):
+        if all(layer.packed for layer in layers):
+            self._packed_layers = [layer.arrays() for layer in layers]
+
+    def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+        if not self._packed_layers or not attends(kv[0]):
             return super()._run(hidden, batch, kv)
-        residual = hidden.clone(memory_format=torch.contiguous_format)
-        tensors = (self._cos, self._sin, batch.positions, batch.slot_mapping, batch.query_start[:-1],
-                   batch.query_start[1:], batch.seq_lens, batch.block_tables)  # fmt: skip
-        rows = Rows(*(tensor.numpy() for tensor in tensors))
-        values = residual.numpy()
-        for layer, cache in zip(layers, kv, strict=True):
-            done = llama_layer(values, layer.arrays, cache.numpy(), rows, layer.heads, layer.eps)
+        residual = np.array(hidden.numpy(), order="C")  # a copy
+        starts = batch.query_start.numpy()
+        rows = Rows(
+            cos=self._cos.numpy(),
+            sin=self._sin.numpy(),
+            positions=batch.positions.numpy(),
+            slots=batch.slot_mapping.numpy(),
+            starts=starts[:-1],
+            ends=starts[1:],
+            lengths=batch.seq_lens.numpy(),
+            tables=batch.block_tables.numpy(),
+        )
+        heads, eps = self.spec.num_heads, self.spec.norm_eps
+        for weights, cache in zip(self._packed_layers, kv, strict=True):
+            done = llama_layer(residual, weights, cache.numpy(), rows, heads, eps)
             if done == BAD_SLOT:
                 refuse_slots(cache, batch.slot_mapping)
             refuse_row(done, cache)
-        return residual
+        return torch.from_numpy(residual)
 
     def _parts(
         self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
@@ -123,13 +138,26 @@ class LlamaLayer(nn.Module):
         """Whether all matrices are."""
         return all(part.packed for part in (self.qkv, self.out, self.gate_up, self.down))
 
-    @functools.cached_property
     def arrays(self) -> LayerWeights:
-        """The weights, packed, as `llama_layer` takes them."""
-        tensors = (self.input_norm, self.qkv.weight, self.qkv.bias, self.q_norm, self.k_norm,
-                   self.out.weight, self.out.bias, self.mlp_norm,
-                   self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)  # fmt: skip
-        return LayerWeights(*(None if tensor is None else tensor.numpy() for tensor in tensors))
+        """Return the weights, packed, as `llama_layer` takes them."""
+
+        def array(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor.numpy()
+
+        return LayerWeights(
+            input_norm=array(self.input_norm),
+            qkv=array(self.qkv.weight),
+            qkv_bias=array(self.qkv.bias),
+            q_norm=array(self.q_norm),
+            k_norm=array(self.k_norm),
+            out=array(self.out.weight),
+            out_bias=array(self.out.bias),
+            mlp_norm=array(self.mlp_norm),
+            gate_up=array(self.gate_up.weight),
+            gate_up_bias=array(self.gate_up.bias),
+            down=array(self.down.weight),
+            down_bias=array(self.down.bias),
+        )
 
     def attend(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
         """Return the residual stream [T, H] behind the attention, as a new tensor."""
