@@ -26,7 +26,7 @@ from ppengine.stage.kv_cache import HostPool, KvCache, KvShape, size_text
 from ppengine.stage.profile_run import activation_bytes, largest_batches
 from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
-from ppengine.stage.system_memory import system_memory
+from ppengine.stage.system_memory import keep_freed_memory, system_memory
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import Edge, Inlet, Outbox
 from ppengine.stage.wire import meet
@@ -68,6 +68,7 @@ class Boot:
         self._next_report = 0.0
         self._first, self._last = stage == 0, stage == config.stages - 1
         profile = config.profile
+        keep_freed_memory()
         torch.set_num_threads(profile.threads_per_stage or max(1, _cores() // config.stages))
         self._spec = read_spec(Path(config.model_path))
         self._dtype = resolve_dtype(profile.model.dtype, self._spec)
@@ -125,6 +126,7 @@ class Boot:
             init_dummy(model, DUMMY_SEED)
         else:
             load_weights(model, folder, progress=self._loaded)
+        model.pack()
         return model
 
     def _loaded(self, done: int, total: int) -> None:
