@@ -25,7 +25,7 @@ def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     if jit.serves(values) and values.is_contiguous() and weight.dim() == 1:
         output = torch.empty_like(values)
         width = values.shape[-1]
-        _rms_norm(values.view(-1, width).numpy(), weight.numpy(), eps, output.view(-1, width).numpy())
+        rms_norm_rows(values.view(-1, width).numpy(), weight.numpy(), eps, output.view(-1, width).numpy())
         return output
     return rms_norm_reference(values, weight, eps)
 
@@ -78,7 +78,8 @@ def _on_gpu(*rows: Tensor) -> bool:
 
 
 @jit.compiled
-def _rms_norm(values: Any, weight: Any, eps: float, output: Any) -> None:
+def rms_norm_rows(values: Any, weight: Any, eps: float, output: Any) -> None:
+    """Write the norm of `values` [T, H] to `output`, which may be `values`."""
     rows, width = values.shape
     for row in range(rows):
         total = weight.dtype.type(0)

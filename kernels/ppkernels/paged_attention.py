@@ -1,22 +1,21 @@
 """Attention over a paged KV cache, for decodes, chunks of prompts, and both in one step.
 
-`plan_attention` sorts a step's rows once; every layer then runs `paged_attention` with the plan. Slots that a row must
+`plan_attention` makes the plan of a step; every layer then runs `paged_attention` with it. Slots that a row must
 not see have no effect: whatever an earlier owner left in a block, NaN included, cannot leak into another request.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ppkernels import gpu, jit
+from ppkernels import gpu, jit, paged_tiles
 from ppkernels.batch import Batch
-from ppkernels.kv_layout import keys, transposed, values
-from ppkernels.paged_decode import decode_kernel
+from ppkernels.kv_layout import keys, values
 
 GATHER_BYTES = 64 << 20
 """The reference takes decodes in groups that gather at most this much (always at least one row)."""
@@ -48,7 +47,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The rows of one step, the same for all layers. Kernels for GPUs take the batch as it is: they sort nothing."""
+    """The rows of one step, the same for all layers; sorted when somebody asks, which kernels for GPUs never do."""
 
     batch: Batch
     heads: int
@@ -59,7 +58,7 @@ class AttentionPlan:
         """[T]: where each token's key and value go, for `store_kv`."""
         return self.batch.slot_mapping
 
-    @cached_property
+    @functools.cached_property
     def decodes(self) -> Decodes | None:
         """The rows with one token, if there are any."""
         batch, device = self.batch, self.batch.block_tables.device
@@ -73,7 +72,7 @@ class AttentionPlan:
         rows = rows.to(device)
         return Decodes(tokens, batch.block_tables[rows], batch.seq_lens[rows])
 
-    @cached_property
+    @functools.cached_property
     def chunks(self) -> list[Chunk]:
         """The other rows."""
         if self.batch.decode_only:
@@ -102,19 +101,26 @@ def paged_attention(fused: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
         from ppkernels.gpu.paged_attention import paged_attention as attend_on_gpu
 
         return attend_on_gpu(fused, kv, plan.batch, plan.heads)
-    if plan.decodes is None or not (jit.serves(kv) and fused.is_contiguous()):
+    if not (paged_tiles.takes(kv) and fused.is_contiguous()):
         return paged_attention_reference(fused, kv, plan)
+    batch, decodes = plan.batch, plan.batch.decode_only or not jit.one_thread()
     output = fused.new_empty(fused.shape[0], plan.heads * kv.shape[-1])
-    decodes = plan.decodes
-    kernel = decode_kernel(kv.dtype, *kv.shape[3:])
-    heads = output.view(len(output), plan.heads, -1)
-    arguments = (fused, decodes.tokens, transposed(kv), kv, decodes.tables, decodes.lengths, heads)
-    bad = kernel(*(each.numpy() for each in arguments))
-    if bad >= 0:
-        raise IndexError(f"row {bad} has a block outside of the cache, which has {kv.shape[0]}")
-    for chunk in plan.chunks:
+    if not decodes:
+        rows = (batch.query_start[:-1], batch.query_start[1:], batch.seq_lens, batch.block_tables)
+    elif plan.decodes is not None:
+        rows = (plan.decodes.tokens, plan.decodes.tokens + 1, plan.decodes.lengths, plan.decodes.tables)
+    arguments = (fused, kv, *rows, output.view(len(output), plan.heads, -1))
+    bad = paged_tiles.attend(*(each.numpy() for each in arguments))
+    refuse_row(bad, kv)
+    for chunk in plan.chunks if decodes else []:
         output[chunk.tokens] = _attend_chunk(fused[chunk.tokens, : plan.heads], kv, chunk)
     return output
+
+
+def refuse_row(row: int, kv: Tensor) -> None:
+    """Raise IndexError if a kernel found a bad block in `row`, and did not return -1."""
+    if row >= 0:
+        raise IndexError(f"row {row} has a block outside of the cache, which has {kv.shape[0]}")
 
 
 def paged_attention_reference(fused: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:

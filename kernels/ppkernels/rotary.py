@@ -33,7 +33,7 @@ def rotate(fused: Tensor, count: int, cos: Tensor, sin: Tensor, positions: Tenso
 
         rotary.rotate(fused, count, cos, sin, positions)
     elif jit.serves(fused) and fused.is_contiguous():
-        _rotate(fused.numpy(), count, cos.numpy(), sin.numpy(), positions.numpy())
+        rotate_rows(fused.numpy(), count, cos.numpy(), sin.numpy(), positions.numpy())
     else:
         rotate_reference(fused, count, cos, sin, positions)
 
@@ -46,7 +46,8 @@ def rotate_reference(fused: Tensor, count: int, cos: Tensor, sin: Tensor, positi
 
 
 @jit.compiled
-def _rotate(fused: Any, count: int, cos: Any, sin: Any, positions: Any) -> None:
+def rotate_rows(fused: Any, count: int, cos: Any, sin: Any, positions: Any) -> None:
+    """As `rotate`, on arrays."""
     half = fused.shape[2] // 2
     for token in range(fused.shape[0]):
         position = positions[token]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -22,9 +22,14 @@ def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
         store_on_gpu(kv, fused, slots)
     elif not (jit.serves(kv) and fused.is_contiguous()):
         store_kv_reference(kv, fused, slots)
-    elif not _store(transposed(kv).numpy(), kv.numpy(), fused.numpy(), slots.numpy()):
-        capacity = kv.shape[0] * kv.shape[3]
-        raise IndexError(f"slots {int(slots.min())} to {int(slots.max())} reach out of a cache of {capacity}")
+    elif not store_rows(transposed(kv).numpy(), kv.numpy(), fused.numpy(), slots.numpy()):
+        refuse_slots(kv, slots)
+
+
+def refuse_slots(kv: Tensor, slots: Tensor) -> NoReturn:
+    """Raise IndexError: a kernel found some of `slots` outside of `kv`."""
+    capacity = kv.shape[0] * kv.shape[3]
+    raise IndexError(f"slots {int(slots.min())} to {int(slots.max())} reach out of a cache of {capacity}")
 
 
 def store_kv_reference(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
@@ -36,12 +41,11 @@ def store_kv_reference(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
 
 
 @jit.compiled
-def _store(keys: Any, values: Any, fused: Any, slots: Any) -> bool:
+def store_rows(keys: Any, values: Any, fused: Any, slots: Any) -> bool:
     """Write all tokens, or none and return False."""
     blocks, _, kv_heads, block_size, head_dim = values.shape
-    for token in range(len(slots)):
-        if slots[token] < 0 or slots[token] >= blocks * block_size:
-            return False
+    if not all_inside(slots, blocks * block_size):
+        return False
     first = fused.shape[1] - 2 * kv_heads
     for token in range(len(slots)):
         block, offset = slots[token] // block_size, slots[token] % block_size
@@ -49,4 +53,13 @@ def _store(keys: Any, values: Any, fused: Any, slots: Any) -> bool:
             for i in range(head_dim):
                 keys[block, 0, head, i, offset] = fused[token, first + head, i]
                 values[block, 1, head, offset, i] = fused[token, first + kv_heads + head, i]
+    return True
+
+
+@jit.compiled
+def all_inside(slots: Any, capacity: int) -> bool:
+    """Return whether all `slots` are ones of a cache of `capacity`."""
+    for slot in slots:  # noqa: SIM110 (numba has no generators)
+        if slot < 0 or slot >= capacity:
+            return False
     return True

@@ -27,6 +27,7 @@ class Pipeline:
         stages: int = 1,
         partition: list[int] | None = None,
         blocks: int = 64,
+        packed: bool = True,
     ) -> None:
         self.spec = spec = read_spec(folder)
         cuts = partition_layers(spec.num_layers, stages, partition)
@@ -35,6 +36,8 @@ class Pipeline:
         for start, end in cuts:
             stage = build_stage(spec, (start, end), start == 0, end == spec.num_layers, dtype)
             load_weights(stage, folder)
+            if packed:
+                stage.pack()
             self.stages.append(stage)
             shape = (blocks, 2, spec.num_kv_heads, BLOCK, spec.head_dim)
             self.caches.append([torch.full(shape, float("nan"), dtype=dtype) for _ in range(start, end)])

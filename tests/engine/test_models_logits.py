@@ -57,6 +57,20 @@ def test_float64_whole_chunked_and_decoded(family: str, stages: int, checkpoint:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_plain_weights_give_the_same_as_packed_ones(family: str, checkpoint: Maker) -> None:
+    """Plain weights are what machines without the packed kernel, and stages of several threads, compute with."""
+    folder = checkpoint(family)
+    tokens = random_tokens(LENGTH, 128)
+    logits = []
+    for packed in (True, False):
+        pipeline = Pipeline(folder, torch.float64, 2, packed=packed)
+        pipeline.add(0, tokens)
+        logits.append(chunked(pipeline, 0, [20, 1, 16]))
+    torch.testing.assert_close(*logits, **TIGHT)
+    assert not torch.equal(*logits), "sums are added up in another order"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_float32_within_its_rounding(family: str, checkpoint: Maker) -> None:
     folder = checkpoint(family)
     tokens = random_tokens(LENGTH, 128, seed=1)

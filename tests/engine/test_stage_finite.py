@@ -49,6 +49,7 @@ class Line:
         for index, (start, end) in enumerate(partition_layers(spec.num_layers, stages)):
             model = build_stage(spec, (start, end), start == 0, end == spec.num_layers, torch.float64)
             load_weights(model, folder)
+            model.pack()
             self.stages.append(Stage(model, index, torch.float64))
 
     def add(self, slot: int, count: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,31 @@ def test_a_system_that_does_not_say_is_an_error(tmp_path: Path) -> None:
     (proc / "meminfo").write_text("MemTotal: 5 kB\n")
     with pytest.raises(OSError, match="has no MemAvailable: line"):
         system_memory(proc, groups)
+
+
+FAULTS = """
+import ctypes
+import resource
+import torch
+from ppengine.stage.system_memory import keep_freed_memory
+
+def faults():
+    def work():
+        parts = [torch.ones(2**18) for _ in range(8)]
+    for _ in range(3):
+        work()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+ctypes.CDLL(None).mallopt(-3, 2**16)  # glibc finds a limit by itself, now this one, now another: the lowest here
+print(faults())
+keep_freed_memory()
+print(faults())
+"""
+
+
+def test_freed_memory_is_used_again_without_the_system() -> None:
+    gives_back, keeps = map(int, subprocess.check_output([sys.executable, "-c", FAULTS]).split())
+    assert keeps < 200 < 20 * 1024 <= gives_back, "8 MiB are 2,048 pages"

@@ -5,6 +5,7 @@ Stages share a card where there are fewer cards than stages.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def profile(folder: Path, dtype: str, stages: int, eager: bool, **scheduler: Any
 
     return build_profile(
         {
-            "name": "gpu",
+            "name": f"gpu-{os.getpid()}",
             "model": {"path": str(folder), "dtype": dtype, "max_model_len": 256, "skip_tokenizer": True},
             "parallel": {"pipeline": stages, "device": "cuda", "eager": eager},
             "memory": {"device_mib": 4096, "swap_space_gib": 0.01},

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import Paged, make_paged, plain_attention, put
+from batches import NAN, Paged, make_paged, plain_attention, put
 from ppkernels import paged_attention as module
 from ppkernels.paged_attention import paged_attention, paged_attention_reference, plan_attention
 from torch import Tensor
@@ -40,9 +40,14 @@ def queries(paged: Paged, heads: int, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 8), (6, 2, 16), (5, 1, 8)])
-def test_equals_plain_attention(dtype: torch.dtype, step: str, heads: int, kv_heads: int, width: int) -> None:
-    paged = make_paged(STEPS[step], kv_heads, width, dtype)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "block_size"),
+    [(4, 4, 8, 8), (6, 2, 16, 8), (5, 1, 8, 8), (6, 2, 32, 16), (9, 1, 16, 32)],
+)
+def test_equals_plain_attention(
+    dtype: torch.dtype, step: str, heads: int, kv_heads: int, width: int, block_size: int
+) -> None:
+    paged = make_paged(STEPS[step], kv_heads, width, dtype, block_size=block_size)
     query = queries(paged, heads)
     output = run(paged, query)
     assert output.dtype == dtype
@@ -69,6 +74,29 @@ def test_a_block_outside_of_the_cache_is_refused(block: int) -> None:
     paged.batch.block_tables[1, 0] = block
     with pytest.raises(IndexError, match="row 1 has a block outside of the cache"):
         run(paged, query)
+
+
+@pytest.mark.parametrize("step", ["decodes", "mixed"])
+def test_more_threads_give_the_same(step: str) -> None:
+    """Chunks are torch's then."""
+    paged = make_paged(STEPS[step], 2, 16, torch.float32, block_size=16)
+    query = queries(paged, 6)
+    before = torch.get_num_threads()
+    outputs = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        outputs.append(run(paged, query))
+    torch.set_num_threads(before)
+    torch.testing.assert_close(*outputs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), float("-inf")])
+def test_a_bad_key_shows_in_its_row_alone(bad: float) -> None:
+    paged = make_paged(STEPS["decodes"], 2, 16, torch.float32, block_size=16)
+    paged.kv[paged.batch.block_tables[2, 0], 0, :, 0, 3] = bad
+    output = run(paged, queries(paged, 6))
+    assert not output[2].isfinite().all()
+    assert output[[0, 1, 3, 4, 5]].isfinite().all()
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import torch
+from ppkernels import linear
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -62,18 +63,41 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
+        self.packed = False
+
+    def pack(self) -> None:
+        """Bring the weight, in its own memory, into the form that the CPU's kernel takes, where it takes it at all.
+
+        The memory of each checkpoint tensor keeps its numbers, in another order.
+        """
+        if not self.packed and linear.can_pack(self.weight):
+            self.weight = nn.Parameter(linear.pack(self.weight.data), requires_grad=False)
+            self.packed = True
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return [T, outputs] of `inputs` [T, inputs]."""
+        if self.packed:
+            return linear.linear(inputs, self.weight, self.bias)
         return functional.linear(inputs, self.weight, self.bias)
 
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Return `residual` + y as a new tensor."""
+        if self.packed:
+            output = residual.clone(memory_format=torch.contiguous_format)
+            linear.linear_added(output, inputs, self.weight, self.bias)
+            return output
         output = torch.addmm(residual, inputs, self.weight.t())
         return output if self.bias is None else output.add_(self.bias)
 
     def add_to(self, residual: Tensor, inputs: Tensor) -> None:
-        """Add y to `residual` in place."""
+        """Add y to `residual`, which is contiguous, in place."""
+        if self.packed:
+            linear.linear_added(residual, inputs, self.weight, self.bias)
+            return
         residual.addmm_(inputs, self.weight.t())
         if self.bias is not None:
             residual.add_(self.bias)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return rows [T, inputs] of the weight: a head that is tied to the embedding serves as that."""
+        return linear.rows_of(self.weight, indices) if self.packed else functional.embedding(indices, self.weight)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import torch
 from ppkernels.activation import silu_and_mul
 from ppkernels.batch import Batch
+from ppkernels.llama_layer import BAD_SLOT, LayerWeights, Rows, llama_layer
 from ppkernels.norms import rms_norm
-from ppkernels.paged_attention import AttentionPlan, paged_attention
+from ppkernels.paged_attention import AttentionPlan, paged_attention, refuse_row
+from ppkernels.paged_tiles import takes as attends
 from ppkernels.rotary import rotary_tables
 from ppkernels.rotate_and_store import rotate_and_store
+from ppkernels.store_kv import refuse_slots
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ppengine.checkpoint import ModelSpec, RopeSpec
-from ppengine.models.layers import WeightTable, part_of
+from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.rope import inverse_frequencies
 from ppengine.models.stage import StageModel
 
@@ -44,18 +49,52 @@ class LlamaStage(StageModel):
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
         tied = spec.tie_word_embeddings
         self.embedding = self.head = self.norm = None
-        if first or (last and tied):
-            self.embedding = table.take("model.embed_tokens.weight", vocabulary, hidden)
+        embedding = "model.embed_tokens.weight"
+        if first and not (last and tied):
+            self.embedding = table.take(embedding, vocabulary, hidden)
+        self._packed_layers: list[LayerWeights] = []
         self.layers = nn.ModuleList([LlamaLayer(spec, index, table) for index in range(*layers)])
         if last:
             self.norm = table.take("model.norm.weight", hidden)
-            self.head = self.embedding if tied else table.take("lm_head.weight", vocabulary, hidden)
+            self.head = Linear(table.take(embedding if tied else "lm_head.weight", vocabulary, hidden), None)
         rope = spec.rope or RopeSpec()
         frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
         self._cos, self._sin = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        if self.head is not None and self.spec.tie_word_embeddings:
+            return self.head.rows(token_ids)
         return functional.embedding(token_ids, part_of(self.embedding, "first"))
+
+    def pack(self) -> None:
+        """As `StageModel.pack`; a stage whose layers are packed runs each of them in one call."""
+        super().pack()
+        layers = [cast(LlamaLayer, layer) for layer in self.layers]
+        if all(layer.packed for layer in layers):
+            self._packed_layers = [layer.arrays() for layer in layers]
+
+    def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+        if not self._packed_layers or not attends(kv[0]):
+            return super()._run(hidden, batch, kv)
+        residual = np.array(hidden.numpy(), order="C")  # a copy
+        starts = batch.query_start.numpy()
+        rows = Rows(
+            cos=self._cos.numpy(),
+            sin=self._sin.numpy(),
+            positions=batch.positions.numpy(),
+            slots=batch.slot_mapping.numpy(),
+            starts=starts[:-1],
+            ends=starts[1:],
+            lengths=batch.seq_lens.numpy(),
+            tables=batch.block_tables.numpy(),
+        )
+        heads, eps = self.spec.num_heads, self.spec.norm_eps
+        for weights, cache in zip(self._packed_layers, kv, strict=True):
+            done = llama_layer(residual, weights, cache.numpy(), rows, heads, eps)
+            if done == BAD_SLOT:
+                refuse_slots(cache, batch.slot_mapping)
+            refuse_row(done, cache)
+        return torch.from_numpy(residual)
 
     def _parts(
         self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
@@ -70,7 +109,8 @@ class LlamaStage(StageModel):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = rms_norm(hidden, part_of(self.norm, "last"), self.spec.norm_eps)
-        return functional.linear(normed, part_of(self.head, "last"))
+        logits: Tensor = part_of(self.head, "last")(normed)
+        return logits
 
 
 class LlamaLayer(nn.Module):
@@ -93,6 +133,32 @@ class LlamaLayer(nn.Module):
         self.mlp_norm = table.take(prefix + "post_attention_layernorm.weight", hidden)
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
         self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
+
+    @property
+    def packed(self) -> bool:
+        """Whether all matrices are."""
+        return all(part.packed for part in (self.qkv, self.out, self.gate_up, self.down))
+
+    def arrays(self) -> LayerWeights:
+        """Return the weights, packed, as `llama_layer` takes them."""
+
+        def array(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor.numpy()
+
+        return LayerWeights(
+            input_norm=array(self.input_norm),
+            qkv=array(self.qkv.weight),
+            qkv_bias=array(self.qkv.bias),
+            q_norm=array(self.q_norm),
+            k_norm=array(self.k_norm),
+            out=array(self.out.weight),
+            out_bias=array(self.out.bias),
+            mlp_norm=array(self.mlp_norm),
+            gate_up=array(self.gate_up.weight),
+            gate_up_bias=array(self.gate_up.bias),
+            down=array(self.down.weight),
+            down_bias=array(self.down.bias),
+        )
 
     def attend(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
         """Return the residual stream [T, H] behind the attention, as a new tensor."""

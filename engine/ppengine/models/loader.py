@@ -49,12 +49,16 @@ def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int],
 
 
 def init_dummy(model: StageModel, seed: int) -> None:
-    """Fill the parameters with small random numbers, the same for a tensor however the model is cut into stages."""
+    """Fill the parameters with small random numbers, the same for a tensor however the model is cut into stages.
+
+    A GPU draws its own, others than a CPU's: drawing those of an 8B model takes a CPU a minute.
+    """
     with torch.no_grad():
         for name, target in model.sources:
             # One hash of both: the generator looks at 32 bits of its seed alone.
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            values = torch.randn(target.shape, generator=generator, dtype=torch.float32).mul_(DUMMY_SCALE)
+            generator = torch.Generator(target.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            values = torch.randn(target.shape, generator=generator, dtype=torch.float32, device=target.device)
+            values.mul_(DUMMY_SCALE)
             if "norm" in name and name.endswith("weight"):
                 values.add_(1.0)
             target.copy_(values)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ppengine.checkpoint import ModelSpec
-from ppengine.models.layers import WeightTable, part_of
+from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.stage import StageModel
 
 POSITION_OFFSET = 2
@@ -38,8 +38,9 @@ class OptStage(StageModel):
         hidden, width = spec.hidden_size, spec.embed_dim
         tied, projected = spec.tie_word_embeddings, spec.embed_dim != spec.hidden_size
         self.embedding = self.positions = self.head = self.norm = self.project_in = self.project_out = None
-        if first or (last and tied):
-            self.embedding = table.take(_PREFIX + "embed_tokens.weight", spec.vocab_size, width)
+        embedding = _PREFIX + "embed_tokens.weight"
+        if first and not (last and tied):
+            self.embedding = table.take(embedding, spec.vocab_size, width)
         if first:
             rows = spec.max_position + POSITION_OFFSET
             self.positions = table.take(_PREFIX + "embed_positions.weight", rows, hidden)
@@ -50,10 +51,13 @@ class OptStage(StageModel):
             self.norm = LayerNorm(_PREFIX + "final_layer_norm", spec, table) if spec.final_norm else None
             if projected:
                 self.project_out = table.linear([(_PREFIX + "project_out", width)], hidden, bias=False)
-            self.head = self.embedding if tied else table.take("lm_head.weight", spec.vocab_size, width)
+            self.head = Linear(table.take(embedding if tied else "lm_head.weight", spec.vocab_size, width), None)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden = functional.embedding(token_ids, part_of(self.embedding, "first"))
+        if self.head is not None and self.spec.tie_word_embeddings:
+            hidden = self.head.rows(token_ids)
+        else:
+            hidden = functional.embedding(token_ids, part_of(self.embedding, "first"))
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         positions = positions + POSITION_OFFSET
@@ -74,7 +78,8 @@ class OptStage(StageModel):
             hidden = self.norm(hidden)
         if self.project_out is not None:
             hidden = self.project_out(hidden)
-        return functional.linear(hidden, part_of(self.head, "last"))
+        logits: Tensor = part_of(self.head, "last")(hidden)
+        return logits
 
 
 class LayerNorm(nn.Module):

@@ -12,7 +12,7 @@ from ppkernels.paged_attention import AttentionPlan, plan_attention
 from torch import Tensor, nn
 
 from ppengine.checkpoint import ModelSpec
-from ppengine.models.layers import Source, WeightTable
+from ppengine.models.layers import Linear, Source, WeightTable
 
 
 class StageModel(nn.Module, ABC):
@@ -44,6 +44,12 @@ class StageModel(nn.Module, ABC):
         """Checkpoint tensors of this stage and where they go."""
         return self._table.sources
 
+    def pack(self) -> None:
+        """Bring the weights, all loaded, into the form that this machine's kernels take (see `Linear.pack`)."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+
     @torch.inference_mode()
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """First stage: return hidden states [T, H] of `token_ids` [T] at `positions` [T]."""
@@ -55,6 +61,10 @@ class StageModel(nn.Module, ABC):
 
         `kv` has one tensor a layer of this stage (see `ppkernels.kv_layout`).
         """
+        return self._run(hidden, batch, kv)
+
+    def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+        """As `run`; a model that has something faster than its parts overrides it."""
         # A deque of one takes an iterator to its end without a loop of Python's.
         return deque(self.parts(hidden, batch, kv), 1)[0][2]
 

@@ -40,6 +40,7 @@ class Reference:
             init_dummy(self._model, DUMMY_SEED)
         else:
             load_weights(self._model, folder)
+        self._model.pack()
         shape = KvShape(spec.num_layers, size, spec.num_kv_heads, spec.head_dim, self._dtype)
         self._blocks = -(-config.max_model_len // size)
         self._state = BatchState(config.max_model_len, size)

@@ -27,6 +27,7 @@ from ppengine.stage.kv_cache import KvCache, KvShape, SwapPool, size_text
 from ppengine.stage.profile_run import largest_batches
 from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
+from ppengine.stage.system_memory import keep_freed_memory
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import Edge, Inlet, Outbox
 from ppengine.stage.wire import meet
@@ -70,6 +71,7 @@ class Boot:
         self._next_report = 0.0
         self._first, self._last = stage == 0, stage == config.stages - 1
         profile = config.profile
+        keep_freed_memory()
         self._hardware = open_hardware(config, stage)
         self._spec = read_spec(Path(config.model_path))
         self._dtype = resolve_dtype(profile.model.dtype, self._spec, self._hardware.half)
@@ -137,6 +139,7 @@ class Boot:
             init_dummy(model, DUMMY_SEED)
         else:
             load_weights(model, folder, progress=self._loaded)
+        model.pack()
         return model
 
     def _loaded(self, done: int, total: int) -> None:

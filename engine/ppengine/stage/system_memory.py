@@ -1,10 +1,16 @@
-"""How much memory a CPU stage can count on: the machine's, or less where a cgroup (a container) limits it."""
+"""How much memory a CPU stage can count on, the machine's, or less where a cgroup (a container) limits it; and how
+its C library deals with it."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+_KEPT_BYTES = 64 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of mallopt(3)."""
 
 
 class SystemMemory(NamedTuple):
@@ -29,6 +35,17 @@ def system_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgro
             total = min(total, int(limit))
             available = min(available, max(0, int(limit) - used + cache))
     return SystemMemory(total, available)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 64 MiB of what was freed for the next step; another C library is left as it is.
+
+    Otherwise a prefill's activations go back to the system behind every layer, and come from it again page by page.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)  # the most that it takes
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _own_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:
