@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from real import needs_gpu
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 import pynvml
@@ -17,6 +18,7 @@ from ppengine.cuda.kv_cache import CudaKvCache
 from ppengine.cuda.streams import Stream
 from ppengine.stage.kv_cache import KvShape, size_text
 
+pytestmark = needs_gpu
 GIB = 2**30
 SHAPE = KvShape(layers=8, block_size=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)  # 64 KiB a block and layer
 QUANTUM = 1024
@@ -25,9 +27,6 @@ QUANTUM = 1024
 TAKE = """
 import sys
 from cuda.bindings import driver as d
-from real import needs_gpu
-
-pytestmark = needs_gpu
 d.cuInit(0)
 d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
 print(int(d.cuMemAlloc(int(sys.argv[1]))[0]))

@@ -83,7 +83,8 @@ def make_profile(
         )
     return build_profile(
         {
-            "name": "llm",
+            # Names are unique on a host, and nobody chose this one.
+            "name": f"llm-{secrets.token_hex(3)}",
             "model": {
                 "path": str(Path(model).resolve()), "dtype": dtype, "load_format": load_format,
                 "max_model_len": max_model_len, "skip_tokenizer": skip_tokenizer_init,
