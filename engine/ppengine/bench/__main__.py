@@ -20,6 +20,9 @@ from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
 from ppengine.tokenizer import Tokenizer
 
+WINDOW_S = 5.0
+"""Each side of a pair with and without a console: several pictures of one that draws once a second."""
+
 
 def parse() -> argparse.Namespace:
     """Return the arguments."""
@@ -95,6 +98,16 @@ def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, ro
     print(f"ratio        {ratio:9.2f} (pairs {pairs[0]:.2f} to {pairs[-1]:.2f})")
 
 
+def run_for(llm: LLM, work: Iterator[list[Job]], seconds: float = WINDOW_S) -> float:
+    """Return tokens a second of one workload after the other for at least `seconds`."""
+    tokens = took = 0.0
+    while took < seconds:
+        jobs = next(work)
+        tokens += sum(job.output_len for job in jobs)
+        took += run_engine(llm, jobs)
+    return tokens / took
+
+
 def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
     """Alternate runs with and without a console and print what watching costs."""
     roles = roles_of(llm.llm_engine.supervisor_pid)
@@ -102,16 +115,14 @@ def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
     for number in range(pairs):
         # Each pair begins with the other side, so that a drift of the machine favours neither.
         for attached in (False, True) if number % 2 else (True, False):
-            jobs = next(work)
-            tokens = sum(job.output_len for job in jobs)
             if not attached:
-                alone.append(tokens / run_engine(llm, jobs))
+                alone.append(run_for(llm, work))
                 continue
             with AttachedConsole(llm.llm_engine.engine_id) as console:
-                run_engine(llm, next(work)[:2])  # the console is up and drawing
+                console.settle()
                 watchers = [*roles["watchers"], console.pid]
                 before = sum(map(cpu_seconds, roles["engine"])), sum(map(cpu_seconds, watchers))
-                watched.append(tokens / run_engine(llm, jobs))
+                watched.append(run_for(llm, work))
                 engine = sum(map(cpu_seconds, roles["engine"])) - before[0]
                 shares.append((sum(map(cpu_seconds, watchers)) - before[1]) / max(engine, 1e-9))
         say(pair=number, alone_tok_s=round(alone[-1], 1), watched_tok_s=round(watched[-1], 1), cpu=round(shares[-1], 4))

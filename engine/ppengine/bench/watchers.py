@@ -7,9 +7,12 @@ import pty
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+SETTLE_S, SETTLED_S = 20.0, 0.5
+"""How long a console may take to come up, and how long it must have been calm."""
 
 
 class AttachedConsole:
@@ -35,6 +38,15 @@ class AttachedConsole:
         self._process.wait()
         self._reader.join(2)
         os.close(self._ours)
+
+    def settle(self) -> None:
+        """Wait until the console has loaded and drawn, so that its start is not taken for its watching."""
+        used, until = cpu_seconds(self.pid), time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            time.sleep(SETTLED_S)
+            before, used = used, cpu_seconds(self.pid)
+            if before and used - before < SETTLED_S / 5:
+                return
 
     @property
     def pid(self) -> int:
