@@ -18,7 +18,9 @@ SLOW_S = 1.0
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
 """smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
 _STEPS_SHOWN = 8
-_OWNERS = {"receive": "main"}
+_MESSAGE_RINGS = frozenset({"send", "receive"})
+"""Rings whose records are messages; of the thousands of others none is looked at for one."""
+_OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
 
@@ -38,7 +40,8 @@ class RingFile:
         fresh = self.reader.since(self.track.seen)
         again = [record for _, record in known if record is not None]
         self.track.feed([*again, *fresh], gone=[seq for seq, record in known if record is None])
-        self.messages.feed([*again, *fresh])
+        if self.reader.name in _MESSAGE_RINGS:
+            self.messages.feed([*again, *fresh])
 
 
 class CpuClock:
