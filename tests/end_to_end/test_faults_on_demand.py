@@ -161,6 +161,22 @@ async def test_death_by_a_fault(lost_engine: Served, kind: str, code: int) -> No
         assert (await op.do(ClearFaults())).text == f"{kind} at stage 1 has ended its process"
 
 
+async def test_the_last_picture_says_what_ended_the_engine(folder: Path) -> None:
+    served = serve(folder, "--allow-faults")
+    try:
+        async with served.operator() as op:
+            await writes(op, 900)
+            await op.do(Fault(kind="core-kill"))
+            ended = op.until(lambda picture: picture.engine.state == "stopped", "the engine has ended", core=False)
+            (verdict,) = (await ended).verdicts
+            assert (verdict.stage, verdict.cause) == (None, "driver")
+            assert "killed by SIGKILL" in verdict.summary
+        assert served.engine.wait(15) == 1
+        assert served.engine.leftovers() == []
+    finally:
+        served.remove()
+
+
 async def test_engine_without_the_option_cannot_be_broken(folder: Path) -> None:
     with serve(folder) as engine:
         async with engine.operator() as op:

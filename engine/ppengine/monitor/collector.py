@@ -250,7 +250,7 @@ class Collector:
         return told
 
     def snapshot(self, consoles: int, *, stopped: bool = False) -> Snapshot:
-        """Return the picture of this moment."""
+        """Return the picture of this moment. The last one (`stopped`) keeps what ended the engine."""
         return merge(
             self._config,
             Inputs(
@@ -260,7 +260,7 @@ class Collector:
                 sightings=self._sightings,
                 processes=self._processes,
                 gpus=self._gpus,
-                verdicts=[] if stopped else self.verdicts,
+                verdicts=[verdict for verdict in self.verdicts if not stopped or verdict.cause == "driver"],
                 waits=[] if stopped else self.waits(),
                 event_seq=self._events.newest,
                 consoles=consoles,

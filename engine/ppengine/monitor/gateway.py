@@ -343,6 +343,7 @@ class Gateway:
         """Publish the end. `orphaned`: the supervisor is gone; clear away processes and files."""
         # The last answers of the core may wait here, and who has none should not have to guess.
         self._on_collect()
+        self._collector.judge(self._commands.stopping)
         self._commands.core_lost("the engine stops")
         self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was told to end")
         topics = [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW]
