@@ -15,6 +15,19 @@ import ctypes, os, re, signal, sys, time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+released = False
+holding = 0
+
+
+class Released(Exception):
+    pass
+
+
+def let_go(seconds):
+    global released
+    released = True
+    if holding:
+        raise Released
 
 
 def pause_in_python(seconds):
@@ -80,7 +93,7 @@ def forget_to_receive(seconds):
     def later(self, step):
         Inlet.take = take
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until and not released:
             time.sleep(0.05)
         return take(self, step)
     Inlet.take = later
@@ -123,8 +136,19 @@ def slow_down(seconds):
 
 
 def obey(number, frame):
+    global released, holding
     word, seconds = (FOLDER / str(os.getpid())).read_text().split()
-    globals()[word](float(seconds))
+    if word == "let_go":
+        let_go(0)
+        return
+    released = False
+    holding += 1
+    try:
+        globals()[word](float(seconds))
+    except Released:
+        pass
+    finally:
+        holding -= 1
 
 
 signal.signal(signal.SIGUSR1, obey)
@@ -148,3 +172,7 @@ class Injector:
         """Let process `pid` do `word` (a function of `SITE`)."""
         (self.folder / str(pid)).write_text(f"{word} {seconds}")
         os.kill(pid, signal.SIGUSR1)
+
+    def release(self, pid: int) -> None:
+        """Let process `pid` go on with its work, if it is held up."""
+        self.tell(pid, "let_go", 0.0)

@@ -25,7 +25,7 @@ STAGES = 3
 PROMPT = reference.prompts(1, 100, low=30, high=30, seed=5)[0]
 HANG_S, DEATH_S, STACKS_S = 2.0, 1.0, 5.0
 HELD_S = 15.0
-"""Long enough to start a command or two on a busy machine."""
+"""At most; long enough to start a command or two on a busy machine."""
 BUSY_S = 2.0
 """Allowed on top of each: the machine that runs the tests may be busy, and looking takes turns."""
 
@@ -123,6 +123,7 @@ async def test_a_hang_is_named_with_its_line_and_cleared(
         assert "who waits for whom:" in ran.out
         told = await asyncio.to_thread(engine.cli, "explain", "--json")
         assert told.json["waits"]
+        injector.release(engine.pids[f"stage{stage}"])
         await quiet(op, names)
 
 
@@ -132,9 +133,10 @@ async def test_a_main_loop_that_hangs_while_idle_is_named_before_any_request(
     async with engine.operator() as op:
         await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
         since = time.time()
-        injector.tell(engine.pids["stage1"], "pause_in_python", 5.0)
+        injector.tell(engine.pids["stage1"], "pause_in_python", HELD_S)
         root = await named(op, since, 1, "self_stuck", HANG_S)
         assert "while idle" in root.summary
+        injector.release(engine.pids["stage1"])
         await quiet(op, [])
 
 
@@ -144,6 +146,7 @@ async def test_receives_that_are_not_posted(engine: Served, injector: Injector) 
         since = time.time()
         injector.tell(engine.pids["stage1"], "forget_to_receive", HELD_S)
         await named(op, since, 1, "self_stuck", HANG_S)
+        injector.release(engine.pids["stage1"])
         await quiet(op, names)
 
 

@@ -56,6 +56,16 @@ def test_a_switch_is_one_step_and_ends_when_every_stage_has_retired_it(world):
     assert end.text == f"in all stages from step {step.number} on"
 
 
+@pytest.mark.parametrize("check", ["ledger", "strict", "finite", "shadow"])
+def test_no_check_claims_to_look_at_a_gpu(world, check):
+    board = world.engine.board
+    board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
+    refused = switch(world, check)
+    assert isinstance(refused, Refused) and refused.code == "UNSUPPORTED"
+    assert "stages 1 are on some" in refused.text
+    assert not world.steps
+
+
 def test_switches_add_up_and_are_shown(world):
     for check, flags in (("ledger", 1), ("finite", 5), ("strict", 7)):
         world.say(SetCheck(check=check))

@@ -12,7 +12,7 @@ import msgspec
 
 from ppengine.core.operations import Operation
 from ppengine.core.shadow import Shadow
-from ppengine.protocol.control import Command, LedgerDetail, Outcome, SetCheck
+from ppengine.protocol.control import Command, LedgerDetail, Outcome, Refused, SetCheck
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
@@ -66,6 +66,11 @@ class Checks:
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
+        gpus = [str(ready.stage) for ready in engine.board.ready.values() if ready.device_kind != "cpu"]
+        if on and gpus:
+            text = f"no live check is built for stages on GPUs yet, and stages {' '.join(gpus)} are on some"
+            engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
+            return
         plan = self._plan(verb, share)
         if command.dry_run:
             engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan, plan=[plan]))
