@@ -219,6 +219,9 @@ async def _clear(kind: Kind, watcher: Watcher, load: Load) -> str:
     answer = await watcher.link.command(ClearFaults(), timeout=10)
     if not isinstance(answer, Outcome) or answer.state != "applied":
         return f"not cleared: {answer.text}"
+    if kind.needs in ("ledger", "finite"):
+        # What a check has found goes when it is switched off.
+        await watcher.link.command(SetCheck(check=kind.needs, mode="off"), timeout=10)
     if not await load.finish(CLEARED_S):
         return f"{len(load.names)} requests have not ended"
     if load.errors:

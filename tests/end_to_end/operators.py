@@ -39,9 +39,12 @@ CATCHES = 10
 
 
 class Operator:
-    """Commands, the newest picture, and waiting for what a picture shows."""
+    """Commands, the newest picture, and waiting for what a picture shows.
 
-    def __init__(self, link: EngineLink, engine: Served) -> None:
+    `engine` is for what signals and the CLI do; who only looks needs none.
+    """
+
+    def __init__(self, link: EngineLink, engine: Served | None = None) -> None:
         self.link, self.engine = link, engine
         self.events: list[Event] = []
         self._picture: Snapshot | None = None

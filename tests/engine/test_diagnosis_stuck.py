@@ -241,8 +241,8 @@ def test_two_stages_that_both_send(count, k):
 
 
 def test_a_cycle_of_which_too_little_is_known_is_undetermined():
-    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, edges=(), wchan=FUTEX)
-    stages = with_stage(stages, 0, op="send", op_peer=1, edges=(), wchan=FUTEX)
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, edges=(), outbox=2, wchan=FUTEX)
+    stages = with_stage(stages, 0, op="send", op_peer=1, edges=(), outbox=2, wchan=FUTEX)
     root = diagnose(stuck(stages))[0]
     assert root.cause == "undetermined" and "wait for each other" in root.summary
     assert any(line.startswith("missing:") for line in root.evidence)
@@ -293,3 +293,32 @@ def test_who_waits_for_whom_is_told_also_when_nothing_is_wrong():
         ("stage 0", "the engine core"), ("stage 2", "stage 1"), ("the engine core", "stage 1"),
     ]  # fmt: skip
     assert stage(0).op == "idle" and waits(evidence(healthy(3))) == []
+
+
+def test_two_stages_that_wait_for_room_on_the_wire():
+    """Messages too big for the kernel, from both sides: what each step loop writes is on no record yet."""
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, outbox=0, wchan=POLL)
+    stages = with_stage(stages, 0, op="send", op_peer=1, outbox=0, wchan=POLL)
+    verdict = diagnose(stuck(stages))[0]
+    assert verdict.cause == "deadlock"
+    assert "both in send" in verdict.summary
+
+
+def test_a_lock_in_a_send_is_no_wait_for_the_send_thread():
+    stages = with_stage(pipeline_held_at(2, 0), 0, op="send", op_peer=1, outbox=0, wchan=FUTEX)
+    verdict = diagnose(stuck(stages))[0]
+    assert (verdict.stage, verdict.cause) == (0, "self_stuck")
+    assert "send thread" not in verdict.summary
+
+
+def test_a_message_that_was_left_out_closes_no_cycle():
+    """Stage 0 has finished the step and waits for its tokens; stage 1 waits for the message that never came."""
+    stages = with_stage(
+        pipeline_held_at(2, 1), 1, op="receive", op_step=8, op_peer=0, wchan=POLL, edges=edges_of(2, 1, 6, 6, 7, 6.0)
+    )
+    waits_for_tokens = {"op": "token_return", "op_step": 8, "op_peer": 1, "wchan": POLL, "op_age_s": 6.0}
+    known = {"finished_step": 8, "unretired_age_s": 6.0, "retired_step": 7, "edges": edges_of(2, 0, 6, 7, 7, 6.0)}
+    stages = with_stage(stages, 0, **waits_for_tokens, **known)
+    verdict = diagnose(stuck(stages))[0]
+    assert (verdict.stage, verdict.cause) == (0, "mismatch"), verdict
+    assert "stage 0 finished m8 without sending it" in verdict.summary

@@ -56,11 +56,13 @@ def wants_core(cpu: CpuShares) -> float:
 def really_waits(stage: StageEvidence) -> bool:
     """Return whether a stage whose open operation is a wait may be in it, by where its main thread is.
 
-    A message is waited for in a poll, room to send one in a futex. What spins, or sleeps elsewhere, is in code of its
-    own between two records.
+    A message is waited for in a poll, and so is room on the wire; room behind messages that the send thread has, in a
+    futex. What spins, or sleeps elsewhere, is in code of its own between two records.
     """
     if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
         return False
+    if stage.op == "send" and "futex" in (stage.wchan or ""):
+        return bool(stage.outbox)
     return not stage.wchan or any(name in stage.wchan for name in _SLEEPS.get(stage.op or "", _ANY_SLEEP))
 
 

@@ -117,10 +117,8 @@ def _in_own_code(stage: StageEvidence) -> bool:
 def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
     """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
     k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
-    if root.op == "idle" and last is not None and last.known and last.step and (finished or 0) >= last.step:
-        done, wanted = ("receiving", "has sent") if last.waiter.kind == "send" else ("sending", "waits for")
-        text = f"stage {k} finished m{last.step} without {done} it; {last.waiter} {wanted} it"
-        return _verdict(root, "mismatch", text, since, [f"{last.waiter}: {last.text}", f"stage {k}: {doing(root)}"])
+    if root.op == "idle" and last is not None and _left_out(root, last):
+        return _without(root, last, since)
     if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
         if finished >= oldest:
             text = f"stage {k} finished step {oldest}, and the core has not heard of it"
@@ -140,7 +138,24 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
     return _verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
 
 
+def _left_out(stage: StageEvidence, wait: Wait) -> bool:
+    """Return whether a stage has finished the step whose message another one waits for it to send or receive."""
+    return wait.known and bool(wait.step) and (stage.finished_step or 0) >= (wait.step or 0)
+
+
+def _without(stage: StageEvidence, wait: Wait, since: float) -> Verdict:
+    done, wanted = ("receiving", "has sent") if wait.waiter.kind == "send" else ("sending", "waits for")
+    text = f"stage {stage.stage} finished m{wait.step} without {done} it; {wait.waiter} {wanted} it"
+    lines = [f"{wait.waiter}: {wait.text}", f"stage {stage.stage}: {doing(stage)}"]
+    return _verdict(stage, "mismatch", text, since, lines)
+
+
 def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
+    for wait in cycle:
+        # Who waits for what will never come may be waited for in turn, for that very reason.
+        receives = case.stage(wait.waiter.stage).op in ("receive", "token_return")
+        if receives and wait.on.kind == "main" and _left_out(case.stage(wait.on.stage), wait):
+            return _without(case.stage(wait.on.stage), wait, since)
     numbers = sorted({wait.waiter.stage for wait in cycle if wait.waiter.stage >= 0})
     parts = [f"{wait.waiter} waits for {wait.on}: {wait.text} for {seconds(wait.since_s)}" for wait in cycle]
     first = max((wait for wait in cycle if wait.waiter.stage >= 0), key=lambda wait: wait.since_s)
