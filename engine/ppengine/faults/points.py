@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,19 +153,9 @@ class HostPoint(_StandIn):
     """The host's swap pool."""
 
     @property
-    def layers(self) -> Layers:
-        """The pool's layers, each of which is met at point `copy`."""
-        return Layers(self._part.layers, self._points)
-
-
-class Layers:
-    """Layers of the swap pool; to go through them is to copy."""
-
-    def __init__(self, layers: Any, points: Points) -> None:
-        self._layers, self._points = layers, points
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._points.through("copy", lambda: self._layers)
+    def layers(self) -> Any:
+        """Point `copy`: whoever takes the pool's layers is about to copy."""
+        return self._points.through("copy", lambda: self._part.layers)
 
 
 class SocketPoint(_StandIn):
