@@ -120,10 +120,10 @@ class Runner:
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
         for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):
             pairs = [(move.src, move.dst) for move in group]
-            source = self._host.layers if kind is MoveKind.IN else self.cache.layers
-            target = self._host.layers if kind is MoveKind.OUT else self.cache.layers
             size = len(pairs) * self.cache.shape.block_bytes
             with self._ring.operation(MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
+                source = self._host.layers if kind is MoveKind.IN else self.cache.layers
+                target = self._host.layers if kind is MoveKind.OUT else self.cache.layers
                 copy_layers(source, target, pairs)
 
     def _rows(self, step: Step, pending: Pending) -> None:
