@@ -38,6 +38,22 @@ def greedy(folder: Path, prompt: list[int], steps: int, dtype: str = "float64") 
     return ids[len(prompt) :]
 
 
+def assert_as_near(folder: Path, dtype: str, prompts: list[list[int]], samples: list[Any]) -> None:
+    """Assert that greedy `samples` (with logprobs) are as near to float64 as transformers itself is in `dtype`.
+
+    Twice the largest error of transformers is the tolerance.
+    """
+    pairs = [(prompt, sample.token_ids) for prompt, sample in zip(prompts, samples, strict=True)]
+    judges = [log_probabilities(folder, prompt, tokens) for prompt, tokens in pairs]
+    theirs = [log_probabilities(folder, prompt, tokens, dtype) for prompt, tokens in pairs]
+    tolerance = 2 * max(float((a - b).abs().max()) for a, b in zip(judges, theirs, strict=True))
+    assert 0 < tolerance < 1, "a reference that is off by more judges nothing"
+    for judge, sample in zip(judges, samples, strict=True):
+        for row, token, entry in zip(judge, sample.token_ids, sample.logprobs, strict=True):
+            assert abs(entry.chosen - float(row[token])) < tolerance
+            assert float(row.max() - row[token]) < 2 * tolerance
+
+
 def log_probabilities(folder: Path, prompt: list[int], output: list[int], dtype: str = "float64") -> torch.Tensor:
     """Return [len(output), vocab]: log-probabilities before each output token, teacher-forced in `dtype`."""
     judge = model(folder, dtype)

@@ -97,20 +97,9 @@ def test_the_bundled_model(stages: int) -> None:
     [("opt", "float32"), ("opt", "float16"), ("llama", "float32"), ("llama", "float16"), ("tiny", "bfloat16")],
 )
 def test_lower_precision_is_as_near_as_transformers(family: str, dtype: str, checkpoint_root: Path) -> None:
-    """Twice the largest error of transformers itself in this dtype is the tolerance."""
     folder = TINY if family == "tiny" else folder_of(checkpoint_root, family)
     prompts = reference.prompts(8, 100, seed=5)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
     with LLM(small(folder, model={"dtype": dtype})) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    chosen = [output.outputs[0].token_ids for output in outputs]
-    pairs = list(zip(prompts, chosen, strict=True))
-    judges = [reference.log_probabilities(folder, prompt, tokens) for prompt, tokens in pairs]
-    theirs = [reference.log_probabilities(folder, prompt, tokens, dtype) for prompt, tokens in pairs]
-    tolerance = 2 * max(float((a - b).abs().max()) for a, b in zip(judges, theirs, strict=True))
-    assert 0 < tolerance < 1, "a reference that is off by more judges nothing"
-    for judge, output in zip(judges, outputs, strict=True):
-        sample = output.outputs[0]
-        for row, token, entry in zip(judge, sample.token_ids, sample.logprobs, strict=True):
-            assert abs(entry.chosen - float(row[token])) < tolerance
-            assert float(row.max() - row[token]) < 2 * tolerance
+    reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])

@@ -29,7 +29,7 @@ from ppengine.protocol.control import (
     SwapOut,
 )
 from ppengine.protocol.offline import Added, AddMany
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
 
 
 class NoTemplate:
@@ -135,11 +135,14 @@ def test_a_request_id_that_no_screen_can_show_is_refused(name):
     assert len(text) < 300
 
 
-@pytest.mark.parametrize(
-    "sampling", [{"stop_token_ids": [VOCAB]}, {"stop_token_ids": list(range(VOCAB)) * 50}], ids=["outside", "many"]
-)
-def test_stop_tokens_outside_of_the_vocabulary_or_by_the_thousand_are_refused(sampling):
-    assert refusal(CoreWorld().submit(**sampling))[0] == "INVALID"
+def test_stop_tokens_outside_of_the_vocabulary_are_refused():
+    assert refusal(CoreWorld().submit(stop_token_ids=[VOCAB]))[0] == "INVALID"
+
+
+def test_more_stop_tokens_than_a_stage_has_room_for_are_refused():
+    assert SamplingParams(stop_token_ids=list(range(MAX_STOP_TOKENS)))
+    with pytest.raises(ValueError, match="65 stop_token_ids"):
+        SamplingParams(stop_token_ids=list(range(MAX_STOP_TOKENS + 1)))
 
 
 def test_add_many_with_lists_of_unequal_length_says_so():

@@ -60,23 +60,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_tokens_are_as_near_as_those_of_transformers(
     folders: dict[str, Path], family: str, dtype: str, stages: int, eager: bool
 ) -> None:
-    """Twice the largest error of transformers itself in this dtype is the tolerance."""
     folder = folders[family]
     prompts = reference.prompts(24, 100, low=3, high=90, seed=5)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
     with LLM(profile(folder, dtype, stages, eager)) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    chosen = [output.outputs[0].token_ids for output in outputs]
-    pairs = list(zip(prompts, chosen, strict=True))
-    judges = [reference.log_probabilities(folder, prompt, tokens) for prompt, tokens in pairs]
-    theirs = [reference.log_probabilities(folder, prompt, tokens, dtype) for prompt, tokens in pairs]
-    tolerance = 2 * max(float((a - b).abs().max()) for a, b in zip(judges, theirs, strict=True))
-    assert 0 < tolerance < 1, "a reference that is off by more judges nothing"
-    for judge, output in zip(judges, outputs, strict=True):
-        sample = output.outputs[0]
-        for row, token, entry in zip(judge, sample.token_ids, sample.logprobs, strict=True):
-            assert abs(entry.chosen - float(row[token])) < tolerance
-            assert float(row.max() - row[token]) < 2 * tolerance
+    reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
 
 
 def test_seeded_samples_are_those_of_a_cpu(folders: dict[str, Path]) -> None:

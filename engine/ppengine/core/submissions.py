@@ -13,7 +13,6 @@ from ppengine.scheduler import DoesNotFit
 from ppengine.tokenizer import Tokenizer
 
 NAME_MOST = 128
-STOP_TOKENS_MOST = 1024
 
 
 class Submissions:
@@ -37,8 +36,6 @@ class Submissions:
         sampling = verb.sampling
         if self._tokenizer is None and sampling.stop:
             raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
-        if len(sampling.stop_token_ids) > STOP_TOKENS_MOST:
-            raise ValueError(f"{len(sampling.stop_token_ids)} stop_token_ids; at most {STOP_TOKENS_MOST} are taken")
         self._check_vocabulary("stop token id", sampling.stop_token_ids)
         name = self._name(verb.request)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)

@@ -47,9 +47,9 @@ class CudaHardware(Hardware):
         torch.mm(*torch.ones(2, 16, 16, device=self.device, dtype=torch.bfloat16))  # cuBLAS and its workspace
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
-        self.sharing = len([other for other in range(config.stages) if other % cards == index])
+        share = card.total // sum(other % cards == index for other in range(config.stages))
         mib = config.profile.memory.device_mib
-        self.total = card.total // self.sharing if mib is None else min(mib * _MIB, card.total // self.sharing)
+        self.total = share if mib is None else min(mib * _MIB, share)
 
     def batch(self, batch: Batch) -> Batch:
         """Return a step's batch on the device, int32."""

@@ -25,6 +25,7 @@ from ppengine.stage.runner import MOVE_RECORDS, Runner
 class CudaRunner(Runner):
     """A runner whose steps are launched; see `Runner`."""
 
+    launches = True
     card: CudaState
 
     def _register(self, step: Step) -> None:

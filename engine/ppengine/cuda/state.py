@@ -16,6 +16,7 @@ from ppengine.cuda.kv_cache import CudaKvCache
 from ppengine.cuda.lanes import block_mover
 from ppengine.cuda.streams import Event, Stream
 from ppengine.models import StageModel
+from ppengine.protocol.sampling import MAX_STOP_TOKENS
 
 if TYPE_CHECKING:
     from ppengine.cuda.hardware import CudaHardware
@@ -38,7 +39,8 @@ class CudaState:
         self.device, self.batch, self.compute = device, hardware.batch, hardware.compute
         self.upload = Stream("upload", device)
         self.mover = block_mover(cache, host, hardware.driver, self.compute)
-        self.sampling = DeviceSampling(SLOTS, device) if model.last else None
+        # Beside a request's own stop tokens, the model's ends of sequence.
+        self.sampling = DeviceSampling(SLOTS, device, banned=2 * MAX_STOP_TOKENS) if model.last else None
         self.latest: Tensor | None = None
         self.incoming: Tensor | None = None
         if model.first and model.last:

@@ -126,7 +126,7 @@ class InletPoint(_StandIn):
 
 
 class OutboxPoint(_StandIn):
-    """Hands tensors to the send thread."""
+    """Sends tensors."""
 
     def put(self, step: int, tensor: Any) -> Any:
         """Point `send`."""

@@ -7,6 +7,8 @@ import msgspec
 MAX_LOGPROBS = 20
 MAX_STOPS, MAX_STOP_CHARS = 64, 256
 """Every new piece of text is compared with all stop texts."""
+MAX_STOP_TOKENS = 64
+"""A stage on a GPU keeps them in a table with a row for each request."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,6 +64,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if any(token < 0 for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids is {self.stop_token_ids}; ids are 0 or more")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise ValueError(f"{len(self.stop_token_ids)} stop_token_ids; at most {MAX_STOP_TOKENS} are taken")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise ValueError(f"logprobs is {self.logprobs}; it must be 0 to {MAX_LOGPROBS}")
         if self.stop and not self.detokenize:

@@ -1,8 +1,9 @@
 """One pipeline stage: a process with some of the layers, their KV cache, and the edges to its neighbours.
 
-`worker` is the process and its step loop, `boot` builds the stage, `runner` executes one step, `batch_state` keeps the
-requests by slot, `kv_cache` is the elastic memory, `transport` and `token_return` the edges, `control` the thread that
-answers while the loop is blocked.
+`worker` is the process and its step loop, `boot` builds the stage on a `hardware`, `runner` executes one step, which is
+`pending` until a device has done it, `batch_state` keeps the requests by slot, `kv_cache` is the elastic memory,
+`transport` and `token_return` are the edges over `wire`, `control` is the thread that answers while the loop is
+blocked.
 """
 
 import os

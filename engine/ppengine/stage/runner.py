@@ -32,9 +32,12 @@ MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKin
 class Runner:
     """One stage's model, memory and edges. Its caller hands it steps in order, from one thread.
 
-    The first stage has no `inlet`. `outbox` leads to the next stage; on the last stage it leads back to the first one,
-    where the core schedules ahead. `tokens` is the first stage's table of sampled tokens.
+    `launches`: whether steps are only launched, and done later. The first stage has no `inlet`. `outbox` leads to the
+    next stage; on the last stage it leads back to the first one, where the core schedules ahead. `tokens` is the first
+    stage's table of sampled tokens.
     """
+
+    launches = False
 
     def __init__(
         self,

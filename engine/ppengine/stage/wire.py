@@ -97,7 +97,7 @@ class Wire:
 
         Nothing comes back on a wire, so that all there can be to read is its end.
         """
-        if self._readable.poll(0):
+        if self.readable:
             raise self._lost()
 
     def close(self) -> None:

@@ -132,7 +132,8 @@ class StageWorker:
             lost = error.with_traceback(None)
         else:
             runner = self._armed(runner)
-            runner.before_waiting(lambda: self._retire(0))
+            if runner.launches:
+                runner.before_waiting(lambda: self._retire(0))
             self._send(msgspec.structs.replace(loaded.ready, generation=generation))
             self._ring.phase(Phase.SERVING)
             with torch.inference_mode():
@@ -215,11 +216,8 @@ class StageWorker:
         Takes all that has come off the socket, so that it can be counted.
         """
         self._take(runner, 0)
-        while self._pending and not self._inbox and not self._leaving:
-            self._retire(len(self._pending))
-            self._take(runner, 0)
-            if self._pending and not self._inbox:
-                time.sleep(_GLANCE_S)
+        while self._pending and not self._inbox and not self._over():
+            self._watch(runner)
         if not self._inbox and not self._leaving:
             with self._ring.operation(Kind.IDLE):
                 while not self._inbox and not self._over():
@@ -231,6 +229,14 @@ class StageWorker:
         step = self._inbox.popleft()
         self._ring.gauge(Gauge.INBOX, len(self._inbox))
         return step
+
+    def _watch(self, runner: Runner) -> None:
+        """Wait until the device has done a step, another step has come, or there is no more reason to wait."""
+        with self._ring.operation(Kind.DEVICE, self._pending[0].retired.number):
+            while not self._pending[0].done and not self._inbox and not self._over():
+                time.sleep(_GLANCE_S)
+                self._take(runner, 0)
+        self._retire(len(self._pending))
 
     def _take(self, runner: Runner, timeout_ms: int) -> None:
         self._ring.tick()
