@@ -13,8 +13,8 @@ demo: $(VENV)/.demo
 
 test: check
 	@$(BIN)/python -m pytest -n $$(nproc) --dist loadgroup --ignore tests/end_to_end tests
-	@# An engine is six processes: half as many of them as cores.
-	@$(BIN)/python -m pytest -n $$(( ($$(nproc) + 1) / 2 )) --dist loadgroup tests/end_to_end
+	@# An engine is six processes, but they wait more than they work: half as many of them as cores, and two at least.
+	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadgroup tests/end_to_end
 
 check: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -12,8 +12,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests send it.
+# What a shell runs in its background ignores Ctrl-C, under nohup the end of a terminal as well, and children inherit
+# that: tests that send those signals would wait for ever. A handler is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 if not Path("/dev/nvidiactl").exists():
     # Triton decides while it is loaded whether its own library is interpreted, and transformers loads it, so it is
