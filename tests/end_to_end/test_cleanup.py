@@ -75,10 +75,18 @@ def keep_busy(engine: Engine) -> None:
     assert answer.error == ""
 
 
-@pytest.mark.parametrize("executor", ["local", RAY])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal(start: Start, executor: str, number: signal.Signals) -> None:
-    engine = start(executor)
+def test_signal(start: Start, number: signal.Signals) -> None:
+    ends_by_signal(start("local"), number)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_signal_with_ray(start: Start) -> None:
+    ends_by_signal(start("ray"), signal.SIGINT)
+
+
+def ends_by_signal(engine: Engine, number: signal.Signals) -> None:
     engine.process.send_signal(number)
     assert engine.wait(ENDS_S) == 0
     assert engine.read() == {"event": "stopped", "code": 0, "reason": f"{number.name} received"}

@@ -36,8 +36,7 @@ def test_every_family_in_two_stages(family: str, checkpoint_root: Path) -> None:
         check(llm, folder, reference.prompts(8, 100))
 
 
-@pytest.mark.parametrize("stages", [1, 3, 4])
-@pytest.mark.parametrize("family", ["opt", "llama"])
+@pytest.mark.parametrize(("family", "stages"), [("opt", 1), ("opt", 4), ("llama", 3), ("llama", 4)])
 def test_one_to_four_stages(family: str, stages: int, checkpoint_root: Path) -> None:
     folder = folder_of(checkpoint_root, family)
     with LLM(small(folder, stages=stages)) as llm:
@@ -73,7 +72,7 @@ def test_uneven_partition_and_schedule_ahead(checkpoint_root: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize(("family", "stages"), [("llama", 1), ("opt", 2), ("qwen2", 3), ("llama", 4)])
+@pytest.mark.parametrize(("family", "stages"), [("opt", 2), ("llama", 4)])
 def test_stages_as_ray_actors(family: str, stages: int, checkpoint_root: Path) -> None:
     folder = folder_of(checkpoint_root, family)
     with LLM(small(folder, stages=stages, parallel={"executor": "ray"})) as llm:
