@@ -201,7 +201,7 @@ class Session:
                 self._reopen = False
                 self._sockets.reopen_state()
             socket = self._sockets.state
-            if not await socket.poll(500):
+            if not await socket.poll(int(1000 * self._timing.stale_s)):
                 continue
             newest: bytes | None = None
             for _ in range(DRAIN):

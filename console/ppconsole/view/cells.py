@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from ppconsole.model.safe import clean
@@ -28,11 +31,18 @@ def row(*segs: Seg, fill: str = "") -> Row:
     return Row(segs, fill)
 
 
+def runs(cells: Iterable[Seg]) -> Iterator[Seg]:
+    """Yield `cells` with neighbours of one style as one."""
+    for style, same in groupby(cells, itemgetter(1)):
+        yield "".join([text for text, _ in same]), style
+
+
 def text_of(line: Row) -> str:
     """Return the text of a row without its styles."""
     return "".join(text for text, _ in line.segs)
 
 
+@lru_cache(4096)
 def char_width(char: str) -> int:
     """Return how many cells a character takes: 0, 1 or 2."""
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -157,43 +158,64 @@ def _mono() -> dict[str, Style]:
     return plain
 
 
+class _Ink(NamedTuple):
+    """A style as it is on a row, and whether a gap of plain cells looks the same in it."""
+
+    style: Style
+    plain_gap: bool
+
+
 class Palette:
     """Styles by name, and how a row becomes a strip."""
 
     def __init__(self, styles: Mapping[str, Style]) -> None:
         self._styles = styles
         self._base = styles[""]
+        self._inks: dict[tuple[str, bool], dict[str, _Ink]] = {}
+        """By fill and fade of a row, then by name: adding styles up costs more than all else of a row."""
 
     def style(self, name: str) -> Style:
         """Return the style called `name`; an unknown name is plain."""
         return self._styles.get(name, Style.null()) if name else Style.null()
 
-    def _on(self, base: Style, name: str) -> Style:
-        """Return the style called `name`; on a reversed row only its weight, as its colours would make patches."""
+    def _ink(self, fill: str, name: str, faded: bool) -> _Ink:
+        """Note and return the style called `name` on a row filled with `fill`; equal ones are one object."""
+        base = self._base + self.style(fill)
         style = self.style(name)
-        return Style(bold=style.bold) if base.reverse else style
+        if base.reverse:  # only its weight, as its colours would make patches
+            style = Style(bold=style.bold)
+        wanted = base + style if name else base
+        if faded:
+            wanted = wanted + self.style("stale")
+        inks = self._inks[fill, faded]
+        same = next((ink for ink in inks.values() if ink.style == wanted), None)
+        plain_gap = wanted.bgcolor == base.bgcolor and not wanted.reverse and not wanted.underline
+        inks[name] = same or _Ink(wanted, plain_gap)
+        return inks[name]
 
     def strip(self, line: Row, width: int, faded: bool = False) -> Strip:
         """Return `line` in exactly `width` cells. `faded`: what is shown is stale, so all of it steps back."""
-        base = self._base + self.style(line.fill)
-        fade = self.style("stale") if faded else None
+        inks = self._inks.setdefault((line.fill, faded), {})
         segments: list[Segment] = []
-        pending, style = "", base
+        pending, ink = "", inks.get("") or self._ink(line.fill, "", faded)
         for text, name in line.segs:
-            wanted = base + self._on(base, name) if name else base
-            if fade is not None:
-                wanted = wanted + fade
+            wanted = inks.get(name) or self._ink(line.fill, name, faded)
             # A plain gap looks the same in its neighbour's colour: one style switch less to write over SSH.
-            gap = not name and text.isspace() and style.bgcolor == base.bgcolor and not style.reverse
-            if wanted == style or (gap and not style.underline):
+            if wanted.style is ink.style or (not name and ink.plain_gap and text.isspace()):
                 pending += text
                 continue
             if pending:
-                segments.append(Segment(clean(pending), style))
-            pending, style = text, wanted
+                segments.append(Segment(clean(pending), ink.style))
+            pending, ink = text, wanted
         if pending:
-            segments.append(Segment(clean(pending), style))
-        return Strip(segments).adjust_cell_length(width, base)
+            segments.append(Segment(clean(pending), ink.style))
+        base = inks[""].style
+        used = sum(cell_len(segment.text) for segment in segments)
+        if used > width:
+            return Strip(segments, used).adjust_cell_length(width, base)
+        if used < width:
+            segments.append(Segment(" " * (width - used), base))
+        return Strip(segments, width)
 
 
 PALETTES = {

@@ -48,12 +48,13 @@ class Loop:
         self._steps = self._socket(context, zmq.ROUTER)
         self._front = self._socket(context, zmq.ROUTER)
         self._collect = self._socket(context, zmq.PUSH)
-        self._collect.setsockopt(zmq.SNDHWM, 100)
+        self._report = self._socket(context, zmq.PUSH)
         # A stage that is started anew comes under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._steps.bind(config.endpoint("steps"))
         self._front.bind(config.endpoint("front"))
         self._collect.connect(config.endpoint("collect"))
+        self._report.connect(config.endpoint("report"))
         self._identities = [f"s{index}.0".encode() for index in range(config.stages)]
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
         model = config.profile.model
@@ -88,7 +89,7 @@ class Loop:
             now = time.monotonic()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
-                self._push(self._reporter.build(self._dropped))
+                self._push(self._report, self._reporter.build(self._dropped))
         self._close()
 
     # --- sockets --------------------------------------------------------------------------------------------
@@ -180,22 +181,22 @@ class Loop:
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
             log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
-        self._push(Happened(event=event))
+        self._push(self._collect, Happened(event=event))
 
-    def _push(self, message: msgspec.Struct) -> None:
+    def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
         try:
-            self._collect.send(encode(message), zmq.NOBLOCK)
+            socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self._dropped += 1
 
     def _close(self) -> None:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
-        self._push(self._reporter.build(self._dropped))
+        self._push(self._report, self._reporter.build(self._dropped))
         self.engine.checks.shadow.stop()
         for index in range(self._config.stages):
             self._tell_stage(index, Shutdown(self.engine.recovery.generation))
-        for socket in (self._steps, self._front, self._collect):
+        for socket in (self._steps, self._front, self._collect, self._report):
             socket.close(linger=500)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Literal
 
+from ppengine.monitor.rings import in_ms
 from ppengine.protocol.reports import EdgeSample, Message
 from ppengine.ring import Kind, Record
 
@@ -17,41 +19,60 @@ CONFLICT_KEPT_NS = 300_000_000_000
 _KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
 
 
+class _Edge:
+    """One side of an edge: its newest messages by number, and which of them are not done."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.known: dict[int, Record] = {}
+        self.open: set[int] = set()
+
+    def take(self, record: Record) -> None:
+        number = record.detail
+        self.known[number] = record
+        if record.done_ns:
+            self.open.discard(number)
+        else:
+            self.open.add(number)
+        if len(self.known) >= 2 * _KEPT:  # seldom, and then many at once: the lowest is not quick to find
+            for old in sorted(self.known)[:-_KEPT]:
+                del self.known[old]
+                self.open.discard(old)
+
+    def shown(self, now_ns: int) -> tuple[Message, ...]:
+        done = islice((number for number in reversed(self.known) if number not in self.open), SHOWN_DONE)
+        return tuple(_message(self.known[number], now_ns) for number in sorted([*done, *self.open]))
+
+
 class MessageTrack:
     """Remembers the newest messages of every edge of one ring. A new generation of an edge begins anew."""
 
     def __init__(self) -> None:
-        self._edges: dict[tuple[int, int], dict[int, Record]] = {}
-        self._generations: dict[tuple[int, int], int] = {}
+        self._edges: dict[tuple[int, int], _Edge] = {}
 
     def feed(self, records: Iterable[Record]) -> None:
         """Take records, new ones and ones that have changed."""
         for record in records:
             if not record.detail or record.kind not in _KINDS:
                 continue
-            key = record.kind, record.peer
-            if record.generation != self._generations.setdefault(key, record.generation):
-                if record.generation < self._generations[key]:
-                    continue
-                self._generations[key] = record.generation
-                self._edges.pop(key, None)
-            known = self._edges.setdefault(key, {})
-            known[record.detail] = record
-            if len(known) > _KEPT:
-                del known[min(known)]
+            key, generation = (record.kind, record.peer), record.generation
+            edge = self._edges.get(key)
+            if edge is None or generation > edge.generation:
+                edge = self._edges[key] = _Edge(generation)
+            if generation == edge.generation:
+                edge.take(record)
 
     def samples(self, now_ns: int) -> list[EdgeSample]:
         """Return every edge as this side sees it."""
         return [
-            EdgeSample(
-                kind=_KINDS[kind], peer=peer, generation=self._generations[kind, peer], messages=_shown(known, now_ns)
-            )
-            for (kind, peer), known in self._edges.items()
+            EdgeSample(kind=_KINDS[kind], peer=peer, generation=edge.generation, messages=edge.shown(now_ns))
+            for (kind, peer), edge in self._edges.items()
         ]
 
     def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Record]]:
         """Return generation and records by number of one edge; without records where there is none."""
-        return self._generations.get((kind.value, peer), -1), self._edges.get((kind.value, peer), {})
+        edge = self._edges.get((kind.value, peer))
+        return (-1, {}) if edge is None else (edge.generation, edge.known)
 
 
 class Comparer:
@@ -75,9 +96,8 @@ class Comparer:
         # Newest first to be seen by both: what only one side has by now is looked at again.
         both = min(max(out), max(into))
         for number in sorted(number for number in into if last < number <= both and number >= min(out)):
-            one = out.get(number)
-            two = into[number]
-            if one is None or (one.step, one.size, one.code) != (two.step, two.size, two.code):
+            one, two = out.get(number), into[number]
+            if one is None or _content(one) != _content(two):
                 self._found[edge] = now_ns, one, two
                 break
         self._seen[edge] = generation, both
@@ -90,14 +110,11 @@ class Comparer:
         return None if one is None else _message(one, now_ns), _message(two, now_ns)
 
 
-def _shown(known: dict[int, Record], now_ns: int) -> tuple[Message, ...]:
-    numbers = sorted(known)
-    done = [number for number in numbers if known[number].done_ns]
-    hidden = set(done[:-SHOWN_DONE])
-    return tuple(_message(known[number], now_ns) for number in numbers if number not in hidden)
+def _content(record: Record) -> tuple[int, int, int]:
+    """Return what both ends of an edge record alike."""
+    return record.step, record.size, record.code
 
 
 def _message(record: Record, now_ns: int) -> Message:
     state = 2 if record.done_ns else 1 if record.returned_ns else 0
-    age_ms = round((now_ns - record.enqueued_ns) / 1e6, 2)
-    return Message(record.detail, record.step, record.size, record.code, state, age_ms)
+    return Message(record.detail, *_content(record), state, in_ms(now_ns - record.enqueued_ns))

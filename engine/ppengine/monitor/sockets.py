@@ -19,11 +19,11 @@ _PATH_MOST = 107
 
 
 class Sockets:
-    """Binds the public sockets and `collect`, connects to core and agent."""
+    """Binds the public sockets, `collect` and `report`, connects to core and agent."""
 
     def __init__(self, context: zmq.Context[Socket], config: EngineConfig) -> None:
         """Open all. Raises OSError (zmq.ZMQError is not one: a path that is too long is told beforehand)."""
-        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect")) - len("ipc://")
+        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len("ipc://")
         if longest > _PATH_MOST:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
         # A socket file's mode follows the umask; the 0700 folder guards it as well.
@@ -33,6 +33,7 @@ class Sockets:
             self.control = self._bind(context, config, "control", zmq.ROUTER, 1000)
             self.bulk = self._bind(context, config, "bulk", zmq.ROUTER, 100)
             self.collect = self._bind(context, config, "collect", zmq.PULL, 1000)
+            self.report = self._bind(context, config, "report", zmq.PULL, 1)
         finally:
             os.umask(before)
         self.front = self._connect(context, config, "front")
@@ -40,7 +41,7 @@ class Sockets:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close all; give what is queued `linger_ms` to go out."""
-        for socket in (self.state, self.control, self.bulk, self.collect, self.front, self.agent):
+        for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
             socket.close(linger=linger_ms)
 
     @staticmethod
@@ -50,7 +51,10 @@ class Sockets:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.SNDHWM, hwm)
         socket.setsockopt(zmq.RCVHWM, 1000)
-        if name != "collect":
+        if name == "report":
+            # Only the newest counts, and it is taken when it is needed: ten a second would wake the loop for nothing.
+            socket.setsockopt(zmq.CONFLATE, 1)
+        if kind != zmq.PULL:
             socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         if kind == zmq.XPUB:
