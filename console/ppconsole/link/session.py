@@ -71,6 +71,8 @@ class Timing:
     jitter_s: float = 0.2
     backoff_s: float = 0.2
     backoff_cap_s: float = 5.0
+    gather_s: float = 0.0
+    """Snapshots and events are taken no more often: a wake-up costs a console more than a message."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ class Session:
             raise LinkLost("not sent, nothing happened: the link broke", sent=False) from None
 
     async def _read_state(self, handlers: Handlers) -> None:
+        drained_at = 0.0
         while True:
             if self._reopen:  # here, because closing a socket under its reader would cancel the reader
                 self._reopen = False
@@ -203,10 +206,13 @@ class Session:
             socket = self._sockets.state
             if not await socket.poll(int(1000 * self._timing.stale_s)):
                 continue
+            await asyncio.sleep(max(0.0, drained_at + self._timing.gather_s - time.monotonic()))
+            drained_at = time.monotonic()
+            plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # what is there already needs no future each
             newest: bytes | None = None
             for _ in range(DRAIN):
                 try:
-                    topic, head_frame, body = split(await socket.recv_multipart(flags=zmq.NOBLOCK), 3)
+                    topic, head_frame, body = split(plain.recv_multipart(zmq.NOBLOCK), 3)
                 except zmq.Again:
                     break
                 if decode_header(head_frame).epoch != self.welcome.epoch:

@@ -70,6 +70,8 @@ def cut(text: str, width: int) -> str:
 
 def fit(text: str, width: int, align: str = "<") -> str:
     """Return `text` cleaned of control characters, in exactly `width` cells, aligned `<` or `>`."""
+    if len(text) <= width and text.isascii() and text.isprintable():  # nearly always, and then it is short work
+        return text.rjust(width) if align == ">" else text.ljust(width)
     short = cut(clean(text), width)
     pad = " " * (width - width_of(short))
     return pad + short if align == ">" else short + pad
@@ -181,12 +183,13 @@ def table_row(placed: Sequence[Placed], cells: Mapping[str, Cell], fill: str = "
     segs: list[Seg] = []
     for each in placed:
         cell = cells[each.column.key]
+        gap = " " if segs else ""
         if isinstance(cell[0], str):
-            text, style = cell
-            segs.append((fit(str(text), each.width, each.column.align), str(style)))
+            text, style = fit(str(cell[0]), each.width, each.column.align), str(cell[1])
+            segs += [(gap, ""), (text, style)] if style and gap else [(gap + text, style)]
         else:
+            segs.append((gap, ""))
             segs.extend(cell)
             used = sum(width_of(text) for text, _ in cell)
             segs.append((" " * max(0, each.width - used), ""))
-        segs.append((" ", ""))
-    return Row(tuple(segs[:-1]), fill)
+    return Row(tuple(segs), fill)

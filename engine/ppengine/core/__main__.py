@@ -31,13 +31,18 @@ log = logging.getLogger("ppengine.core")
 
 LONGEST_WAIT_S = 0.2
 """Between two turns: a signal and questions for the state are looked at then, however rare reports are."""
+_UNHURRIED = "request."
+"""Events of this kind go with the next report: hundreds may end in a second, and one at a time wakes every reader."""
 FRONT_BURST = 64
 """Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
+
+_POLLIN = int(zmq.POLLIN)
+"""A plain number: to reckon with flags costs more than to ask the socket."""
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
     """Return whether a message is there. An exception each time that none is would cost more than the message."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 class Loop:
@@ -68,6 +73,8 @@ class Loop:
         self._supervisor = b""
         """Routing id of who reports processes; it starts them too."""
         self._dropped = 0
+        self._events: list[Event] = []
+        """Not yet told."""
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
 
     def run(self) -> None:
@@ -89,6 +96,7 @@ class Loop:
             now = time.monotonic()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
+                self._tell_events()
                 self._push(self._report, self._reporter.build(self._dropped))
         self._close()
 
@@ -181,7 +189,14 @@ class Loop:
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
             log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
-        self._push(self._collect, Happened(event=event))
+        self._events.append(event)
+        if not event.kind.startswith(_UNHURRIED):
+            self._tell_events()
+
+    def _tell_events(self) -> None:
+        if self._events:
+            self._push(self._collect, Happened(events=self._events))
+            self._events = []
 
     def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
         try:
@@ -192,6 +207,7 @@ class Loop:
     def _close(self) -> None:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
+        self._tell_events()
         self._push(self._report, self._reporter.build(self._dropped))
         self.engine.checks.shadow.stop()
         for index in range(self._config.stages):

@@ -34,7 +34,9 @@ class History(Track):
         """From when to when, oldest first."""
         self._waited_ns = 0
         """Sum of `_waits`."""
-        self._steps: deque[tuple[int, float]] = deque()
+        self._own_ms: deque[float] = deque()
+        self._ends_ns: deque[int] = deque()
+        """Of the steps whose own work that is."""
         self._forwards: dict[int, float] = {}
         self._memory_ms = 0.0
         """Memory work since the last step ended: its length is not in the tokens."""
@@ -46,22 +48,22 @@ class History(Track):
         # What is inside a step began later, and goes first where both ended in one tick of the clock.
         ended.reverse()
         ended.sort(key=_done_ns)
-        recent, waits = self._recent, self._waits
+        waits, waited_ns = self._waits, 0
         for row in ended:
             kind = row[KIND]
-            if kind == _STEP:
-                self._end_step(row)
-                continue
-            recent.append(row)
             if kind in _WAIT_KINDS:
                 # An asynchronous one holds the thread only until its call comes back.
                 begun_ns, over_ns = row[BEGUN_NS], row[RETURNED_NS] or row[DONE_NS]
                 waits.append((begun_ns, over_ns))
-                self._waited_ns += over_ns - begun_ns
+                waited_ns += over_ns - begun_ns
+            elif kind == _STEP:
+                self._end_step(row)
             elif kind == _FORWARD:
                 self._end_forward(row)
             elif kind in _MEMORY_KINDS:
                 self._memory_ms += _took_ms(row)
+        self._waited_ns += waited_ns
+        self._recent.extend([row for row in ended if row[KIND] != _STEP][-TIMELINE:])
         times = [record.returned_ns or record.enqueued_ns for record in self._pending.values()]
         times += [row[DONE_NS] for row in ended[-1:]]
         self.newest_ns = max(self.newest_ns, *times) if times else self.newest_ns
@@ -75,9 +77,10 @@ class History(Track):
 
     def step_ms(self, now_ns: int) -> tuple[float | None, float | None]:
         """Return p50 and p99 of the own work of the steps that ended in the window."""
-        while self._steps and self._steps[0][0] < now_ns - WINDOW_NS:
-            self._steps.popleft()
-        own = sorted(ms for _, ms in self._steps)
+        while self._ends_ns and self._ends_ns[0] < now_ns - WINDOW_NS:
+            self._ends_ns.popleft()
+            self._own_ms.popleft()
+        own = sorted(self._own_ms)
         if not own:
             return None, None
         return round(own[(len(own) - 1) // 2], 3), round(own[-(-99 * len(own) // 100) - 1], 3)
@@ -118,9 +121,10 @@ class History(Track):
         for from_ns, to_ns in reversed(self._waits):
             if to_ns <= begun_ns:
                 break
-            own_ns -= to_ns - max(from_ns, begun_ns)
+            own_ns -= to_ns - (from_ns if from_ns > begun_ns else begun_ns)
         own_ms = max(0, own_ns) / 1e6
-        self._steps.append((done_ns, own_ms))
+        self._own_ms.append(own_ms)
+        self._ends_ns.append(done_ns)
         if row[SIZE]:
             self.pace.add(row[SIZE], row[DETAIL], own_ms - self._memory_ms)
         self._memory_ms = 0.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Literal
 
-from ppengine.monitor.rings import in_ms
+from ppengine.monitor.rings import DETAIL, DONE_NS, KIND, in_ms
 from ppengine.protocol.reports import EdgeSample, Message
-from ppengine.ring import Kind, Record
+from ppengine.ring import Kind, Record, Row
 
 SHOWN_DONE = 12
 """Of the messages that are done, so many of the newest: both sides look at the same ones, within a few steps."""
@@ -17,6 +18,9 @@ _KEPT = 256
 CONFLICT_KEPT_NS = 300_000_000_000
 """What differed once has spoiled results: it is told for five minutes, also when all is well again."""
 _KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
+_edge_of = itemgetter(*map(Record._fields.index, ("kind", "peer", "generation")))
+_content = itemgetter(*map(Record._fields.index, ("step", "size", "code")))
+"""What both ends of an edge record alike."""
 
 
 class _Edge:
@@ -24,20 +28,17 @@ class _Edge:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.known: dict[int, Record] = {}
+        self.known: dict[int, Row] = {}
         self.open: set[int] = set()
 
-    def take(self, record: Record) -> None:
-        number = record.detail
-        self.known[number] = record
-        if record.done_ns:
-            self.open.discard(number)
-        else:
-            self.open.add(number)
-        if len(self.known) >= 2 * _KEPT:  # seldom, and then many at once: the lowest is not quick to find
-            for old in sorted(self.known)[:-_KEPT]:
-                del self.known[old]
-                self.open.discard(old)
+    def take(self, rows: Sequence[Row]) -> None:
+        known = self.known
+        known.update((row[DETAIL], row) for row in rows)
+        begun = [row[DETAIL] for row in rows if not row[DONE_NS]]
+        if len(known) >= 2 * _KEPT:  # seldom, and then many at once: the lowest are not quick to find
+            for old in sorted(known)[:-_KEPT]:
+                del known[old]
+        self.open = {number for number in (*self.open, *begun) if number in known and not known[number][DONE_NS]}
 
     def shown(self, now_ns: int) -> tuple[Message, ...]:
         done = islice((number for number in reversed(self.known) if number not in self.open), SHOWN_DONE)
@@ -50,17 +51,15 @@ class MessageTrack:
     def __init__(self) -> None:
         self._edges: dict[tuple[int, int], _Edge] = {}
 
-    def feed(self, records: Iterable[Record]) -> None:
-        """Take records, new ones and ones that have changed."""
-        for record in records:
-            if not record.detail or record.kind not in _KINDS:
-                continue
-            key, generation = (record.kind, record.peer), record.generation
-            edge = self._edges.get(key)
+    def feed(self, rows: Iterable[Row]) -> None:
+        """Take rows, new ones and ones that have changed."""
+        messages = [row for row in rows if row[DETAIL] and row[KIND] in _KINDS]
+        for (kind, peer, generation), mine in groupby(messages, _edge_of):
+            edge = self._edges.get((kind, peer))
             if edge is None or generation > edge.generation:
-                edge = self._edges[key] = _Edge(generation)
+                edge = self._edges[kind, peer] = _Edge(generation)
             if generation == edge.generation:
-                edge.take(record)
+                edge.take(list(mine))
 
     def samples(self, now_ns: int) -> list[EdgeSample]:
         """Return every edge as this side sees it."""
@@ -69,8 +68,8 @@ class MessageTrack:
             for (kind, peer), edge in self._edges.items()
         ]
 
-    def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Record]]:
-        """Return generation and records by number of one edge; without records where there is none."""
+    def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Row]]:
+        """Return generation and rows by number of one edge; without rows where there is none."""
         edge = self._edges.get((kind.value, peer))
         return (-1, {}) if edge is None else (edge.generation, edge.known)
 
@@ -80,7 +79,7 @@ class Comparer:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}
-        self._found: dict[tuple[int, int], tuple[int, Record | None, Record]] = {}
+        self._found: dict[tuple[int, int], tuple[int, Row | None, Row]] = {}
 
     def look(self, now_ns: int, sender: int, receiver: int, sent: MessageTrack, posted: MessageTrack) -> None:
         """Compare what is new on the edge from `sender` to `receiver`."""
@@ -94,8 +93,8 @@ class Comparer:
             last = 0
             self._found.pop(edge, None)
         # Newest first to be seen by both: what only one side has by now is looked at again.
-        both = min(max(out), max(into))
-        for number in sorted(number for number in into if last < number <= both and number >= min(out)):
+        first, both = max(last + 1, min(out)), min(max(out), max(into))
+        for number in sorted(number for number in into if first <= number <= both):
             one, two = out.get(number), into[number]
             if one is None or _content(one) != _content(two):
                 self._found[edge] = now_ns, one, two
@@ -110,11 +109,8 @@ class Comparer:
         return None if one is None else _message(one, now_ns), _message(two, now_ns)
 
 
-def _content(record: Record) -> tuple[int, int, int]:
-    """Return what both ends of an edge record alike."""
-    return record.step, record.size, record.code
-
-
-def _message(record: Record, now_ns: int) -> Message:
+def _message(row: Row, now_ns: int) -> Message:
+    record = Record._make(row)
     state = 2 if record.done_ns else 1 if record.returned_ns else 0
-    return Message(record.detail, *_content(record), state, in_ms(now_ns - record.enqueued_ns))
+    age_ms = in_ms(now_ns - record.enqueued_ns)
+    return Message(record.detail, record.step, record.size, record.code, state, age_ms)

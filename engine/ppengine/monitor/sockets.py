@@ -16,6 +16,8 @@ STATE_HWM = 20
 BURST = 200
 """Messages taken from one socket before the others get their turn."""
 _PATH_MOST = 107
+_POLLIN, _NOBLOCK, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+"""Plain numbers: to reckon with flags costs more than to ask a socket."""
 
 
 class Sockets:
@@ -23,7 +25,9 @@ class Sockets:
 
     def __init__(self, context: zmq.Context[Socket], config: EngineConfig) -> None:
         """Open all. Raises OSError (zmq.ZMQError is not one: a path that is too long is told beforehand)."""
-        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len("ipc://")
+        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len(
+            "ipc://"
+        )
         if longest > _PATH_MOST:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
         # A socket file's mode follows the umask; the 0700 folder guards it as well.
@@ -81,10 +85,10 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
     """Yield what waits in `socket`, at most a burst."""
     for _ in range(BURST):
         # Asked first: an exception that tells of an empty socket costs more than most messages.
-        if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not int(socket.getsockopt(zmq.EVENTS)) & _POLLIN:
             return
         try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
+            yield socket.recv_multipart(_NOBLOCK)
         except zmq.Again:
             return
 
@@ -92,7 +96,9 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
 def send(socket: Socket, frames: list[bytes]) -> bool:
     """Send without waiting; return whether it was taken (a peer that is gone or full drops it)."""
     try:
-        socket.send_multipart(frames, zmq.NOBLOCK)
+        for frame in frames[:-1]:
+            socket.send(frame, _MORE)
+        socket.send(frames[-1], _NOBLOCK)
     except zmq.ZMQError as error:
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False

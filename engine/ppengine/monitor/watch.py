@@ -12,7 +12,7 @@ from ppengine.monitor.history import History
 from ppengine.monitor.messages import MessageTrack
 from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
 from ppengine.protocol.reports import CpuShares, StageSample
-from ppengine.ring import Gauge, Phase, Record, RingReader, Row, Word
+from ppengine.ring import Gauge, Phase, RingReader, Row, Word
 
 SLOW_S = 1.0
 """Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
@@ -42,7 +42,7 @@ class RingFile:
         rows += self.reader.rows(self.track.seen)
         self.track.feed(rows, gone=[seq for seq, record in known.items() if record is None])
         if self.reader.name in _MESSAGE_RINGS:
-            self.messages.feed(map(Record._make, rows))
+            self.messages.feed(rows)
 
 
 class CpuClock:
