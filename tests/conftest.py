@@ -6,10 +6,14 @@ barriers that waited for threads of each other.
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that. Tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not Path("/dev/nvidiactl").exists():
     # Triton decides while it is loaded whether its own library is interpreted, and transformers loads it, so it is

@@ -36,13 +36,13 @@ _UNHURRIED = "request."
 FRONT_BURST = 64
 """Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
 
-_POLLIN = int(zmq.POLLIN)
-"""A plain number: to reckon with flags costs more than to ask the socket."""
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+"""Plain integers: several are needed for each message, and members of an enum are slow to combine."""
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
     """Return whether a message is there. An exception each time that none is would cost more than the message."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 class Loop:
@@ -87,8 +87,9 @@ class Loop:
         while not self.engine.leaving:
             deadline = min(report_at, time.monotonic() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
-            poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
-            self._drain_stages()
+            woken = poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
+            if woken and not self._drain_stages() and not _readable(self._front):
+                continue  # steps that other stages are still busy with: nothing follows from that
             self._drain_front()
             self.engine.advance()
             self.engine.outputs.serve_waiters()
@@ -109,19 +110,22 @@ class Loop:
         socket.setsockopt(zmq.SNDHWM, 0 if kind == zmq.ROUTER else 100)
         return socket
 
-    def _drain_stages(self) -> None:
+    def _drain_stages(self) -> bool:
+        """Take what the stages sent; return whether there is something to do about it."""
+        news = False
         while _readable(self._steps):
-            frames = self._steps.recv_multipart(zmq.NOBLOCK)
+            frames = self._steps.recv_multipart(_NOBLOCK)
             try:
-                self.engine.on_stage(self._from_stage.decode(frames[-1]))
+                news = self.engine.on_stage(self._from_stage.decode(frames[-1])) or news
             except ProtocolError as error:
                 self.engine.event("protocol.error", f"from a stage: {error}")
+        return news
 
     def _drain_front(self) -> None:
         for _ in range(FRONT_BURST):
             if not _readable(self._front):
                 return
-            client, *frames = self._front.recv_multipart(zmq.NOBLOCK)
+            client, *frames = self._front.recv_multipart(_NOBLOCK)
             try:
                 self._on_front(client, self._from_front.decode(frames[-1]))
             except ProtocolError as error:
@@ -167,7 +171,7 @@ class Loop:
 
     def _send_step(self, payload: bytes) -> None:
         for identity in self._identities:
-            self._steps.send_multipart([identity, payload], zmq.NOBLOCK)
+            self._steps.send_multipart([identity, payload], _NOBLOCK)
 
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], zmq.NOBLOCK)

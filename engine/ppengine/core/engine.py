@@ -119,14 +119,13 @@ class Engine:
 
     # --- stages ---------------------------------------------------------------------------------------------
 
-    def on_stage(self, message: object) -> None:
-        """Take one message of a stage."""
+    def on_stage(self, message: object) -> bool:
+        """Take one message of a stage; return whether there is something to do about it in this turn."""
         recovery = self.recovery
         if isinstance(message, Retired):
-            if message.fatal:
-                recovery.on_fatal(message)
-            elif message.generation == recovery.generation:
-                self.board.acknowledge(message)
+            if not message.fatal:
+                return message.generation == recovery.generation and self.board.acknowledge(message)
+            recovery.on_fatal(message)
         elif isinstance(message, StageReady):
             recovery.on_ready(message)
             if not self.serving and self.board.all_ready(recovery.generation):
@@ -142,6 +141,7 @@ class Engine:
                 self.checks.take(message)
         elif isinstance(message, ShadowReady | ShadowAnswer):
             self.checks.take(message)
+        return True
 
     def on_processes(self, report: ProcessReport) -> None:
         """The supervisor says who is alive."""

@@ -94,8 +94,8 @@ class StageBoard:
             Flight(step.number, time.monotonic_ns(), tokens, step.map_blocks is not None, set(self.keys))
         )
 
-    def acknowledge(self, message: Retired) -> None:
-        """Note one stage's retirement; late or repeated ones change nothing."""
+    def acknowledge(self, message: Retired) -> bool:
+        """Note one stage's retirement; late or repeated ones change nothing. Returns whether a step has retired."""
         key = (message.stage, message.rank)
         for flight in self._flights:
             if flight.number == message.number and key in flight.missing:
@@ -107,7 +107,8 @@ class StageBoard:
                     flight.mapped.append(message.mapped)
                 if message.error:
                     flight.errors.append(f"stage {message.stage}: {message.error}")
-                return
+                break
+        return bool(self._flights) and not self._flights[0].missing
 
     def take_retired(self) -> list[Flight]:
         """Return, in order, the flights that every stage has retired."""

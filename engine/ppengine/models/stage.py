@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 
-import torch
 from ppkernels.batch import Batch
 from ppkernels.paged_attention import AttentionPlan, plan_attention
 from torch import Tensor, nn
@@ -18,7 +17,8 @@ from ppengine.models.layers import Linear, Source, WeightTable
 class StageModel(nn.Module, ABC):
     """One pipeline stage of a model. The residual stream travels between stages as one tensor [T, boundary_size].
 
-    Methods run in inference mode and never write their arguments, the KV cache excepted.
+    Call it in inference mode: to enter that for each method would cost as much as a small operation. No method writes
+    its arguments, the KV cache excepted.
     """
 
     def __init__(self, spec: ModelSpec, layers: tuple[int, int], first: bool, last: bool, table: WeightTable) -> None:
@@ -50,12 +50,10 @@ class StageModel(nn.Module, ABC):
             if isinstance(module, Linear):
                 module.pack()
 
-    @torch.inference_mode()
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """First stage: return hidden states [T, H] of `token_ids` [T] at `positions` [T]."""
         return self._embed(token_ids, positions)
 
-    @torch.inference_mode()
     def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
         """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
 
@@ -76,7 +74,6 @@ class StageModel(nn.Module, ABC):
         plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
         return self._parts(hidden, batch, plan, kv)
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Last stage: return [R, V] of the rows `hidden` [R, H]."""
         return self._logits(hidden)

@@ -48,8 +48,7 @@ class Batcher:
         rows: list[Row] = []
         self._rows, self._budget = rows, self._config.max_num_batched_tokens
         if self._lines.ready:
-            self._decodes()
-            self._budget -= len(rows)
+            self._decodes(max(self._pipeline.draft.number - self._stages, self._fences.retired_step))
         for request in list(self._lines.prefilling):
             if self._budget <= 0:
                 break
@@ -58,6 +57,8 @@ class Batcher:
         if self.admissions and not self.starved and not self._kv.device.tail_live:
             self._load()
             self._admit()
+        if not rows and self._lines.ready and not self.starved:
+            self._decodes(self._pipeline.draft.number)
         return rows
 
     def reset(self) -> None:
@@ -68,8 +69,13 @@ class Batcher:
 
     # --- decodes --------------------------------------------------------------------------------------------
 
-    def _decodes(self) -> None:
-        """Give one token each to the longest waiting, spread evenly over the stages' micro-batches."""
+    def _decodes(self, newest: int) -> None:
+        """Give one token each to the longest waiting, spread evenly over the stages' micro-batches.
+
+        Only to those whose last row was in step `newest` or before. A token that is sampled now comes back to the first
+        stage after as many steps as there are stages: a step that needs it earlier keeps the first stage waiting with
+        all of its rows, chunks of prompts among them.
+        """
         lines, size = self._lines, self._kv.block_size
         ready, max_pending = lines.ready, lines.max_pending
         record, rows = self._pipeline.draft, self._rows
@@ -77,7 +83,7 @@ class Batcher:
         share = -(-(len(lines.running) - len(lines.prefilling)) // self._stages)
         left = min(share, self._budget, len(ready))
         again: list[Request] = []
-        while left > 0 and ready:
+        while left > 0 and ready and ready.oldest_step <= newest:
             left -= 1
             request = ready.pop()
             request.queued = False
@@ -104,6 +110,7 @@ class Batcher:
             ready.put_back(request)
         for request in again:
             lines.resume(request)
+        self._budget -= len(rows)
 
     def _grow(self, request: Request) -> bool:
         """Get the next block of a decode, from a victim if need be; False when it has to wait or has to go."""

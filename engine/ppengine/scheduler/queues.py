@@ -33,6 +33,11 @@ class ReadyLine:
     def __contains__(self, request: Request) -> bool:
         return request in self._by_step.get(request.last_step, ())
 
+    @property
+    def oldest_step(self) -> int:
+        """Step of the last row of the request that is first; the line must not be empty."""
+        return min(self._by_step)
+
     def append(self, request: Request) -> None:
         """Add a request behind those whose last row is as long ago."""
         self._line_of(request).append(request)
@@ -43,7 +48,7 @@ class ReadyLine:
 
     def pop(self) -> Request:
         """Take the first request out."""
-        step = min(self._by_step)
+        step = self.oldest_step
         line = self._by_step[step]
         request = line.popleft()
         if not line:

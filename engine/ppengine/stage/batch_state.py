@@ -1,7 +1,7 @@
 """What a stage keeps of each request, by slot, and how the rows of a step become attention metadata.
 
 The core sends deltas; block tables live in one persistent matrix, so that a decode batch is a row index into it.
-Work per token and per block is done by numpy, work per row by comprehensions.
+Work per token and per block is done by a compiled function, work per row by comprehensions.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 from ppkernels.batch import Batch
+from ppkernels.rows import lay_out
 
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
 
@@ -86,33 +88,23 @@ class BatchState:
     def plan(self, rows: list[Row]) -> Plan:
         """Return metadata of a step's rows; positions and slots are rebuilt from this stage's own tables."""
         for row in rows:
-            self._check(row.slot)
-        table: Ints = np.array([(row.slot, row.start, row.count, row.sample, row.token) for row in rows], np.int64)
+            if row.slot not in self.requests:
+                self._check(row.slot)
+        table: Ints = np.array([astuple(row) for row in rows], np.int64)
+        positions, slot_mapping, query_start, block_tables = lay_out(table, self._tables, self.block_size)
         slots, starts, counts, sample, tokens = table.T
-        size = self.block_size
+        if len(block_tables) < len(rows):
+            raise ValueError(f"a row needs {block_tables.shape[1]} blocks, a table holds {self._max_blocks}")
         ends = starts + counts
-        used = -(-ends // size)
-        width = int(used.max())
-        # Entries beyond a row's own blocks are old news: point them at the null block, which is always mapped.
-        block_tables = np.where(np.arange(width) < used[:, None], self._tables[slots, :width], 0)
-        query_start = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=query_start[1:])
-        decode_only = bool((counts == 1).all())
-        if decode_only:
-            positions, owner = starts, np.arange(len(rows))
-        else:
-            owner = np.repeat(np.arange(len(rows)), counts)
-            positions = np.arange(len(owner)) - (query_start[:-1] - starts)[owner]
-        slot_mapping = block_tables[owner, positions // size] * size + positions % size
         batch = Batch(
-            positions=_tensor(positions),
-            slot_mapping=_tensor(slot_mapping),
-            query_start=_tensor(query_start),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slot_mapping),
+            query_start=torch.from_numpy(query_start),
             query_lens=counts.tolist(),
-            seq_lens=_tensor(ends),
-            block_tables=_tensor(block_tables),
-            decode_only=decode_only,
-            block_size=size,
+            seq_lens=torch.from_numpy(ends),
+            block_tables=torch.from_numpy(block_tables),
+            decode_only=len(positions) == len(rows),
+            block_size=self.block_size,
         )
         return Plan(batch, slots, starts, ends, tokens, query_start, np.flatnonzero(sample))
 
@@ -137,7 +129,3 @@ class BatchState:
                 )
             ids[begin:end] = registered[start : start + end - begin]
         return ids
-
-
-def _tensor(values: Ints) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values))

@@ -165,7 +165,8 @@ class Runner:
         if not rows:
             return []
         with self._ring.operation(Kind.HEAD, number, size=rows):
-            logits = self._model.logits(hidden[torch.from_numpy(plan.last_tokens)])
+            wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
+            logits = self._model.logits(wanted)
             if self._checks.looks_for_non_finite:
                 self._finite.look_at_logits(number, plan, logits)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]

@@ -36,15 +36,13 @@ class TokenTable:
             self._stream, self._peer = ledger.stream(name, "receive"), ledger.peer(f"stage {edge.peer}")
         self._buffers = StorageBuffers(ledger, f"{name} buffer")
         self._latest: Slots = np.full(64, -1, np.int64)
+        self._awaited: Slots = np.zeros(64, np.int64)
+        """Step of the newest return that brings, or brought, the token of each slot."""
         self._pending: deque[tuple[int, Slots]] = deque()
 
     def store(self, slots: Slots, tokens: Slots) -> None:
         """Note what was sampled here."""
-        size = int(slots.max()) + 1
-        if size > len(self._latest):
-            grown = np.full(max(size, 2 * len(self._latest)), -1, np.int64)
-            grown[: len(self._latest)] = self._latest
-            self._latest = grown
+        self._make_room(slots)
         self._latest[slots] = tokens
 
     def expect(self, step: int, slots: Slots) -> None:
@@ -52,13 +50,18 @@ class TokenTable:
         if self.edge is None:
             return
         self._pending.append((step, slots))
+        self._make_room(slots)
+        self._awaited[slots] = step
         if len(self._pending) > KEEP_RETURNS:
             self._take_oldest()
 
     def tokens(self, slots: Slots) -> Slots:
         """Return the newest sampled token of each slot, waiting for it where it is still on its way."""
-        while any(np.isin(slots, entry[1]).any() for entry in self._pending):
-            self._take_oldest()
+        if self._pending:
+            self._make_room(slots)
+            newest = self._awaited[slots].max()
+            while self._pending and self._pending[0][0] <= newest:
+                self._take_oldest()
         tokens = self._latest[slots]
         if (tokens < 0).any():
             raise ValueError(f"slot {int(slots[tokens < 0][0])} has no sampled token on this stage")
@@ -75,6 +78,13 @@ class TokenTable:
             self._ledger.close(self._stream)
         if self.edge is not None:
             self.edge.close()
+
+    def _make_room(self, slots: Slots) -> None:
+        size, have = int(slots.max()) + 1, len(self._latest)
+        if size > have:
+            more = max(size, 2 * have) - have
+            self._latest = np.concatenate([self._latest, np.full(more, -1, np.int64)])
+            self._awaited = np.concatenate([self._awaited, np.zeros(more, np.int64)])
 
     def _take_oldest(self) -> None:
         step, slots = self._pending.popleft()

@@ -89,8 +89,9 @@ class Edge:
             self._ring.returned(seq)
         if self.before_wait is not None and not self.wire.readable:
             self.before_wait()
-        header = bytearray(_HEADER.size)
-        self.wire.receive(memoryview(header))
+        header, body = memoryview(bytearray(_HEADER.size)), _bytes_of(tensor)
+        count = self.wire.read([header, body])
+        self.wire.receive(header[count:])
         number, sent_step, size, sent_code, constant = _HEADER.unpack(header)
         if (number, sent_step, size, sent_code, constant) != (self._number, step, tensor.nbytes, code, _CONSTANT):
             raise PeerLostError(
@@ -98,7 +99,7 @@ class Edge:
                 f"message {self._number} (m{step}, {shape_text(tensor.nbytes, code)})",
                 self.peer,
             )
-        self.wire.receive(_bytes_of(tensor))
+        self.wire.receive(body[max(0, count - _HEADER.size) :])
         self._end(seq)
 
     def close(self) -> None:
@@ -284,4 +285,6 @@ class Outbox:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.view(torch.uint8).numpy().data.cast("B")
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy().data.cast("B")

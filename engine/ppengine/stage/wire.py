@@ -75,17 +75,22 @@ class Wire:
     def receive(self, into: memoryview) -> None:
         """Fill `into`."""
         while into:
+            into = into[self.read([into]) :]
+
+    def read(self, parts: list[memoryview]) -> int:
+        """Wait until something has come, put what there is into `parts`, one behind the other; return the bytes."""
+        while True:
             # Looked at before it is read: who holds a message up in the kernel shall be seen to.
             self._wait(self._readable)
             try:
-                count = self._socket.recv_into(into)
+                count = self._socket.recvmsg_into(parts)[0]
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise self._lost(error) from None
             if not count:
                 raise self._lost()
-            into = into[count:]
+            return count
 
     @property
     def readable(self) -> bool:
