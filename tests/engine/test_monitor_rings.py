@@ -3,7 +3,7 @@
 import pytest
 from monitor_helpers import record
 from ppengine.monitor.history import History, expected_ms
-from ppengine.monitor.rings import Track, op_text, stream_info, waiting_on
+from ppengine.monitor.rings import op_text, stream_info, waiting_on
 from ppengine.ring import Kind
 
 MS = 1_000_000

@@ -198,7 +198,6 @@ class Session:
             raise LinkLost("not sent, nothing happened: the link broke", sent=False) from None
 
     async def _read_state(self, handlers: Handlers) -> None:
-        drained_at = 0.0
         while True:
             if self._reopen:  # here, because closing a socket under its reader would cancel the reader
                 self._reopen = False
@@ -206,8 +205,6 @@ class Session:
             socket = self._sockets.state
             if not await socket.poll(int(1000 * self._timing.stale_s)):
                 continue
-            await asyncio.sleep(max(0.0, drained_at + self._timing.gather_s - time.monotonic()))
-            drained_at = time.monotonic()
             plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # what is there already needs no future each
             newest: bytes | None = None
             for _ in range(DRAIN):
@@ -224,6 +221,7 @@ class Session:
             if newest is not None:
                 self._last_snapshot = time.monotonic()
                 handlers.snapshot(decode_as(Snapshot, newest))
+            await asyncio.sleep(self._timing.gather_s)
 
     async def _read_control(self, handlers: Handlers) -> None:
         while True:

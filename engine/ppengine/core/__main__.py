@@ -97,7 +97,7 @@ class Loop:
             now = time.monotonic()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
-                self._tell_events()
+                self._tell_events(self._report)
                 self._push(self._report, self._reporter.build(self._dropped))
         self._close()
 
@@ -195,11 +195,11 @@ class Loop:
             log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
         self._events.append(event)
         if not event.kind.startswith(_UNHURRIED):
-            self._tell_events()
+            self._tell_events(self._collect)
 
-    def _tell_events(self) -> None:
+    def _tell_events(self, socket: zmq.Socket[bytes]) -> None:
         if self._events:
-            self._push(self._collect, Happened(events=self._events))
+            self._push(socket, Happened(events=self._events))
             self._events = []
 
     def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
@@ -211,7 +211,7 @@ class Loop:
     def _close(self) -> None:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
-        self._tell_events()
+        self._tell_events(self._report)
         self._push(self._report, self._reporter.build(self._dropped))
         self.engine.checks.shadow.stop()
         for index in range(self._config.stages):

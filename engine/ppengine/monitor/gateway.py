@@ -267,11 +267,12 @@ class Gateway:
     def _on_collect(self) -> None:
         # The core answers a command before it tells of its end: the log should say `accepted` first.
         self._on_front()
+        self._take_report()
         for parts in drain(self._sockets.collect):
             self._collect(parts)
 
     def _take_report(self) -> None:
-        """Take the core's newest report. Nothing polls for it: it is only as old as the last one who needed it."""
+        """Take what the core reports. Nothing polls for it: ten times a second it would wake the loop for nothing."""
         for parts in drain(self._sockets.report):
             self._collect(parts)
 

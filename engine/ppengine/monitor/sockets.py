@@ -16,7 +16,8 @@ STATE_HWM = 20
 BURST = 200
 """Messages taken from one socket before the others get their turn."""
 _PATH_MOST = 107
-_EVENTS, _POLLIN, _NOBLOCK, _MORE = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK, zmq.NOBLOCK | zmq.SNDMORE))
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain integers: several are needed for each message, and members of an enum are slow to combine."""
 
 
@@ -37,7 +38,7 @@ class Sockets:
             self.control = self._bind(context, config, "control", zmq.ROUTER, 1000)
             self.bulk = self._bind(context, config, "bulk", zmq.ROUTER, 100)
             self.collect = self._bind(context, config, "collect", zmq.PULL, 1000)
-            self.report = self._bind(context, config, "report", zmq.PULL, 1)
+            self.report = self._bind(context, config, "report", zmq.PULL, 1000)
         finally:
             os.umask(before)
         self.front = self._connect(context, config, "front")
@@ -55,9 +56,6 @@ class Sockets:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.SNDHWM, hwm)
         socket.setsockopt(zmq.RCVHWM, 1000)
-        if name == "report":
-            # Only the newest counts, and it is taken when it is needed: ten a second would wake the loop for nothing.
-            socket.setsockopt(zmq.CONFLATE, 1)
         if kind != zmq.PULL:
             socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
