@@ -16,6 +16,7 @@ from ppengine.protocol.snapshot import Snapshot
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
+from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
 from ppconsole.link.source import Source, Update
@@ -32,9 +33,9 @@ from ppconsole.view.commands import cli_line, name_of, target_of
 from ppconsole.widgets.driver import StdoutDriver
 from ppconsole.widgets.paint import choose_theme, themes
 
-TICK_S, QUICK_S = 1.0, 0.25
+TICK_S, SOON_S = 1.0, 0.25
 EARLY_S = 0.4
-"""A tick waits for the next snapshot, and comes so much earlier or later than a second after the last one."""
+"""A tick comes with the next snapshot, but no more than so much earlier or later than a second after the last one."""
 HISTORY = 120
 PROBLEM_SHOWN_S = 10.0
 RESTART_S = 1.0
@@ -74,10 +75,13 @@ class ConsoleApp(App[int]):
         self._frozen: ConsoleState | None = None
         self._frozen_at = 0.0
         self._problem = ""
-        self._dirty = False
+        self._soon: Timer | None = None
+        self._next: Timer | None = None
         self._fresh = False
         self._ticked_at = 0.0
-        self._restarts: dict[str, Callable[[], object]] = {"link": self._start_source, "follow": self.following.start}
+        self._restarts: dict[str, Callable[[], object]] = {
+            "link": self._start_source, "follow": self.following.start, "block map": self.main.follow_blocks,
+        }  # fmt: skip
         for each in themes():
             self.register_theme(each)
         self.theme = wanted
@@ -85,10 +89,10 @@ class ConsoleApp(App[int]):
     # --- life -------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        """Show the main screen, start the source and the clocks."""
+        """Show the main screen, start the source and the clock."""
         self.push_screen(self.main)
         self._start_source()
-        self.set_interval(QUICK_S, self._quick)
+        self._tick_in(TICK_S + EARLY_S)
 
     def _start_source(self) -> None:
         self.run_worker(self.source.start(self.on_update), name="link", exit_on_error=False)
@@ -115,41 +119,45 @@ class ConsoleApp(App[int]):
     # --- updates and painting -----------------------------------------------------------------------------------
 
     def on_update(self, update: Update) -> None:
-        """Take one update. Nothing is painted here, except when the link or the verdict changes: that is soon."""
+        """Take one update. It is painted with the next tick; a link or a verdict that has changed, at once."""
         old, self.state = self.state, reduce(self.state, update, self.clock())
         if old.epoch is not None and self.state.epoch != old.epoch:
             self.main.requests.forget()
             self.following.request, self._frozen = None, None
-        self._fresh = self._fresh or self.state.snapshot is not old.snapshot
         if old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
-            self._dirty = True
-        if old.snapshot is None and self.state.snapshot is not None:
-            self.tick()  # who attaches looks at an empty screen: now, and not at the next clock
+            self.call_later(self.paint)
+        if self.state.snapshot is not old.snapshot and not self._fresh:
+            self._fresh = True
+            early = TICK_S - EARLY_S - (self.clock() - self._ticked_at)
+            if early <= 0 or old.snapshot is None:  # who attaches looks at an empty screen
+                self.call_later(self.tick)
+            else:
+                self._tick_in(early)
 
     def tick(self) -> None:
         """Paint what is seen, once a second."""
         self._fresh, self._ticked_at = False, self.clock()
+        self._tick_in(TICK_S + EARLY_S)
         snapshot = self.state.snapshot
         if snapshot is not None and not self.grey:
             self.history.append(snapshot.throughput.output_tok_s or 0.0)
         self.paint()
         self.main.refresh_blocks()
 
-    def paint_soon(self) -> None:
-        """Paint at the next quick tick."""
-        self._dirty = True
+    def _tick_in(self, seconds: float) -> None:
+        """Set the clock. There is none that runs on: between two pictures the console sleeps."""
+        _stop(self._next)
+        self._next = self.set_timer(seconds, self.tick)
 
-    def _quick(self) -> None:
-        """Tick when it is time; between ticks paint what should not wait: streamed text, a changed link."""
-        since = self.clock() - self._ticked_at
-        if since >= TICK_S + EARLY_S or (self._fresh and since >= TICK_S - EARLY_S):
-            self.tick()
-        elif self._dirty:
-            self.paint()
+    def paint_soon(self) -> None:
+        """Paint in a moment what should not wait for the next tick, and comes piece by piece: streamed text."""
+        if self._soon is None:
+            self._soon = self.set_timer(SOON_S, self.paint)
 
     def paint(self) -> None:
         """Paint the screens that can be seen: the top one, and below it as long as dialogs are on top."""
-        self._dirty = False
+        _stop(self._soon)
+        self._soon = None
         for screen in reversed(self.screen_stack):
             painter = getattr(screen, "paint", None)
             if painter is not None:
@@ -278,6 +286,11 @@ class ConsoleApp(App[int]):
             self.report(f"no picture: {error}", bad=True)
             return
         self.report(f"saved {path}", bad=False)
+
+
+def _stop(timer: Timer | None) -> None:
+    if timer is not None:
+        timer.stop()
 
 
 def _alarm(state: ConsoleState) -> tuple[object, ...]:

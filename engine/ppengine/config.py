@@ -138,7 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Started with `--allow-faults`: it can be broken on demand."""
 
     def endpoint(self, name: str) -> str:
-        """Return the ipc endpoint of one socket: `state control bulk` (public), `front steps collect` (private)."""
+        """Return the ipc endpoint of a socket: public `state control bulk`, private `front steps collect report`."""
         return f"ipc://{self.run_dir}/{name}"
 
     @property

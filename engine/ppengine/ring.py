@@ -135,6 +135,10 @@ class Record(NamedTuple):
     generation: int
 
 
+Row = tuple[int, ...]
+"""The fields of a `Record` in their order, without their names: thousands a second are read, and few are kept."""
+
+
 def shape_code(dtype: str, width: int) -> int:
     """Return element type and row length of a message in 32 bits; 0 for a type that has no code."""
     return (DTYPES.index(dtype) + 1) << 24 | min(width, 0xFFFFFF) if dtype in DTYPES else 0
@@ -278,7 +282,11 @@ class RingReader:
         return self.since(max(0, self.word(Word.HEAD) - count))
 
     def since(self, seq: int) -> list[Record]:
-        """Return the whole records above `seq` that the ring still holds, oldest first, by one copy."""
+        """Return the whole records above `seq` that the ring still holds, oldest first."""
+        return list(map(Record._make, self.rows(seq)))
+
+    def rows(self, seq: int) -> list[Row]:
+        """Return what `since` does as plain rows, by one copy."""
         head, capacity = self.word(Word.HEAD), self._capacity
         first = max(seq + 1, head - capacity + 1, 1)
         if first > head:
@@ -291,8 +299,7 @@ class RingReader:
             data = body[HEADER_BYTES + begin : HEADER_BYTES + capacity * 64] + body[HEADER_BYTES : HEADER_BYTES + end]
         # The writer went on meanwhile: what it overwrote, or is overwriting now, is left out.
         lapped = self.word(Word.HEAD) + 1 - capacity
-        found = map(Record._make, RECORD.iter_unpack(data))
-        return [record for want, record in enumerate(found, first) if record.seq == want > lapped]
+        return [row for want, row in enumerate(RECORD.iter_unpack(data), first) if row[0] == want > lapped]
 
     def close(self) -> None:
         """Unmap."""

@@ -16,6 +16,7 @@ from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.memory import MemoryDialog
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.paint import Brush
 from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.control import (
     Abort,
@@ -447,3 +448,35 @@ async def test_without_colour_no_colour_is_written(monkeypatch):
             each is None or each.is_default for style in styles for each in (style.color, style.bgcolor)
         )
         assert "! STAGE 2 self_stuck" in strips[1].text
+
+
+async def test_a_picture_is_painted_when_it_comes_but_not_twice_in_half_a_second():
+    async with console() as rig:
+        rig.clock.now += 1.0
+        picture = copy.deepcopy(rig.source.picture)
+        picture.engine.name = "renamed"
+        rig.source.send(picture)
+        await rig.until(lambda: "renamed" in rig.board("top"))
+        picture = copy.deepcopy(picture)
+        picture.engine.name = "again"
+        rig.source.send(picture)
+        await rig.pilot.pause()
+        assert "again" not in rig.board("top")
+        await rig.until(lambda: "again" in rig.board("top"))
+
+
+async def test_only_rows_that_changed_become_strips_again(monkeypatch):
+    painted = []
+    strip = Brush.strip
+    monkeypatch.setattr(Brush, "strip", lambda self, line, width: painted.append(line) or strip(self, line, width))
+    async with console() as rig:
+        picture = copy.deepcopy(rig.source.picture)
+        changed = picture.requests[1]
+        changed.owner = "somebody"
+        rig.source.send(picture)
+        painted.clear()
+        rig.app.tick()
+        await rig.pilot.pause()
+        await rig.until(lambda: bool(painted))
+        assert [changed.id in text_of(line) for line in painted].count(True) == 1
+        assert not any(other.id in text_of(line) for line in painted for other in picture.requests if other != changed)

@@ -175,14 +175,17 @@ class FakeCore:
         self.front = context.socket(zmq.ROUTER)
         self.front.linger = 0
         self.front.bind(config.endpoint("front"))
-        self.collect = context.socket(zmq.PUSH)
-        self.collect.linger = 0
-        self.collect.connect(config.endpoint("collect"))
+        self.collect, self.newest = context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+        for socket, name in ((self.collect, "collect"), (self.newest, "report")):
+            socket.linger = 0
+            socket.connect(config.endpoint(name))
         self._codec = frames.Codec(ToFront)
 
     def report(self, message: msgspec.Struct | None = None, **changes: Any) -> None:
         """Push a report of any kind to the gateway; without one, the core's own."""
-        self.collect.send(frames.encode(message or core_report(self.config, **changes)))
+        message = message or core_report(self.config, **changes)
+        socket = self.newest if isinstance(message, CoreReport) else self.collect
+        socket.send(frames.encode(message))
 
     def agent_report(self, *samples: StageSample, node: str | None = None) -> None:
         """Push what an agent would."""
@@ -207,9 +210,10 @@ class FakeCore:
         self.front.send_multipart([self.client, frames.encode(message)])
 
     def close(self) -> None:
-        """Close both sockets."""
+        """Close all sockets."""
         self.front.close()
         self.collect.close()
+        self.newest.close()
 
 
 class Client:

@@ -118,3 +118,15 @@ def test_a_new_generation_of_an_edge_counts_anew():
     track.feed([message(8, 2.0, 2.5)])
     (edge,) = track.samples(0)
     assert edge.generation == 1 and [m.number for m in edge.messages] == [1]
+
+
+def test_old_messages_are_forgotten_and_open_ones_shown():
+    track = MessageTrack()
+    for first in range(1, 2001, 50):
+        track.feed([message(n, n, 0.0 if n == 1990 else n + 0.5) for n in range(first, first + 50)])
+    (edge,) = track.samples(0)
+    assert [m.number for m in edge.messages] == [*range(1990 - 2, 2001)]
+    _, known = track.edge(Kind.SEND, 1)
+    assert 256 <= len(known) < 512 and max(known) == 2000
+    track.feed([message(1990, 1990, 2001)])
+    assert all(m.state == 2 for m in track.samples(0)[0].messages)

@@ -2,16 +2,17 @@
 
 import pytest
 from monitor_helpers import record
-from ppengine.monitor.rings import Track, expected_ms, op_text, stream_info, waiting_on
+from ppengine.monitor.history import History, expected_ms
+from ppengine.monitor.rings import op_text, stream_info, waiting_on
 from ppengine.ring import Kind
 
 MS = 1_000_000
 
 
 def fed(*records):
-    track = Track()
-    track.feed(records)
-    return track
+    history = History()
+    history.feed(records)
+    return history
 
 
 def step_of(seq, begin, end, step=1):
@@ -56,7 +57,7 @@ def test_idle_is_the_share_of_waits_in_the_window():
     # 5 of 20 ms waited in the step, then 20 ms idle.
     assert track.idle_fraction(40 * MS) == pytest.approx(25 / 40, abs=1e-3)
     assert track.idle_fraction(60_000 * MS) == 1.0
-    assert Track().idle_fraction(5 * MS) is None
+    assert History().idle_fraction(5 * MS) is None
 
 
 def test_the_timeline_is_in_ms_ago_and_leaves_whole_steps_out():

@@ -68,6 +68,7 @@ def test_since_gives_what_the_ring_still_holds(tmp_path_factory, capacity, writt
     # The oldest slot is where the writer would write next: it is never trusted.
     assert got == list(range(max(seen + 1, written - capacity + 2, 1), written + 1))
     assert all(record.step == record.seq for record in reader.since(seen))
+    assert reader.rows(seen) == [tuple(record) for record in reader.since(seen)]
     assert [r.seq for r in reader.latest(3)] == [seq for seq in got if seq > written - 3] or seen > written - 3
 
 

@@ -34,11 +34,14 @@ from ppconsole.link.pending import Commands, command_id
 from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
 from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
 
+GATHER_S = 0.25
+
 
 class EngineLink:
     """A `Source` on a running engine. Never gives up by itself: `lost` is a state, not an end.
 
-    `backlog`: how many older events to ask for when it attaches. `slow`: one snapshot a second instead of ten.
+    `backlog`: how many older events to ask for when it attaches. `slow`: one snapshot a second instead of ten, and
+    what follows upon another in less than `GATHER_S` waits for it.
     """
 
     live = True
@@ -60,7 +63,7 @@ class EngineLink:
         self._find = find or rediscover(record)
         self._backlog = backlog
         self._topic = TOPIC_SNAPSHOT_SLOW if slow else TOPIC_SNAPSHOT
-        self._timing = timing or Timing()
+        self._timing = timing or (Timing(gather_s=GATHER_S) if slow else Timing())
         self._emit: Callable[[Update], None] = lambda update: None
         self._commands = Commands()
         self._order = EventOrder()

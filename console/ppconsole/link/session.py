@@ -71,6 +71,8 @@ class Timing:
     jitter_s: float = 0.2
     backoff_s: float = 0.2
     backoff_cap_s: float = 5.0
+    gather_s: float = 0.0
+    """Snapshots and events are taken no more often: a wake-up costs a console more than a message."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +203,13 @@ class Session:
                 self._reopen = False
                 self._sockets.reopen_state()
             socket = self._sockets.state
-            if not await socket.poll(500):
+            if not await socket.poll(int(1000 * self._timing.stale_s)):
                 continue
+            plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # what is there already needs no future each
             newest: bytes | None = None
             for _ in range(DRAIN):
                 try:
-                    topic, head_frame, body = split(await socket.recv_multipart(flags=zmq.NOBLOCK), 3)
+                    topic, head_frame, body = split(plain.recv_multipart(zmq.NOBLOCK), 3)
                 except zmq.Again:
                     break
                 if decode_header(head_frame).epoch != self.welcome.epoch:
@@ -218,6 +221,7 @@ class Session:
             if newest is not None:
                 self._last_snapshot = time.monotonic()
                 handlers.snapshot(decode_as(Snapshot, newest))
+            await asyncio.sleep(self._timing.gather_s)
 
     async def _read_control(self, handlers: Handlers) -> None:
         while True:

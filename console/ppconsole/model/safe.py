@@ -21,7 +21,7 @@ def clean(text: str, *, newlines: bool = False) -> str:
     Line ends and tabs become spaces, or stay with `newlines` (carriage returns never do). What is left moves no cursor
     and reorders nothing; it may still hold square brackets, so show it as text and never parse it as markup.
     """
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text).replace("\r\n", "\n")
     return "".join(_kept(character, newlines) for character in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.worker import Worker
 
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.reduce import set_filter
@@ -43,7 +43,7 @@ class MainScreen(Screen[None]):
         self.stages_focused = False
         self.blocks: BlocksDetail | None = None
         self._frame: Frame = frame(80, 24, 1, False)
-        self._loading: Worker[None] | None = None
+        self._blocks_wanted = asyncio.Event()
         self._composed = False
 
     @property
@@ -64,6 +64,7 @@ class MainScreen(Screen[None]):
     def on_mount(self) -> None:
         """Paint from now on."""
         self._composed = True
+        self.follow_blocks()
         self.paint()
 
     def on_resize(self) -> None:
@@ -132,17 +133,22 @@ class MainScreen(Screen[None]):
 
     def refresh_blocks(self) -> None:
         """Fetch the block map, while the right column is there and nothing else covers it."""
-        busy = self._loading is not None and self._loading.is_running
-        if self._frame.side and self.is_current and not busy and not self.console.grey and self.console.source.live:
-            self._loading = self.run_worker(self._load_blocks(), exit_on_error=False, name="block map")
+        if self._frame.side and self.is_current and not self.console.grey and self.console.source.live:
+            self._blocks_wanted.set()
 
-    async def _load_blocks(self) -> None:
-        try:
-            answer = await self.console.source.inspect("blocks")
-        except (LinkLost, QueryFailed):
-            self.blocks = None  # the map says that there is none; the link's own state says why
-            return
-        self.blocks = answer if isinstance(answer, BlocksDetail) else None
+    def follow_blocks(self) -> None:
+        """Fetch the block map whenever it is wanted. One worker for good: one a fetch costs more than the fetch."""
+        self.run_worker(self._follow_blocks(), exit_on_error=False, name="block map")
+
+    async def _follow_blocks(self) -> None:
+        while await self._blocks_wanted.wait():
+            try:
+                answer = await self.console.source.inspect("blocks")
+            except (LinkLost, QueryFailed):
+                self.blocks = None  # the map says that there is none; the link's own state says why
+            else:
+                self.blocks = answer if isinstance(answer, BlocksDetail) else None
+            self._blocks_wanted.clear()
 
     # --- moving -----------------------------------------------------------------------------------------------
 

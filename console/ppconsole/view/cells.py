@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from ppconsole.model.safe import clean
@@ -28,11 +31,18 @@ def row(*segs: Seg, fill: str = "") -> Row:
     return Row(segs, fill)
 
 
+def runs(cells: Iterable[Seg]) -> Iterator[Seg]:
+    """Yield `cells` with neighbours of one style as one."""
+    for style, same in groupby(cells, itemgetter(1)):
+        yield "".join([text for text, _ in same]), style
+
+
 def text_of(line: Row) -> str:
     """Return the text of a row without its styles."""
     return "".join(text for text, _ in line.segs)
 
 
+@lru_cache(4096)
 def char_width(char: str) -> int:
     """Return how many cells a character takes: 0, 1 or 2."""
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
@@ -60,6 +70,8 @@ def cut(text: str, width: int) -> str:
 
 def fit(text: str, width: int, align: str = "<") -> str:
     """Return `text` cleaned of control characters, in exactly `width` cells, aligned `<` or `>`."""
+    if len(text) <= width and text.isascii() and text.isprintable():  # nearly always, and then it is short work
+        return text.rjust(width) if align == ">" else text.ljust(width)
     short = cut(clean(text), width)
     pad = " " * (width - width_of(short))
     return pad + short if align == ">" else short + pad
@@ -171,12 +183,13 @@ def table_row(placed: Sequence[Placed], cells: Mapping[str, Cell], fill: str = "
     segs: list[Seg] = []
     for each in placed:
         cell = cells[each.column.key]
+        gap = " " if segs else ""
         if isinstance(cell[0], str):
-            text, style = cell
-            segs.append((fit(str(text), each.width, each.column.align), str(style)))
+            text, style = fit(str(cell[0]), each.width, each.column.align), str(cell[1])
+            segs += [(gap, ""), (text, style)] if style and gap else [(gap + text, style)]
         else:
+            segs.append((gap, ""))
             segs.extend(cell)
             used = sum(width_of(text) for text, _ in cell)
             segs.append((" " * max(0, each.width - used), ""))
-        segs.append((" ", ""))
-    return Row(tuple(segs[:-1]), fill)
+    return Row(tuple(segs), fill)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ppengine.protocol.control import BlocksDetail
 
-from ppconsole.view.cells import Row, Seg, clip, fit, row
+from ppconsole.view.cells import Row, Seg, clip, fit, row, runs
 
 GLYPHS: dict[str, tuple[str, str]] = {
     "free": ("·", "kv.free"),
@@ -60,20 +60,9 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
     return [*lines[: height - 1], clip(Row(tuple(legend)), width)]
 
 
-def _lines(found: Iterable[tuple[str, str]], width: int) -> list[Row]:
+def _lines(found: Sequence[tuple[str, str]], width: int) -> list[Row]:
     """Return the cells as rows of `width`."""
-    lines: list[Row] = []
-    segs: list[Seg] = [(" ", "")]
-    filled = 0
-    for glyph, style in found:
-        if filled == width:
-            lines.append(Row(tuple(segs)))
-            segs, filled = [(" ", "")], 0
-        if segs[-1][1] == style:
-            segs[-1] = (segs[-1][0] + glyph, style)
-        else:
-            segs.append((glyph, style))
-        filled += 1
-    if filled:
-        lines.append(Row(tuple(segs)))
-    return lines
+    return [
+        Row(((" ", ""), *runs(found[first : first + width])))
+        for first in range(0, len(found), width)
+    ]  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
 from ppconsole.model.units import UNKNOWN, count_text
 from ppconsole.view import figures
-from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, table_row
+from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, runs, table_row
 from ppconsole.view.marks import STAGE, faulty_stages, stage_mark
 
 MAX_ROWS = 8
@@ -66,18 +65,7 @@ def bar(stage: StageInfo, width: int) -> tuple[Seg, ...]:
         at = min(width - 1, round(width * memory.limit / memory.total))
         glyphs[at] = "│"
         styles[at] = "bar.limit" if memory.used <= memory.limit else "bar.over"
-    return _runs(glyphs, styles)
-
-
-def _runs(glyphs: Sequence[str], styles: Sequence[str]) -> tuple[Seg, ...]:
-    """Return segments with neighbours of one style merged."""
-    segs: list[Seg] = []
-    for glyph, style in zip(glyphs, styles, strict=True):
-        if segs and segs[-1][1] == style:
-            segs[-1] = (segs[-1][0] + glyph, style)
-        else:
-            segs.append((glyph, style))
-    return tuple(segs)
+    return tuple(runs(zip(glyphs, styles, strict=True)))
 
 
 def kv_figures(stage: StageInfo) -> Cell:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
-from ppconsole.view.cells import Row, Seg, clip, fit, row
+from ppconsole.view.cells import Row, clip, fit, row, runs
 from ppconsole.view.marks import faulty_stages
 
 IDLE = "·"
@@ -57,13 +57,8 @@ def rows(snapshot: Snapshot, stages: Sequence[StageInfo], width: int, title: str
     faulty = faulty_stages(snapshot)
     for stage in stages:
         style = "bad" if stage.index in faulty else "dim"
-        segs: list[Seg] = [(f"{stage.index:>3} ", style)]
-        for glyph, name in lane(stage.timeline, span, max(1, width - 4)):
-            if segs[-1][1] == name:
-                segs[-1] = (segs[-1][0] + glyph, name)
-            else:
-                segs.append((glyph, name))
-        lines.append(Row(tuple(segs)))
+        cells = lane(stage.timeline, span, max(1, width - 4))
+        lines.append(Row(((f"{stage.index:>3} ", style), *runs(cells))))
     return lines
 
 

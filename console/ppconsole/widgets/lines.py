@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from textual.color import Color
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from ppconsole.view.cells import EMPTY, Row
-from ppconsole.widgets.paint import PALETTES, Palette
+from ppconsole.widgets.paint import PALETTES, Brush, Palette
 
 
 class Lines(Widget):
@@ -19,6 +20,10 @@ class Lines(Widget):
         super().__init__(id=id, classes=classes)
         self._rows: list[Row] = []
         self._faded = False
+        self._strips: dict[int, Strip] = {}
+        """Of the rows that were painted and have not changed."""
+        self._look: object = None
+        self._brush = Brush(PALETTES["mono"], (), Color(0, 0, 0), False)
 
     @property
     def rows(self) -> list[Row]:
@@ -30,6 +35,7 @@ class Lines(Widget):
         old, self._rows = self._rows, list(rows)
         if faded != self._faded:
             self._faded = faded
+            self._strips.clear()
             self.refresh()
             return
         width = self.size.width
@@ -38,6 +44,8 @@ class Lines(Widget):
             for y in range(max(len(old), len(self._rows)))
             if (old[y] if y < len(old) else EMPTY) != (self._rows[y] if y < len(self._rows) else EMPTY)
         ]
+        for y in changed:
+            self._strips.pop(y, None)
         start = 0
         while start < len(changed):
             end = start
@@ -48,8 +56,21 @@ class Lines(Widget):
 
     def render_line(self, y: int) -> Strip:
         """Return line `y` as a strip."""
-        line = self._rows[y] if y < len(self._rows) else EMPTY
-        return self.palette.strip(line, self.size.width, self._faded)
+        if y not in self._strips:
+            line = self._rows[y] if y < len(self._rows) else EMPTY
+            self._strips[y] = self._brush.strip(line, self.size.width)
+        return self._strips[y]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Return the lines of `crop`. A board has neither border nor padding, so nothing is to be put around them."""
+        look = self.palette, tuple(self.get_line_filters()), self.background_colors[1], self._faded
+        if (look, self.size.width) != self._look:
+            self._look, self._brush = (look, self.size.width), Brush(*look)
+            self._strips.clear()
+        strips = [self.render_line(y) for y in crop.line_range]
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
 
     @property
     def palette(self) -> Palette:

@@ -31,9 +31,10 @@ log = logging.getLogger("ppengine.core")
 
 LONGEST_WAIT_S = 0.2
 """Between two turns: a signal and questions for the state are looked at then, however rare reports are."""
+_UNHURRIED = "request."
+"""Events of this kind go with the next report: hundreds may end in a second, and one at a time wakes every reader."""
 FRONT_BURST = 64
 """Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
-
 
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 """Plain integers: several are needed for each message, and members of an enum are slow to combine."""
@@ -52,12 +53,13 @@ class Loop:
         self._steps = self._socket(context, zmq.ROUTER)
         self._front = self._socket(context, zmq.ROUTER)
         self._collect = self._socket(context, zmq.PUSH)
-        self._collect.setsockopt(zmq.SNDHWM, 100)
+        self._report = self._socket(context, zmq.PUSH)
         # A stage that is started anew comes under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._steps.bind(config.endpoint("steps"))
         self._front.bind(config.endpoint("front"))
         self._collect.connect(config.endpoint("collect"))
+        self._report.connect(config.endpoint("report"))
         self._identities = [f"s{index}.0".encode() for index in range(config.stages)]
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
         model = config.profile.model
@@ -71,6 +73,8 @@ class Loop:
         self._supervisor = b""
         """Routing id of who reports processes; it starts them too."""
         self._dropped = 0
+        self._events: list[Event] = []
+        """Not yet told."""
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
 
     def run(self) -> None:
@@ -93,7 +97,8 @@ class Loop:
             now = time.monotonic()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
-                self._push(self._reporter.build(self._dropped))
+                self._tell_events(self._report)
+                self._push(self._report, self._reporter.build(self._dropped))
         self._close()
 
     # --- sockets --------------------------------------------------------------------------------------------
@@ -188,22 +193,30 @@ class Loop:
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
             log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
-        self._push(Happened(event=event))
+        self._events.append(event)
+        if not event.kind.startswith(_UNHURRIED):
+            self._tell_events(self._collect)
 
-    def _push(self, message: msgspec.Struct) -> None:
+    def _tell_events(self, socket: zmq.Socket[bytes]) -> None:
+        if self._events:
+            self._push(socket, Happened(events=self._events))
+            self._events = []
+
+    def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
         try:
-            self._collect.send(encode(message), zmq.NOBLOCK)
+            socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self._dropped += 1
 
     def _close(self) -> None:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
-        self._push(self._reporter.build(self._dropped))
+        self._tell_events(self._report)
+        self._push(self._report, self._reporter.build(self._dropped))
         self.engine.checks.shadow.stop()
         for index in range(self._config.stages):
             self._tell_stage(index, Shutdown(self.engine.recovery.generation))
-        for socket in (self._steps, self._front, self._collect):
+        for socket in (self._steps, self._front, self._collect, self._report):
             socket.close(linger=500)
 
 

@@ -65,7 +65,9 @@ class Sampler:
             log.info("the rings of stage %d are gone", key[0])
         self.files = found
         for key in found:
-            watch = self._watches.setdefault(key, StageWatch(*key))
+            if key not in self._watches:
+                self._watches[key] = StageWatch(*key)
+            watch = self._watches[key]
             before = watch.pid
             watch.update(found[key])
             if watch.pid not in (before, None):

@@ -67,7 +67,8 @@ class Collector:
         elif isinstance(report, ProcessReport):
             self._take_processes(report)
         elif isinstance(report, Happened):
-            self._events.add(report.event)
+            for event in report.events:
+                self._events.add(event)
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host's monotonic clock is another clock: there the time of arrival counts.

@@ -67,7 +67,8 @@ log = logging.getLogger("ppengine.gateway")
 JUDGE_S = 0.25
 """The verdict is made anew with every report of an agent, and by the clock when none comes for so long."""
 _JUDGE_LEAST_S = 0.05
-SLOW_S = 1.0
+SLOW_S, _SLACK_S = 1.0, 0.1
+"""Once a second, but in step with the judgements: one turn of the loop for both, and a picture that was just judged."""
 _LOGGED = ("audit.", "console.", "op.refused", "verdict.")
 """Events that the gateway's log tells of; the core's has those of the core."""
 _REFRESH_S = 0.05
@@ -137,7 +138,7 @@ class Gateway:
         now = time.monotonic()
         judge_due, fast_due, slow_due = now, now, now
         while not stop.is_set():
-            wait = min(judge_due, slow_due) - time.monotonic()
+            wait = min(judge_due, slow_due + _SLACK_S) - time.monotonic()
             if self._publisher.wanted(frames.TOPIC_SNAPSHOT):
                 wait = min(wait, fast_due - time.monotonic())
             if self._refresh:
@@ -145,14 +146,15 @@ class Gateway:
             for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
                 handlers[socket]()
             now = time.monotonic()
-            if now >= judge_due or (self._collector.agent_news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S):
+            judging = now >= judge_due or (self._collector.agent_news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
+            if judging:
                 judge_due = now + JUDGE_S
                 self._judge()
-            if now >= fast_due:
+            if now >= fast_due and self._publisher.wanted(frames.TOPIC_SNAPSHOT):
                 fast_due = max(fast_due + period, now)
                 self._refresh.add(frames.TOPIC_SNAPSHOT)
-            if now >= slow_due:
-                slow_due = max(slow_due + SLOW_S, now)
+            if now >= slow_due + _SLACK_S or (judging and now >= slow_due - _SLACK_S):
+                slow_due = now + SLOW_S
                 self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
                 self._publisher.hugz(self._collector.step(), self._collector.core_age_ms())
                 self._bulk.expire(now)
@@ -160,9 +162,11 @@ class Gateway:
             self._publish(now)
 
     def _judge(self) -> None:
+        self._take_report()
         changed = self._collector.judge(self._commands.stopping, self._probe.stacks)
         # The rings before the stacks: taking those stops a stage for a moment.
-        self._box.look(self._collector.verdicts, self._collector.waits(), self._collector.retired())
+        waits = self._collector.waits() if self._collector.verdicts else []
+        self._box.look(self._collector.verdicts, waits, self._collector.retired())
         self._probe.look(self._collector.verdicts, self._collector.pids())
         if changed:
             # What an operator must see at once does not wait for the second to be full.
@@ -181,6 +185,7 @@ class Gateway:
         self._refresh.clear()
         consoles = self._sessions.count(now)
         if topics:
+            self._take_report()
             self._publisher.snapshot(self._collector.snapshot(consoles), topics)
 
     def _publish_event(self, event: Event) -> None:
@@ -210,6 +215,7 @@ class Gateway:
                 self._on_hello(client, message, now)
             elif isinstance(message, Ping):
                 self._sessions.ping(client, now)
+                self._take_report()
                 step, age = self._collector.step(), self._collector.core_age_ms()
                 self._answer_control(client, Pong(nonce=message.nonce, step=step, core_age_ms=age))
             elif isinstance(message, Command):
@@ -261,11 +267,20 @@ class Gateway:
     def _on_collect(self) -> None:
         # The core answers a command before it tells of its end: the log should say `accepted` first.
         self._on_front()
+        self._take_report()
         for parts in drain(self._sockets.collect):
-            try:
-                self._collector.take(self._to_collector.decode(frames.split(parts, 1)[0]))
-            except frames.ProtocolError:
-                self._collector.unreadable += 1
+            self._collect(parts)
+
+    def _take_report(self) -> None:
+        """Take what the core reports. Nothing polls for it: ten times a second it would wake the loop for nothing."""
+        for parts in drain(self._sockets.report):
+            self._collect(parts)
+
+    def _collect(self, parts: list[bytes]) -> None:
+        try:
+            self._collector.take(self._to_collector.decode(frames.split(parts, 1)[0]))
+        except frames.ProtocolError:
+            self._collector.unreadable += 1
 
     def _on_front(self) -> None:
         for parts in drain(self._sockets.front):
@@ -343,6 +358,7 @@ class Gateway:
         """Publish the end. `orphaned`: the supervisor is gone; clear away processes and files."""
         # The last answers of the core may wait here, and who has none should not have to guess.
         self._on_collect()
+        self._take_report()
         self._collector.judge(self._commands.stopping)
         self._commands.core_lost("the engine stops")
         self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was told to end")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Literal
 
+from ppengine.monitor.rings import DETAIL, DONE_NS, KIND, in_ms
 from ppengine.protocol.reports import EdgeSample, Message
-from ppengine.ring import Kind, Record
+from ppengine.ring import Kind, Record, Row
 
 SHOWN_DONE = 12
 """Of the messages that are done, so many of the newest: both sides look at the same ones, within a few steps."""
@@ -15,43 +18,60 @@ _KEPT = 256
 CONFLICT_KEPT_NS = 300_000_000_000
 """What differed once has spoiled results: it is told for five minutes, also when all is well again."""
 _KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
+_edge_of = itemgetter(*map(Record._fields.index, ("kind", "peer", "generation")))
+_content = itemgetter(*map(Record._fields.index, ("step", "size", "code")))
+"""What both ends of an edge record alike."""
+
+
+class _Edge:
+    """One side of an edge: its newest messages by number, and which of them are not done."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.known: dict[int, Row] = {}
+        self.open: set[int] = set()
+
+    def take(self, rows: Sequence[Row]) -> None:
+        known = self.known
+        known.update((row[DETAIL], row) for row in rows)
+        begun = [row[DETAIL] for row in rows if not row[DONE_NS]]
+        if len(known) >= 2 * _KEPT:  # seldom, and then many at once: the lowest are not quick to find
+            for old in sorted(known)[:-_KEPT]:
+                del known[old]
+        self.open = {number for number in (*self.open, *begun) if number in known and not known[number][DONE_NS]}
+
+    def shown(self, now_ns: int) -> tuple[Message, ...]:
+        done = islice((number for number in reversed(self.known) if number not in self.open), SHOWN_DONE)
+        return tuple(_message(self.known[number], now_ns) for number in sorted([*done, *self.open]))
 
 
 class MessageTrack:
     """Remembers the newest messages of every edge of one ring. A new generation of an edge begins anew."""
 
     def __init__(self) -> None:
-        self._edges: dict[tuple[int, int], dict[int, Record]] = {}
-        self._generations: dict[tuple[int, int], int] = {}
+        self._edges: dict[tuple[int, int], _Edge] = {}
 
-    def feed(self, records: Iterable[Record]) -> None:
-        """Take records, new ones and ones that have changed."""
-        for record in records:
-            if not record.detail or record.kind not in _KINDS:
-                continue
-            key = record.kind, record.peer
-            if record.generation != self._generations.setdefault(key, record.generation):
-                if record.generation < self._generations[key]:
-                    continue
-                self._generations[key] = record.generation
-                self._edges.pop(key, None)
-            known = self._edges.setdefault(key, {})
-            known[record.detail] = record
-            if len(known) > _KEPT:
-                del known[min(known)]
+    def feed(self, rows: Iterable[Row]) -> None:
+        """Take rows, new ones and ones that have changed."""
+        messages = [row for row in rows if row[DETAIL] and row[KIND] in _KINDS]
+        for (kind, peer, generation), mine in groupby(messages, _edge_of):
+            edge = self._edges.get((kind, peer))
+            if edge is None or generation > edge.generation:
+                edge = self._edges[kind, peer] = _Edge(generation)
+            if generation == edge.generation:
+                edge.take(list(mine))
 
     def samples(self, now_ns: int) -> list[EdgeSample]:
         """Return every edge as this side sees it."""
         return [
-            EdgeSample(
-                kind=_KINDS[kind], peer=peer, generation=self._generations[kind, peer], messages=_shown(known, now_ns)
-            )
-            for (kind, peer), known in self._edges.items()
+            EdgeSample(kind=_KINDS[kind], peer=peer, generation=edge.generation, messages=edge.shown(now_ns))
+            for (kind, peer), edge in self._edges.items()
         ]
 
-    def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Record]]:
-        """Return generation and records by number of one edge; without records where there is none."""
-        return self._generations.get((kind.value, peer), -1), self._edges.get((kind.value, peer), {})
+    def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Row]]:
+        """Return generation and rows by number of one edge; without rows where there is none."""
+        edge = self._edges.get((kind.value, peer))
+        return (-1, {}) if edge is None else (edge.generation, edge.known)
 
 
 class Comparer:
@@ -59,7 +79,7 @@ class Comparer:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}
-        self._found: dict[tuple[int, int], tuple[int, Record | None, Record]] = {}
+        self._found: dict[tuple[int, int], tuple[int, Row | None, Row]] = {}
 
     def look(self, now_ns: int, sender: int, receiver: int, sent: MessageTrack, posted: MessageTrack) -> None:
         """Compare what is new on the edge from `sender` to `receiver`."""
@@ -73,11 +93,10 @@ class Comparer:
             last = 0
             self._found.pop(edge, None)
         # Newest first to be seen by both: what only one side has by now is looked at again.
-        both = min(max(out), max(into))
-        for number in sorted(number for number in into if last < number <= both and number >= min(out)):
-            one = out.get(number)
-            two = into[number]
-            if one is None or (one.step, one.size, one.code) != (two.step, two.size, two.code):
+        first, both = max(last + 1, min(out)), min(max(out), max(into))
+        for number in sorted(number for number in into if first <= number <= both):
+            one, two = out.get(number), into[number]
+            if one is None or _content(one) != _content(two):
                 self._found[edge] = now_ns, one, two
                 break
         self._seen[edge] = generation, both
@@ -90,14 +109,8 @@ class Comparer:
         return None if one is None else _message(one, now_ns), _message(two, now_ns)
 
 
-def _shown(known: dict[int, Record], now_ns: int) -> tuple[Message, ...]:
-    numbers = sorted(known)
-    done = [number for number in numbers if known[number].done_ns]
-    hidden = set(done[:-SHOWN_DONE])
-    return tuple(_message(known[number], now_ns) for number in numbers if number not in hidden)
-
-
-def _message(record: Record, now_ns: int) -> Message:
+def _message(row: Row, now_ns: int) -> Message:
+    record = Record._make(row)
     state = 2 if record.done_ns else 1 if record.returned_ns else 0
-    age_ms = round((now_ns - record.enqueued_ns) / 1e6, 2)
+    age_ms = in_ms(now_ns - record.enqueued_ns)
     return Message(record.detail, record.step, record.size, record.code, state, age_ms)

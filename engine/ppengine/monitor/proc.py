@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,12 +86,15 @@ def resident(pid: int, base: int, length: int) -> int | None:
 
 def cgroup_files(pid: int) -> list[Path]:
     """Return the files that count what the cgroup of `pid` was denied: version 2, else version 1."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
+    text = _read(f"/proc/{pid}/cgroup")
+    return [] if text is None else list(_count_files(text))
+
+
+@lru_cache(64)
+def _count_files(cgroups: bytes) -> tuple[Path, ...]:
+    """Return the files of the groups in the text of a `cgroup` file."""
     found = []
-    for line in lines:
+    for line in cgroups.decode("utf-8", "surrogateescape").splitlines():
         _, controllers, path = line.split(":", 2)
         names = controllers.split(",") if controllers else []
         folder = _CGROUPS / path.lstrip("/")
@@ -100,7 +104,7 @@ def cgroup_files(pid: int) -> list[Path]:
             found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
         if "cpu" in names:
             found.append(_CGROUPS / "cpu" / path.lstrip("/") / "cpu.stat")
-    return [file for file in found if file.is_file()]
+    return tuple(file for file in found if file.is_file())
 
 
 def cgroup_counts(files: list[Path]) -> dict[str, int]:

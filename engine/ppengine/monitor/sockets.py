@@ -16,14 +16,19 @@ STATE_HWM = 20
 BURST = 200
 """Messages taken from one socket before the others get their turn."""
 _PATH_MOST = 107
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+"""Plain integers: several are needed for each message, and members of an enum are slow to combine."""
 
 
 class Sockets:
-    """Binds the public sockets and `collect`, connects to core and agent."""
+    """Binds the public sockets, `collect` and `report`, connects to core and agent."""
 
     def __init__(self, context: zmq.Context[Socket], config: EngineConfig) -> None:
         """Open all. Raises OSError (zmq.ZMQError is not one: a path that is too long is told beforehand)."""
-        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect")) - len("ipc://")
+        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len(
+            "ipc://"
+        )
         if longest > _PATH_MOST:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
         # A socket file's mode follows the umask; the 0700 folder guards it as well.
@@ -33,6 +38,7 @@ class Sockets:
             self.control = self._bind(context, config, "control", zmq.ROUTER, 1000)
             self.bulk = self._bind(context, config, "bulk", zmq.ROUTER, 100)
             self.collect = self._bind(context, config, "collect", zmq.PULL, 1000)
+            self.report = self._bind(context, config, "report", zmq.PULL, 1000)
         finally:
             os.umask(before)
         self.front = self._connect(context, config, "front")
@@ -40,7 +46,7 @@ class Sockets:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close all; give what is queued `linger_ms` to go out."""
-        for socket in (self.state, self.control, self.bulk, self.collect, self.front, self.agent):
+        for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
             socket.close(linger=linger_ms)
 
     @staticmethod
@@ -50,7 +56,7 @@ class Sockets:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.SNDHWM, hwm)
         socket.setsockopt(zmq.RCVHWM, 1000)
-        if name != "collect":
+        if kind != zmq.PULL:
             socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         if kind == zmq.XPUB:
@@ -77,10 +83,10 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
     """Yield what waits in `socket`, at most a burst."""
     for _ in range(BURST):
         # Asked first: an exception that tells of an empty socket costs more than most messages.
-        if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not int(socket.getsockopt(_EVENTS)) & _POLLIN:
             return
         try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
+            yield socket.recv_multipart(_NOBLOCK)
         except zmq.Again:
             return
 
@@ -88,7 +94,9 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
 def send(socket: Socket, frames: list[bytes]) -> bool:
     """Send without waiting; return whether it was taken (a peer that is gone or full drops it)."""
     try:
-        socket.send_multipart(frames, zmq.NOBLOCK)
+        for frame in frames[:-1]:
+            socket.send(frame, _MORE)
+        socket.send(frames[-1], _NOBLOCK)
     except zmq.ZMQError as error:
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False

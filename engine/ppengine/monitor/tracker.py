@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
-from ppengine.monitor.rings import expected_ms
+from ppengine.monitor.history import expected_ms
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
 
 TICK_OLD_S = 1.0

@@ -8,10 +8,11 @@ from collections import deque
 from pathlib import Path
 
 from ppengine.monitor import proc
+from ppengine.monitor.history import History
 from ppengine.monitor.messages import MessageTrack
 from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
 from ppengine.protocol.reports import CpuShares, StageSample
-from ppengine.ring import Gauge, Phase, RingReader, Word
+from ppengine.ring import Gauge, Phase, RingReader, Row, Word
 
 SLOW_S = 1.0
 """Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
@@ -27,21 +28,21 @@ _OWNERS = {"receive": "main", "send": "main"}
 class RingFile:
     """One ring file and what was learned from it. Another inode under the same path is another ring."""
 
-    def __init__(self, path: Path, inode: int) -> None:
+    def __init__(self, path: Path, inode: int, track: Track) -> None:
         """Open `path`. Raises OSError or ValueError while the writer is still making it."""
         self.inode = inode
         self.reader = RingReader(path)
-        self.track = Track()
+        self.track = track
         self.messages = MessageTrack()
 
     def read(self) -> None:
         """Take in what is new."""
-        known = [(seq, self.reader.record(seq)) for seq in self.track.pending()]
-        fresh = self.reader.since(self.track.seen)
-        again = [record for _, record in known if record is not None]
-        self.track.feed([*again, *fresh], gone=[seq for seq, record in known if record is None])
+        known = {seq: self.reader.record(seq) for seq in sorted(self.track.pending())}
+        rows: list[Row] = [record for record in known.values() if record is not None]
+        rows += self.reader.rows(self.track.seen)
+        self.track.feed(rows, gone=[seq for seq, record in known.items() if record is None])
         if self.reader.name in _MESSAGE_RINGS:
-            self.messages.feed([*again, *fresh])
+            self.messages.feed(rows)
 
 
 class CpuClock:
@@ -72,6 +73,8 @@ class StageWatch:
     def __init__(self, stage: int, rank: int) -> None:
         self.stage, self.rank = stage, rank
         self._files: dict[str, RingFile] = {}
+        self._history = History()
+        """Of the main ring."""
         self._slow_due = 0.0
         self._step_ms: tuple[float | None, float | None] = (None, None)
         self._pid = 0
@@ -95,7 +98,9 @@ class StageWatch:
             if name not in self._files:
                 # A ring that is being made is whole at the next look.
                 with contextlib.suppress(OSError, ValueError):
-                    self._files[name] = RingFile(path, inode)
+                    track = History() if name == "main" else Track()
+                    self._files[name] = RingFile(path, inode, track)
+                    self._history = track if isinstance(track, History) else self._history
                     self._files = dict(sorted(self._files.items(), key=lambda item: (item[0] != "main", item[0])))
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
@@ -106,7 +111,7 @@ class StageWatch:
 
     def look(self) -> StageSample | None:
         """Return what is seen now."""
-        main = self._files.get("main")
+        main, past = self._files.get("main"), self._history
         if main is None:
             return None
         for file in self._files.values():
@@ -116,11 +121,11 @@ class StageWatch:
         alive = stat is not None and stat.state not in ("Z", "X")
         waited_ns = proc.waited_ns(self._pid) if alive else None
         self._slowly(main, alive=alive)
-        main.track.pace.close(now_ns, waited_ns, self._cgroup.get("throttled_usec"))
-        last = main.track.last_op()
-        words, gauges, op = main.reader.words(), main.reader.gauges(), main.track.open_op()
+        past.pace.close(now_ns, waited_ns, self._cgroup.get("throttled_usec"))
+        last = past.last_op()
+        words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
-        moved_ns = max(main.track.newest_ns, words[Word.MAIN_TICK_NS])
+        moved_ns = max(past.newest_ns, words[Word.MAIN_TICK_NS])
         begun, finished = gauges["step_begun"], gauges["step_finished"]
         return StageSample(
             index=self.stage,
@@ -145,14 +150,14 @@ class StageWatch:
             micro_batches=list(range(max(finished, begun - _STEPS_SHOWN) + 1, begun + 1)),
             step_ms_p50=self._step_ms[0],
             step_ms_p99=self._step_ms[1],
-            idle_fraction=main.track.idle_fraction(now_ns),
+            idle_fraction=past.idle_fraction(now_ns),
             gauges=gauges if gauges["total_bytes"] else {},
             kv_resident=self._resident,
             streams=[
                 stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
                 for name, file in self._files.items()
             ],
-            timeline=main.track.timeline(now_ns),
+            timeline=past.timeline(now_ns),
             oom_kills=self._cgroup.get("oom_kill"),
             cpu_s=stat.cpu_s if stat else None,
             main_state=thread.state if thread else None,
@@ -162,8 +167,8 @@ class StageWatch:
             cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
             cgroup=self._cgroup,
             edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
-            pace=main.track.pace.sample(now_ns),
-            forward_ms=main.track.forward_ms(),
+            pace=past.pace.sample(now_ns),
+            forward_ms=past.forward_ms(),
         )
 
     def messages(self, ring: str) -> MessageTrack | None:
@@ -189,7 +194,7 @@ class StageWatch:
         if now < self._slow_due:
             return
         self._slow_due = now + SLOW_S
-        self._step_ms = main.track.step_ms(time.monotonic_ns())
+        self._step_ms = self._history.step_ms(time.monotonic_ns())
         reader = main.reader
         span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)
         if not alive or not span[1]:

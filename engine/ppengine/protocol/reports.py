@@ -288,9 +288,9 @@ class ProcessReport(msgspec.Struct, tag="processes", kw_only=True):
 
 
 class Happened(msgspec.Struct, tag="happened", kw_only=True):
-    """An event for the gateway to number and publish (`seq` is 0 here)."""
+    """Events for the gateway to number and publish in this order (`seq` is 0 here)."""
 
-    event: Event
+    events: list[Event]
 
 
 ToCollector = CoreReport | AgentReport | ProcessReport | Happened

@@ -1,0 +1,148 @@
+"""The recent past of a stage, from what its main thread has ended: own work, idle time, forwards, the timeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+
+from ppengine.monitor.pace import Pace
+from ppengine.monitor.rings import BEGUN_NS, DETAIL, DONE_NS, KIND, RETURNED_NS, SIZE, WAITS, Track, in_ms
+from ppengine.ring import Kind, Record, Row
+
+WINDOW_NS = 10_000_000_000
+"""Percentiles and the idle fraction look back this far."""
+TIMELINE = 48
+
+# Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
+_FORWARD, _STEP = Kind.FORWARD.value, Kind.STEP.value
+_WAIT_KINDS = frozenset(kind.value for kind in WAITS)
+_MEMORY_KINDS = frozenset(kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP))
+_done_ns = itemgetter(DONE_NS)
+
+
+class History(Track):
+    """What the main thread did, as far as anything is shown or judged of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.newest_ns = 0
+        """Time of the newest thing that any record tells."""
+        self._first_ns = 0
+        self._recent: deque[Row] = deque(maxlen=TIMELINE)
+        self._waits: deque[tuple[int, int]] = deque()
+        """From when to when, oldest first."""
+        self._waited_ns = 0
+        """Sum of `_waits`."""
+        self._own_ms: deque[float] = deque()
+        self._ends_ns: deque[int] = deque()
+        """Of the steps whose own work that is."""
+        self._forwards: dict[int, float] = {}
+        self._memory_ms = 0.0
+        """Memory work since the last step ended: its length is not in the tokens."""
+        self.pace = Pace()
+
+    def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
+        """See `Track.feed`."""
+        ended = super().feed(rows, gone)
+        # What is inside a step began later, and goes first where both ended in one tick of the clock.
+        ended.reverse()
+        ended.sort(key=_done_ns)
+        waits, waited_ns = self._waits, 0
+        for row in ended:
+            kind = row[KIND]
+            if kind in _WAIT_KINDS:
+                # An asynchronous one holds the thread only until its call comes back.
+                begun_ns, over_ns = row[BEGUN_NS], row[RETURNED_NS] or row[DONE_NS]
+                waits.append((begun_ns, over_ns))
+                waited_ns += over_ns - begun_ns
+            elif kind == _STEP:
+                self._end_step(row)
+            elif kind == _FORWARD:
+                self._end_forward(row)
+            elif kind in _MEMORY_KINDS:
+                self._memory_ms += _took_ms(row)
+        self._waited_ns += waited_ns
+        self._recent.extend([row for row in ended if row[KIND] != _STEP][-TIMELINE:])
+        times = [record.returned_ns or record.enqueued_ns for record in self._pending.values()]
+        times += [row[DONE_NS] for row in ended[-1:]]
+        self.newest_ns = max(self.newest_ns, *times) if times else self.newest_ns
+        if rows:
+            self._first_ns = self._first_ns or rows[0][BEGUN_NS]
+        return ended
+
+    def last_op(self) -> Record | None:
+        """Return the newest operation inside a step that has ended."""
+        return Record._make(self._recent[-1]) if self._recent else None
+
+    def step_ms(self, now_ns: int) -> tuple[float | None, float | None]:
+        """Return p50 and p99 of the own work of the steps that ended in the window."""
+        while self._ends_ns and self._ends_ns[0] < now_ns - WINDOW_NS:
+            self._ends_ns.popleft()
+            self._own_ms.popleft()
+        own = sorted(self._own_ms)
+        if not own:
+            return None, None
+        return round(own[(len(own) - 1) // 2], 3), round(own[-(-99 * len(own) // 100) - 1], 3)
+
+    def idle_fraction(self, now_ns: int) -> float | None:
+        """Return the share of the window (or of the time since the first record) spent waiting."""
+        begin = max(now_ns - WINDOW_NS, self._first_ns)
+        if not self._first_ns or now_ns <= begin:
+            return None
+        while self._waits and self._waits[0][1] <= begin:
+            begun_ns, over_ns = self._waits.popleft()
+            self._waited_ns -= over_ns - begun_ns
+        idle = self._waited_ns
+        if self._waits:
+            idle -= max(0, begin - self._waits[0][0])
+        op = self.open_op()
+        if op is not None and op.kind in WAITS:
+            idle += now_ns - max(op.enqueued_ns, begin)
+        return round(min(1.0, idle / (now_ns - begin)), 4)
+
+    def timeline(self, now_ns: int) -> list[list[float]]:
+        """Return recent operations, oldest first: kind, micro-batch, start in ms ago, length in ms."""
+        op = self.open_op()
+        shown: list[Row] = [row for row in self._recent if row[BEGUN_NS] >= now_ns - WINDOW_NS]
+        shown += [op] if op is not None else []
+        return [
+            [kind, step, in_ms(now_ns - begun_ns), in_ms((done_ns or now_ns) - begun_ns)]
+            for _, kind, _, step, begun_ns, _, done_ns, *_ in shown[-TIMELINE:]
+        ]
+
+    def forward_ms(self) -> list[tuple[int, float]]:
+        """Return how long forwards take here: (up to so many tokens, longest of the recent ones in ms), rising."""
+        return [(1 << bucket, round(self._forwards[bucket], 3)) for bucket in sorted(self._forwards)]
+
+    def _end_step(self, row: Row) -> None:
+        begun_ns, done_ns = row[BEGUN_NS], row[DONE_NS]
+        own_ns = done_ns - begun_ns
+        for from_ns, to_ns in reversed(self._waits):
+            if to_ns <= begun_ns:
+                break
+            own_ns -= to_ns - (from_ns if from_ns > begun_ns else begun_ns)
+        own_ms = max(0, own_ns) / 1e6
+        self._own_ms.append(own_ms)
+        self._ends_ns.append(done_ns)
+        if row[SIZE]:
+            self.pace.add(row[SIZE], row[DETAIL], own_ms - self._memory_ms)
+        self._memory_ms = 0.0
+
+    def _end_forward(self, row: Row) -> None:
+        if tokens := row[SIZE]:
+            bucket, took = (tokens - 1).bit_length(), _took_ms(row)
+            known = self._forwards.get(bucket, 0.0)
+            self._forwards[bucket] = max(took, known + (took - known) / 16)
+
+
+def expected_ms(history: list[tuple[int, float]], tokens: int) -> float | None:
+    """Return how long a forward of `tokens` should take by a stage's own history; None without one."""
+    for size, took in history:
+        if size >= tokens:
+            return took
+    return None if not history else history[-1][1] * tokens / history[-1][0]
+
+
+def _took_ms(row: Row) -> float:
+    return (row[DONE_NS] - row[BEGUN_NS]) / 1e6
