@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ppkernels.gpu.chain import chains, follow, let_follow
+
 _TILE = 1024
 """Elements of a program at least: rows narrower than this share one."""
 
@@ -37,6 +39,7 @@ def _norm(
     rows = output.numel() // width
     block = triton.next_power_of_2(width)
     tile = max(1, min(_TILE // block, rows))
+    chain = chains(values.device)
     _norm_rows[(triton.cdiv(rows, tile),)](
         values,
         update if update is not None else values,
@@ -57,7 +60,9 @@ def _norm(
         BIAS=bias is not None,
         TILE=triton.next_power_of_2(tile),
         BLOCK=block,
+        CHAIN=chain,
         num_warps=min(max(block // 1024, 4), 32),
+        launch_pdl=chain,
     )
     return output
 
@@ -83,8 +88,11 @@ def _norm_rows(
     BIAS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAIN: tl.constexpr,
 ) -> None:
     """Norm TILE rows of BLOCK >= width columns, in float32."""
+    let_follow(CHAIN)
+    follow(CHAIN)
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
