@@ -1,9 +1,10 @@
-"""Where the time of a decode step goes: `python tests/gpu/bench_decode.py`, with all three packages on PYTHONPATH.
+"""Where the time of a step goes: `python tests/gpu/bench_decode.py`, with all three packages on PYTHONPATH.
 
-One stage holds a whole model of dummy weights. `step` is the time from one step to the next where two are under way, as
-in an engine; `graph` that of replays back to back; `host` what the runner's thread takes for a step. Of one replay each
-kernel is given what passes from the end of the one before it to its own end, and `idle` is when none runs: so the parts
-add up, whether or not kernels overlap. A linear layer's rate counts its weights once.
+One stage holds a whole model of dummy weights and runs decode steps, and last one with prompts beside decodes. `step`
+is the time from one step to the next where two are under way, as in an engine; `graph` that of replays back to back;
+`host` what the runner's thread takes for a step, `launch` for the graph alone. Of one step each kernel is given what
+passes from the end of the one before it to its own end, and `idle` is when none runs: so the parts add up, whether or
+not kernels overlap. A linear layer's rate counts its weights once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -24,11 +26,12 @@ import torch
 from bench_attention import copy_rate, median_us
 from ppengine.checkpoint import read_spec
 from ppengine.cuda.graphs import DecodeGraphs
+from ppengine.cuda.hardware import CudaHardware
 from ppengine.cuda.runner import CudaRunner
 from ppengine.cuda.streams import Stream
 from ppengine.models import StageModel, build_stage, init_dummy
 from ppengine.models.layers import Linear
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row, Step
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row, Step
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.generations import Generations
@@ -71,21 +74,33 @@ class Kernel(NamedTuple):
     end: float
 
 
+class Breakdown(NamedTuple):
+    parts: dict[Any, tuple[int, float]]
+    """(count, µs) by (part, bytes of weights)."""
+    idle: float
+    count: int
+
+    @property
+    def summary(self) -> str:
+        return f"{self.count} kernels, idle {self.idle:.0f} µs"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS, reverse=True))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64, 128, 256])
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=2048, help="of the step with prompts, decodes included")
     args = parser.parse_args()
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {rate:.0f} GB/s, context {args.context}")
     with torch.inference_mode():
         for name in args.models:
-            bench(name, args.rows, args.context, rate)
+            bench(name, args.rows, args.context, args.tokens, rate)
             torch.cuda.empty_cache()
 
 
-def bench(name: str, sizes: list[int], context: int, rate: float) -> None:
+def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float) -> None:
     model = build(MODELS[name])
     blocks = -(-(context + 1) // BLOCK)
     spec, dtype = model.spec, model._table.dtype
@@ -99,7 +114,8 @@ def bench(name: str, sizes: list[int], context: int, rate: float) -> None:
     state = BatchState(LENGTH, BLOCK)
     card = SimpleNamespace(
         compute=compute, device=DEVICE, graphs=graphs, latest=latest, incoming=None,
-        sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None, batch=None,
+        sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None,
+        batch=lambda batch: CudaHardware.batch(SimpleNamespace(device=DEVICE), batch),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         runner = CudaRunner(
@@ -108,23 +124,37 @@ def bench(name: str, sizes: list[int], context: int, rate: float) -> None:
             checks=StageChecks(0, 0, Generations(1)),
         )  # fmt: skip
         runner.card = card
-        register(runner, max(sizes), blocks)
+        register(runner, max(sizes), blocks, context)
         for rows in sizes:
-            step, host = run_steps(runner, rows, context)
+            step, host = run_steps(runner, decodes(rows, context))
             graph = graphs._graphs[rows][0]
             with compute.use():
                 replay = median_us(graph.replay)
-                parts, idle, kernels = breakdown(graph, model)
+                kernels = breakdown(graph.replay, model)
+                launch = host_us(graph.replay)
             print(
-                f"\n{name}, {rows} rows: step {step / 1e3:.3f} ms, graph {replay / 1e3:.3f} ms, {kernels} kernels, "
-                f"idle {idle / 1e3:.3f} ms; host {host:.0f} µs"
+                f"\n{name}, {rows} rows: step {step:.0f} µs, graph {replay:.0f}, host {host:.0f}, launch {launch:.0f}, "
+                f"{kernels.summary}"
             )
-            for (part, size), (count, time_us) in sorted(parts.items(), key=lambda item: -item[1][1]):
-                line = f"  {part:28} {count:4} x {time_us / count:7.2f} µs {time_us / 1e3:7.3f} ms"
-                if size:
-                    speed = size * count / time_us / 1e3
-                    line += f" {speed:6.0f} GB/s {speed / rate:4.0%}"
-                print(line, flush=True)
+            show(kernels, rows, rows, rate)
+        rows = decodes(max(sizes), context)
+        for slot in range(min(len(rows), max(0, tokens - len(rows)) // context)):
+            rows[slot] = Row(slot, 0, context, True, TOKEN_REGISTERED)
+        tokens = sum(row.count for row in rows)
+        step, host = run_steps(runner, rows, times=12)
+        kernels = breakdown(lambda: runner.execute(Step(1, 2, 0, rows=rows)).finish(), model)
+        print(f"\n{name}, {len(rows)} rows, {tokens} tokens: step {step:.0f} µs, host {host:.0f}, {kernels.summary}")
+        show(kernels, tokens, len(rows), rate)
+
+
+def show(kernels: Breakdown, tokens: int, sampled: int, rate: float) -> None:
+    for (part, size), (count, time_us) in sorted(kernels.parts.items(), key=lambda item: -item[1][1]):
+        line = f"  {part:28} {count:4} x {time_us / count:7.2f} µs {time_us / 1e3:7.3f} ms"
+        if size:
+            speed = size * count / time_us / 1e3
+            rows = sampled if part.startswith("head") else tokens
+            line += f" {speed:6.0f} GB/s {speed / rate:4.0%} {rows * speed / 1e3:4.0f} TFLOP/s"  # of 2 bytes a weight
+        print(line, flush=True)
 
 
 def build(config: dict[str, Any]) -> StageModel:
@@ -138,19 +168,24 @@ def build(config: dict[str, Any]) -> StageModel:
     return model
 
 
-def register(runner: CudaRunner, rows: int, blocks: int) -> None:
+def decodes(rows: int, context: int) -> list[Row]:
+    return [Row(slot, context - 1, 1, True, TOKEN_ON_DEVICE) for slot in range(rows)]
+
+
+def register(runner: CudaRunner, rows: int, blocks: int, context: int) -> None:
     """Make `rows` requests known, each with blocks of its own, not side by side."""
     order = torch.randperm(rows * blocks).add_(1).view(rows, blocks).tolist()
-    known = [Register(slot, str(slot), [0], 1, 0.0, 1.0, 0, slot, 0, 0, [], -1) for slot in range(rows)]
+    prompt = torch.randint(10, 50000, (context,)).tolist()
+    known = [Register(slot, str(slot), prompt, context, 0.0, 1.0, 0, slot, 0, 0, [], -1) for slot in range(rows)]
     tables = [(slot, 0, order[slot]) for slot in range(rows)]
     runner.execute(Step(1, 1, 0, register=known, tables=tables)).finish()
 
 
-def run_steps(runner: CudaRunner, rows: int, context: int) -> tuple[float, float]:
+def run_steps(runner: CudaRunner, rows: list[Row], times: int = 60) -> tuple[float, float]:
     """Return µs from step to step, and those that the thread took to launch and to finish one."""
-    times, hosts, pending = [], [], deque()
-    step = Step(1, 2, 0, rows=[Row(slot, context - 1, 1, True, TOKEN_ON_DEVICE) for slot in range(rows)])
-    for _ in range(60):
+    ends, hosts, pending = [], [], deque()
+    step = Step(1, 2, 0, rows=rows)
+    for _ in range(times):
         begun = time.perf_counter()
         pending.append(runner.execute(step))
         launched = time.perf_counter()
@@ -161,18 +196,31 @@ def run_steps(runner: CudaRunner, rows: int, context: int) -> tuple[float, float
             done = time.perf_counter()
             oldest.finish()
             hosts.append(time.perf_counter() - done + launched - begun)
-        times.append(time.perf_counter())
+        ends.append(time.perf_counter())
     torch.cuda.synchronize()
-    gaps = [after - before for before, after in itertools.pairwise(times[20:])]
-    return 1e6 * median(gaps), 1e6 * median(hosts[20:])
+    gaps = [after - before for before, after in itertools.pairwise(ends[times // 3 :])]
+    return 1e6 * median(gaps), 1e6 * median(hosts[times // 3 :])
 
 
-def breakdown(graph: torch.cuda.CUDAGraph, model: StageModel) -> tuple[dict[Any, tuple[int, float]], float, int]:
-    """Return (count, µs) by (part, bytes of weights), idle µs, and the number of kernels, of the median replay."""
+def host_us(launch: Callable[[], object]) -> float:
+    """Return the median µs for which `launch` keeps its thread while the device is idle."""
+    times = []
+    for _ in range(9):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        launch()
+        times.append(time.perf_counter() - begun)
+    torch.cuda.synchronize()
+    return 1e6 * median(times)
+
+
+def breakdown(run: Callable[[], object], model: StageModel) -> Breakdown:
+    """Return that of the median of 9 runs."""
+    run()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(9):
-            graph.replay()
+            run()
             torch.cuda.synchronize()
     found = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     kernels = [Kernel(event.name, event.time_range.start, event.time_range.end) for event in found]
@@ -180,11 +228,10 @@ def breakdown(graph: torch.cuda.CUDAGraph, model: StageModel) -> tuple[dict[Any,
     count = len(kernels) // 9
     replays = [kernels[first : first + count] for first in range(0, 9 * count, count)]
     replays.sort(key=lambda replay: replay[-1].end - replay[0].start)
-    parts, idle = attribute(replays[4], model)
-    return parts, idle, count
+    return attribute(replays[4], model)
 
 
-def attribute(kernels: list[Kernel], model: StageModel) -> tuple[dict[Any, tuple[int, float]], float]:
+def attribute(kernels: list[Kernel], model: StageModel) -> Breakdown:
     layers = [
         (f"{name.rsplit('.', 1)[-1]} {module.weight.shape[1]} > {module.weight.shape[0]}", module.weight.nbytes)
         for name, module in model.named_modules()
@@ -205,10 +252,10 @@ def attribute(kernels: list[Kernel], model: StageModel) -> tuple[dict[Any, tuple
             part = last = next(known)
         else:
             classes = [word for word, names in CLASSES.items() if re.search(names, kernel.name)]
-            part = (classes[0] if classes else kernel.name[:28]), 0
+            part = (classes[0] if classes else kernel.name.removeprefix("void at::native::")[:28]), 0
         number, total = parts[part]
         parts[part] = number + more, total + took
-    return {part: (max(number, 1), total) for part, (number, total) in parts.items()}, idle
+    return Breakdown({part: (max(number, 1), total) for part, (number, total) in parts.items()}, idle, len(kernels))
 
 
 if __name__ == "__main__":

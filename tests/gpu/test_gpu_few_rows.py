@@ -21,7 +21,6 @@ ROUNDING = {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8 
 Draw = Callable[..., Tensor]
 
 dtypes = pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-rows_of = pytest.mark.parametrize("rows", [1, 2])
 
 
 @pytest.fixture
@@ -63,8 +62,7 @@ def exactly(norm: Norm) -> Norm:
 
 
 @dtypes
-@rows_of
-@pytest.mark.parametrize(("width", "outputs"), [(64, 9), (100, 300), (4096, 5), (20000, 3)])
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 64, 9), (2, 100, 300), (1, 4096, 5), (1, 20000, 3)])
 def test_product(draw: Draw, dtype: torch.dtype, rows: int, width: int, outputs: int) -> None:
     inputs, weight = draw(dtype, rows, width), draw(dtype, outputs, width, scale=width**-0.5)
     assert few_rows.serves(inputs, weight)
@@ -73,33 +71,17 @@ def test_product(draw: Draw, dtype: torch.dtype, rows: int, width: int, outputs:
 
 
 @dtypes
-@rows_of
-@pytest.mark.parametrize("activation", [None, *(each for each in Activation if each is not Activation.GELU)])
-@pytest.mark.parametrize("kind", [None, "rms", "layer", "layer without weights"])
-def test_what_is_around_the_product(
-    draw: Draw, dtype: torch.dtype, rows: int, activation: Activation | None, kind: str | None
-) -> None:
-    width, outputs = 96, 40
-    # Of a wider tensor, as attention leaves it, and far from zero for the norms that centre.
-    inputs = draw(dtype, rows, 2 * width, offset=3)[:, width:]
+@pytest.mark.parametrize("activation", [None, Activation.RELU, Activation.SILU_AND_MUL])
+def test_what_is_around_the_product(draw: Draw, dtype: torch.dtype, activation: Activation | None) -> None:
+    rows, width, outputs = 2, 96, 40
+    # Of a wider tensor, as attention leaves it.
+    inputs = draw(dtype, rows, 2 * width)[:, width:]
     weight, bias = draw(dtype, outputs, width, scale=0.1), draw(dtype, outputs)
-    norm = None
-    if kind is not None:
-        parts = (None, None) if kind == "layer without weights" else (draw(dtype, width), draw(dtype, width))
-        norm = Norm(parts[0], None if kind == "rms" else parts[1], 1e-5, centred=kind != "rms")
-    made = outputs // 2 if activation is Activation.SILU_AND_MUL else outputs
-    residual = draw(dtype, rows, made)
+    residual = draw(dtype, rows, outputs // 2 if activation is Activation.SILU_AND_MUL else outputs)
     before = residual.clone()
-    exact_inputs = inputs.double()
-    exact = few_rows_reference(
-        exact_inputs,
-        weight.double(),
-        bias.double(),
-        None if norm is None else exactly(norm),
-        activation,
-        residual.double(),
-    )
-    check(few_rows.few_rows(inputs, weight, bias, norm, activation, residual), exact, slack=8)
+    operands = (inputs.double(), weight.double(), bias.double())
+    exact = few_rows_reference(*operands, activation, residual.double())
+    check(few_rows.few_rows(inputs, weight, bias, activation, residual), exact, slack=2)
     assert torch.equal(residual, before)
 
 

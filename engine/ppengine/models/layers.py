@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar
 import torch
 from ppkernels import few_rows, linear
 from ppkernels.activation import Activation, activate, linear_relu
-from ppkernels.norms import Norm
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -77,15 +76,13 @@ class Linear(nn.Module):
             self.packed = True
 
     def takes(self, inputs: Tensor) -> bool:
-        """Return whether `inputs` [T, inputs] are few rows: norm, activation and sum are then done as y is made."""
+        """Return whether `inputs` [T, inputs] are few rows: activation and sum are then done as y is made."""
         return few_rows.serves(inputs, self.weight)
 
-    def forward(self, inputs: Tensor, activation: Activation | None = None, norm: Norm | None = None) -> Tensor:
-        """Return y [T, outputs] of `inputs` [T, inputs], which are normed before, with the activation behind it."""
+    def forward(self, inputs: Tensor, activation: Activation | None = None) -> Tensor:
+        """Return y [T, outputs] of `inputs` [T, inputs], with the activation behind it."""
         if self.takes(inputs):
-            return few_rows.few_rows(inputs, self.weight, self.bias, norm, activation)
-        if norm is not None:
-            inputs = norm(inputs)
+            return few_rows.few_rows(inputs, self.weight, self.bias, activation)
         if self.packed:
             return activate(linear.linear(inputs, self.weight, self.bias), activation)
         if activation is Activation.RELU and self.bias is not None:

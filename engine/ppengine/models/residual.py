@@ -13,9 +13,8 @@ from ppengine.models.layers import Linear
 class Residual:
     """Hidden states [T, H]. What it is made of is not written.
 
-    On a CPU a product is added to the stream as it is made; so it is with few rows on a GPU, where the next product
-    norms what it reads as well. With more rows there, a product comes from a library and waits for the next norm, which
-    adds it in the same pass.
+    On a CPU, and with few rows on a GPU, a product is added to the stream as it is made. With more rows on a GPU it
+    comes from a library, and waits for the next norm, which adds it in the same pass.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -33,29 +32,25 @@ class Residual:
 
     def through(self, norm: Norm | None, linear: Linear, activation: Activation | None = None) -> Tensor:
         """Return `linear` [T, outputs] of the normed stream, with the activation behind it."""
-        if self._update is not None and norm is not None:
-            inputs, self._update, norm = norm.of_sum(self._values, self._update), None, None
-        else:
-            inputs = self.values
-        output: Tensor = linear(inputs, activation, norm)
+        output: Tensor = linear(self.values if norm is None else self._normed(norm), activation)
         return output
 
     def add(self, linear: Linear, inputs: Tensor) -> None:
         """Add `linear` of `inputs` [T, inputs]."""
         values = self.values
-        if linear.takes(inputs) or not (self._own or gpu.serves(inputs)):
-            self._values = linear.added(values, inputs)
-        elif gpu.serves(inputs):
+        if gpu.serves(inputs) and not linear.takes(inputs):
             self._values = values if self._own else values.clone()
             self._update = linear(inputs)
-        else:
+        elif self._own and not gpu.serves(inputs):
             linear.add_to(values, inputs)
+        else:
+            self._values = linear.added(values, inputs)
         self._own = True
 
     def replace(self, norm: Norm) -> None:
         """Make the normed stream the stream."""
-        if self._update is not None:
-            self._values, self._update = norm.of_sum(self._values, self._update), None
-        else:
-            self._values = norm(self._values)
-        self._own = True
+        self._values, self._own = self._normed(norm), True
+
+    def _normed(self, norm: Norm) -> Tensor:
+        update, self._update = self._update, None
+        return norm(self._values) if update is None else norm.of_sum(self._values, update)

@@ -92,11 +92,15 @@ def _norm_rows(
 ) -> None:
     """Norm TILE rows of BLOCK >= width columns, in float32."""
     let_follow(CHAIN)
-    follow(CHAIN)
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
     token, head, row = (row // heads).to(tl.int64), (row % heads).to(tl.int64), row.to(tl.int64)
+    if WEIGHT:
+        scale = tl.load(weight + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    follow(CHAIN)
     place = values + token * token_stride + head * head_stride + column
     read = tl.load(place, mask=inside, other=0.0)
     x = read.to(tl.float32)
@@ -115,7 +119,7 @@ def _norm_rows(
         # Rounded before the weight, as the reference does.
         x = x.to(output.dtype.element_ty).to(tl.float32)
     if WEIGHT:
-        x *= tl.load(weight + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+        x *= scale
     if BIAS:
-        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        x += shift
     tl.store(output + row * width + column, x, mask=inside)

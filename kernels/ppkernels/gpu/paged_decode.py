@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
-from ppkernels.gpu.chain import chains, follow, let_follow
 from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
 
 LEAST_ROWS = 16
@@ -36,7 +35,6 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
     places = PROGRAMS_PER_PROCESSOR * processors(kv.device)
     tiles = choose_tiles(group, wide, kv.element_size(), rows * kv_heads <= places)
     parts = split_count(rows * kv_heads, -(-width * block_size // tiles.slots), places)
-    chain = chains(kv.device)
     partial = weights = output  # not used where the whole context is one part
     if parts > 1:
         partial = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=kv.device)
@@ -62,10 +60,8 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
         TILE=tiles.slots,
         WHOLE=parts == 1,
         DOT=dot_type(kv.dtype),
-        CHAIN=chain,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        launch_pdl=chain,
     )
     if parts > 1:
         _weigh[heads, rows](
@@ -79,9 +75,7 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
             WIDE=wide,
             TILE=tiles.slots,
             PARTS_WIDE=triton.next_power_of_2(parts),
-            CHAIN=chain,
             num_warps=4,
-            launch_pdl=chain,
         )
 
 
@@ -135,10 +129,7 @@ def _attend(
     TILE: tl.constexpr,
     WHOLE: tl.constexpr,
     DOT: tl.constexpr,
-    CHAIN: tl.constexpr,
 ) -> None:
-    let_follow(CHAIN)
-    follow(CHAIN)
     kv_head, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     token = tl.load(query_start + row).to(tl.int64)
     if tl.load(query_start + row + 1) - token != 1:
@@ -201,10 +192,7 @@ def _weigh(
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
     PARTS_WIDE: tl.constexpr,
-    CHAIN: tl.constexpr,
 ) -> None:
-    let_follow(CHAIN)
-    follow(CHAIN)
     head, heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     token = tl.load(query_start + row).to(tl.int64)
     if tl.load(query_start + row + 1) - token != 1:
