@@ -2,7 +2,7 @@
 
 A program reads whole rows of the weight, at once and before it waits for its inputs, multiplies without matrix units
 and adds up in float32. There is no loop, and enough programs are resident to keep the memory busy. On an H200 one row
-takes the products of OPT-6.7B and Llama-8B through their weights at 3,800 to 4,600 GB/s where cuBLAS has 2,600 to 4,200
+takes the products of OPT-6.7B and Llama-8B through their weights at 3,800 to 4,500 GB/s where cuBLAS has 2,600 to 4,250
 and a copy 4,280. To norm the inputs here as well costs more than a launch: every program would do it again.
 """
 
