@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import torch
@@ -10,6 +11,24 @@ from torch.nn import functional
 
 from ppkernels import gpu, jit
 from ppkernels.exponential import exp
+
+
+class Activation(Enum):
+    """What follows the first product of an MLP."""
+
+    RELU = "relu"
+    GELU = "gelu"
+    SILU_AND_MUL = "silu_and_mul"
+    """Of [gate, up] side by side: half as wide as what it is given."""
+
+
+def activate(values: Tensor, activation: Activation | None) -> Tensor:
+    """Return `activation` of `values` [T, outputs]; `values` may be written."""
+    if activation is Activation.RELU:
+        return values.relu_()
+    if activation is Activation.GELU:
+        return functional.gelu(values)
+    return values if activation is None else silu_and_mul(values)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

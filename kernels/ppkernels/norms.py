@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,30 @@ from torch.nn import functional
 from ppkernels import gpu, jit
 
 _HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm with its parameters [W]: RMS norm, which always has a weight, or layer norm where it is `centred`."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    centred: bool
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the norm of `values` [T, W]."""
+        if self.centred:
+            return layer_norm(values, self.weight, self.bias, self.eps)
+        assert self.weight is not None
+        return rms_norm(values, self.weight, self.eps)
+
+    def of_sum(self, residual: Tensor, update: Tensor) -> Tensor:
+        """Add `update` to `residual` [T, W] in place, and return the norm of the sum."""
+        if self.centred:
+            return add_layer_norm(residual, update, self.weight, self.bias, self.eps)
+        assert self.weight is not None
+        return add_rms_norm(residual, update, self.weight, self.eps)
 
 
 def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:

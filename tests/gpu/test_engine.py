@@ -68,6 +68,18 @@ def test_tokens_are_as_near_as_those_of_transformers(
     reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
 
 
+@pytest.mark.parametrize(("family", "dtype"), [("opt", "float32"), ("opt", "float16"), ("tiny", "bfloat16")])
+def test_one_request_alone(folders: dict[str, Path], family: str, dtype: str) -> None:
+    """Steps of one row have products of their own."""
+    folder = folders[family]
+    prompts = reference.prompts(3, 100, low=3, high=90, seed=7)
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
+    with LLM(profile(folder, dtype, 1, False)) as llm:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = [llm.generate([each], params, use_tqdm=False)[0].outputs[0] for each in inputs]
+    reference.assert_as_near(folder, dtype, prompts, outputs)
+
+
 def test_seeded_samples_are_those_of_a_cpu(folders: dict[str, Path]) -> None:
     """The counter-based generator gives the same tokens where rounding does not decide."""
     prompts = reference.prompts(8, 100, seed=6)

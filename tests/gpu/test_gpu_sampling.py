@@ -122,7 +122,11 @@ def test_parameters_are_those_of_the_slot(device: torch.device) -> None:
     assert choose(given, table, slots, positions, greedy=False, out=out) is out
     expected = SamplingInputs([2.0, 0, 1.0, 1.0], [0.8, 1, 1, 1], [0, 0, 9, 9], [6, 0, 5, 5], [0] * 4, [3, 3, 4, 5])
     assert out.tolist() == sample_reference(rows, expected).tokens.tolist()
-    greedy = choose(given, table, slots.int(), positions.int(), greedy=True)
+    newest = torch.full((9,), -7, dtype=torch.int32, device=device)
+    greedy = choose(given, table, slots.int(), positions.int(), greedy=True, newest=newest)
+    seventh = int(newest[7])  # two rows share this slot: one of their tokens
+    assert seventh in greedy[2:].tolist()
+    assert newest.tolist() == [int(greedy[1]), -7, int(greedy[0]), -7, -7, -7, -7, seventh, -7]
     assert greedy.tolist() == rows.argmax(-1).tolist()
 
 

@@ -126,9 +126,7 @@ class CudaRunner(Runner):
         greedy = not any(request.temperature > 0 for request in requests)
         most = max(request.logprobs for request in requests)
         with self._ring.operation(Kind.SAMPLE, number, size=len(requests)), card.compute.use():
-            tokens = choose(logits, card.sampling, slots, positions, greedy=greedy)
-            if card.latest is not None:
-                card.latest[slots] = tokens.to(torch.int32)
+            tokens = choose(logits, card.sampling, slots, positions, greedy=greedy, newest=card.latest)
             host = [_to_host(tokens)]
             if most >= 0:
                 shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))

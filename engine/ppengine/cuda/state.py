@@ -71,5 +71,5 @@ class CudaState:
             logits = torch.zeros(1, self._vocabulary, dtype=self._dtype, device=self.device)
             slots = torch.zeros(1, dtype=torch.int32, device=self.device)
             for greedy in (True, False):
-                tokens = choose(logits, self.sampling, slots, slots, greedy=greedy)
+                tokens = choose(logits, self.sampling, slots, slots, greedy=greedy, newest=self.latest)
             logprobs(logits, self.sampling, slots, tokens, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import torch
-from ppkernels import linear
+from ppkernels import few_rows, linear
+from ppkernels.activation import Activation, activate, linear_relu
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -74,14 +75,24 @@ class Linear(nn.Module):
             self.weight = nn.Parameter(linear.pack(self.weight.data), requires_grad=False)
             self.packed = True
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return [T, outputs] of `inputs` [T, inputs]."""
+    def takes(self, inputs: Tensor) -> bool:
+        """Return whether `inputs` [T, inputs] are few rows: activation and sum are then done as y is made."""
+        return few_rows.serves(inputs, self.weight)
+
+    def forward(self, inputs: Tensor, activation: Activation | None = None) -> Tensor:
+        """Return y [T, outputs] of `inputs` [T, inputs], with the activation behind it."""
+        if self.takes(inputs):
+            return few_rows.few_rows(inputs, self.weight, self.bias, activation)
         if self.packed:
-            return linear.linear(inputs, self.weight, self.bias)
-        return functional.linear(inputs, self.weight, self.bias)
+            return activate(linear.linear(inputs, self.weight, self.bias), activation)
+        if activation is Activation.RELU and self.bias is not None:
+            return linear_relu(inputs, self.weight, self.bias)
+        return activate(functional.linear(inputs, self.weight, self.bias), activation)
 
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Return `residual` + y as a new tensor."""
+        if self.takes(inputs):
+            return few_rows.few_rows(inputs, self.weight, self.bias, residual=residual)
         if self.packed:
             output = residual.clone(memory_format=torch.contiguous_format)
             linear.linear_added(output, inputs, self.weight, self.bias)

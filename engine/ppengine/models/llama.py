@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from ppkernels.activation import silu_and_mul
+from ppkernels.activation import Activation
 from ppkernels.batch import Batch
 from ppkernels.llama_layer import BAD_SLOT, LayerWeights, Rows, llama_layer
-from ppkernels.norms import rms_norm
+from ppkernels.norms import Norm
 from ppkernels.paged_attention import AttentionPlan, paged_attention, refuse_row
 from ppkernels.paged_tiles import takes as attends
 from ppkernels.rotary import rotary_tables
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from ppengine.checkpoint import ModelSpec, RopeSpec
 from ppengine.models.layers import Linear, WeightTable, part_of
+from ppengine.models.residual import Residual
 from ppengine.models.rope import inverse_frequencies
 from ppengine.models.stage import StageModel
 
@@ -55,7 +56,7 @@ class LlamaStage(StageModel):
         self._packed_layers: list[LayerWeights] = []
         self.layers = nn.ModuleList([LlamaLayer(spec, index, table) for index in range(*layers)])
         if last:
-            self.norm = table.take("model.norm.weight", hidden)
+            self.norm = _rms_norm("model.norm", hidden, spec, table)
             self.head = Linear(table.take(embedding if tied else "lm_head.weight", vocabulary, hidden), None)
         rope = spec.rope or RopeSpec()
         frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
@@ -97,20 +98,18 @@ class LlamaStage(StageModel):
         return torch.from_numpy(residual)
 
     def _parts(
-        self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
-    ) -> Iterator[tuple[int, str, Tensor]]:
+        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Residual]]:
         rope = Rope(self._cos, self._sin, batch.positions)
         layers = cast(Iterable[LlamaLayer], self.layers)
         for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
-            hidden = layer.attend(hidden, rope, plan, cache)
-            yield index, "attention", hidden
-            layer.feed(hidden)
-            yield index, "MLP", hidden
+            layer.attend(residual, rope, plan, cache)
+            yield index, "attention", residual
+            layer.feed(residual)
+            yield index, "MLP", residual
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        normed = rms_norm(hidden, part_of(self.norm, "last"), self.spec.norm_eps)
-        logits: Tensor = part_of(self.head, "last")(normed)
-        return logits
+        return Residual(hidden).through(part_of(self.norm, "last"), part_of(self.head, "last"))
 
 
 class LlamaLayer(nn.Module):
@@ -122,15 +121,14 @@ class LlamaLayer(nn.Module):
         hidden, inner = spec.hidden_size, spec.intermediate_size
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        self.eps = spec.norm_eps
         self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.input_norm = table.take(prefix + "input_layernorm.weight", hidden)
+        self.input_norm = _rms_norm(prefix + "input_layernorm", hidden, spec, table)
         parts = [(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]
         self.qkv = table.linear(parts, hidden, spec.qkv_bias)
-        self.q_norm = table.take(attention + "q_norm.weight", spec.head_dim) if spec.qk_norm else None
-        self.k_norm = table.take(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None
+        self.q_norm = _rms_norm(attention + "q_norm", spec.head_dim, spec, table) if spec.qk_norm else None
+        self.k_norm = _rms_norm(attention + "k_norm", spec.head_dim, spec, table) if spec.qk_norm else None
         self.out = table.linear([(attention + "o_proj", hidden)], query, spec.out_bias)
-        self.mlp_norm = table.take(prefix + "post_attention_layernorm.weight", hidden)
+        self.mlp_norm = _rms_norm(prefix + "post_attention_layernorm", hidden, spec, table)
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
         self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
 
@@ -142,7 +140,8 @@ class LlamaLayer(nn.Module):
     def arrays(self) -> LayerWeights:
         """Return the weights, packed, as `llama_layer` takes them."""
 
-        def array(tensor: Tensor | None) -> Any:
+        def array(part: Tensor | Norm | None) -> Any:
+            tensor = part.weight if isinstance(part, Norm) else part
             return None if tensor is None else tensor.numpy()
 
         return LayerWeights(
@@ -160,17 +159,20 @@ class LlamaLayer(nn.Module):
             down_bias=array(self.down.bias),
         )
 
-    def attend(self, hidden: Tensor, rope: Rope, plan: AttentionPlan, kv: Tensor) -> Tensor:
-        """Return the residual stream [T, H] behind the attention, as a new tensor."""
-        heads, count = self.heads, hidden.shape[0]
-        both = heads + self.kv_heads
-        qkv = self.qkv(rms_norm(hidden, self.input_norm, self.eps)).view(count, both + self.kv_heads, self.head_dim)
+    def attend(self, residual: Residual, rope: Rope, plan: AttentionPlan, kv: Tensor) -> None:
+        """Add the attention to the residual stream."""
+        heads, both = self.heads, self.heads + self.kv_heads
+        qkv = residual.through(self.input_norm, self.qkv).view(-1, both + self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, self.eps)
-            qkv[:, heads:both] = rms_norm(qkv[:, heads:both], self.k_norm, self.eps)
+            qkv[:, :heads] = self.q_norm(qkv[:, :heads])
+            qkv[:, heads:both] = self.k_norm(qkv[:, heads:both])
         rotate_and_store(kv, qkv, heads, *rope, plan.slots)
-        return self.out.added(hidden, paged_attention(qkv, kv, plan))
+        residual.add(self.out, paged_attention(qkv, kv, plan))
 
-    def feed(self, hidden: Tensor) -> None:
-        """Add the MLP to the residual stream [T, H] in place."""
-        self.down.add_to(hidden, silu_and_mul(self.gate_up(rms_norm(hidden, self.mlp_norm, self.eps))))
+    def feed(self, residual: Residual) -> None:
+        """Add the MLP to the residual stream."""
+        residual.add(self.down, residual.through(self.mlp_norm, self.gate_up, Activation.SILU_AND_MUL))
+
+
+def _rms_norm(name: str, width: int, spec: ModelSpec, table: WeightTable) -> Norm:
+    return Norm(table.take(name + ".weight", width), None, spec.norm_eps, centred=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-import torch
+from ppkernels.activation import Activation
 from ppkernels.batch import Batch
-from ppkernels.norms import layer_norm
+from ppkernels.norms import Norm
 from ppkernels.paged_attention import AttentionPlan, paged_attention
 from ppkernels.store_kv import store_kv
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ppengine.checkpoint import ModelSpec
 from ppengine.models.layers import Linear, WeightTable, part_of
+from ppengine.models.residual import Residual
 from ppengine.models.stage import StageModel
 
 POSITION_OFFSET = 2
@@ -48,7 +49,7 @@ class OptStage(StageModel):
                 self.project_in = table.linear([(_PREFIX + "project_in", hidden)], width, bias=False)
         self.layers = nn.ModuleList([OptLayer(spec, index, table) for index in range(*layers)])
         if last:
-            self.norm = LayerNorm(_PREFIX + "final_layer_norm", spec, table) if spec.final_norm else None
+            self.norm = _layer_norm(_PREFIX + "final_layer_norm", spec, table) if spec.final_norm else None
             if projected:
                 self.project_out = table.linear([(_PREFIX + "project_out", width)], hidden, bias=False)
             self.head = Linear(table.take(embedding if tied else "lm_head.weight", spec.vocab_size, width), None)
@@ -64,36 +65,28 @@ class OptStage(StageModel):
         return hidden.add_(functional.embedding(positions, part_of(self.positions, "first")))
 
     def _parts(
-        self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
-    ) -> Iterator[tuple[int, str, Tensor]]:
+        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Residual]]:
         layers = cast(Iterable[OptLayer], self.layers)
         for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
-            hidden = layer.attend(hidden, plan, cache)
-            yield index, "attention", hidden
-            hidden = layer.feed(hidden)
-            yield index, "MLP", hidden
+            layer.attend(residual, plan, cache)
+            yield index, "attention", residual
+            layer.feed(residual)
+            yield index, "MLP", residual
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        if self.norm is not None:
-            hidden = self.norm(hidden)
-        if self.project_out is not None:
-            hidden = self.project_out(hidden)
-        logits: Tensor = part_of(self.head, "last")(hidden)
+        head, last = part_of(self.head, "last"), Residual(hidden)
+        if self.project_out is None:
+            return last.through(self.norm, head)
+        logits: Tensor = head(last.through(self.norm, self.project_out))
         return logits
 
 
-class LayerNorm(nn.Module):
-    """Layer norm of the hidden states."""
-
-    def __init__(self, name: str, spec: ModelSpec, table: WeightTable) -> None:
-        super().__init__()
-        self.eps = spec.norm_eps
-        self.weight = table.take(name + ".weight", spec.hidden_size) if spec.norm_affine else None
-        self.bias = table.take(name + ".bias", spec.hidden_size) if spec.norm_affine else None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the normed `hidden` [T, H]."""
-        return layer_norm(hidden, self.weight, self.bias, self.eps)
+def _layer_norm(name: str, spec: ModelSpec, table: WeightTable) -> Norm:
+    weight, bias = (
+        table.take(f"{name}.{part}", spec.hidden_size) if spec.norm_affine else None for part in ("weight", "bias")
+    )
+    return Norm(weight, bias, spec.norm_eps, centred=True)
 
 
 class OptLayer(nn.Module):
@@ -105,26 +98,27 @@ class OptLayer(nn.Module):
         hidden, attention = spec.hidden_size, prefix + "self_attn."
         self.heads, self.head_dim = spec.num_heads, spec.head_dim
         self.norm_before = spec.norm_before
-        self.activation = functional.gelu if spec.activation == "gelu" else torch.relu_
+        self.activation = Activation(spec.activation)
         parts = [(attention + name, hidden) for name in ("q_proj", "k_proj", "v_proj")]
         self.qkv = table.linear(parts, hidden, spec.qkv_bias)
         self.out = table.linear([(attention + "out_proj", hidden)], hidden, spec.out_bias)
-        self.attention_norm = LayerNorm(prefix + "self_attn_layer_norm", spec, table)
+        self.attention_norm = _layer_norm(prefix + "self_attn_layer_norm", spec, table)
         self.up = table.linear([(prefix + "fc1", spec.intermediate_size)], hidden, spec.mlp_bias)
         self.down = table.linear([(prefix + "fc2", hidden)], spec.intermediate_size, spec.mlp_bias)
-        self.mlp_norm = LayerNorm(prefix + "final_layer_norm", spec, table)
+        self.mlp_norm = _layer_norm(prefix + "final_layer_norm", spec, table)
 
-    def attend(self, hidden: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
-        """Return the residual stream [T, H] behind the attention, as a new tensor."""
-        heads, count = self.heads, hidden.shape[0]
-        qkv = self.qkv(self.attention_norm(hidden) if self.norm_before else hidden)
-        qkv = qkv.view(count, 3 * heads, self.head_dim)
+    def attend(self, residual: Residual, plan: AttentionPlan, kv: Tensor) -> None:
+        """Add the attention to the residual stream."""
+        qkv = residual.through(self.attention_norm if self.norm_before else None, self.qkv)
+        qkv = qkv.view(-1, 3 * self.heads, self.head_dim)
         store_kv(kv, qkv, plan.slots)
-        hidden = self.out.added(hidden, paged_attention(qkv, kv, plan))
-        return hidden if self.norm_before else self.attention_norm(hidden)
+        residual.add(self.out, paged_attention(qkv, kv, plan))
+        if not self.norm_before:
+            residual.replace(self.attention_norm)
 
-    def feed(self, hidden: Tensor) -> Tensor:
-        """Return the residual stream [T, H] behind the MLP; `hidden` may be written."""
-        inner = self.up(self.mlp_norm(hidden) if self.norm_before else hidden)
-        self.down.add_to(hidden, self.activation(inner))
-        return hidden if self.norm_before else self.mlp_norm(hidden)
+    def feed(self, residual: Residual) -> None:
+        """Add the MLP to the residual stream."""
+        inner = residual.through(self.mlp_norm if self.norm_before else None, self.up, self.activation)
+        residual.add(self.down, inner)
+        if not self.norm_before:
+            residual.replace(self.mlp_norm)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ppengine.checkpoint import ModelSpec
 from ppengine.models.layers import Linear, Source, WeightTable
+from ppengine.models.residual import Residual
 
 
 class StageModel(nn.Module, ABC):
@@ -64,15 +65,18 @@ class StageModel(nn.Module, ABC):
     def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
         """As `run`; a model that has something faster than its parts overrides it."""
         # A deque of one takes an iterator to its end without a loop of Python's.
-        return deque(self.parts(hidden, batch, kv), 1)[0][2]
+        return deque(self._residuals(hidden, batch, kv), 1)[0][2].values
 
     def parts(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Tensor]]:
         """Run as `run` does, and yield layer, part (`attention` or `MLP`) and the residual stream behind it.
 
         What is yielded is good until the next part is asked for. Call it in inference mode.
         """
+        return ((index, part, residual.values) for index, part, residual in self._residuals(hidden, batch, kv))
+
+    def _residuals(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Residual]]:
         plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
-        return self._parts(hidden, batch, plan, kv)
+        return self._parts(Residual(hidden), batch, plan, kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last stage: return [R, V] of the rows `hidden` [R, H]."""
@@ -83,8 +87,8 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def _parts(
-        self, hidden: Tensor, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
-    ) -> Iterator[tuple[int, str, Tensor]]: ...
+        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Residual]]: ...
 
     @abstractmethod
     def _logits(self, hidden: Tensor) -> Tensor: ...

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ppkernels.gpu.chain import chains, follow, let_follow
+
 _BLOCK = 2048
 
 
@@ -17,14 +19,24 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     if output.numel():
         block = min(_BLOCK, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
-        _silu_and_mul[grid](gate_up, output, gate_up.stride(0), width, BLOCK=block, num_warps=4)
+        chain = chains(gate_up.device)
+        _silu_and_mul[grid](
+            gate_up, output, gate_up.stride(0), width, BLOCK=block, CHAIN=chain, num_warps=4, launch_pdl=chain
+        )
     return output
 
 
 @triton.jit
 def _silu_and_mul(
-    gate_up: tl.tensor, output: tl.tensor, stride: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr
+    gate_up: tl.tensor,
+    output: tl.tensor,
+    stride: tl.tensor,
+    width: tl.tensor,
+    BLOCK: tl.constexpr,
+    CHAIN: tl.constexpr,
 ) -> None:
+    let_follow(CHAIN)
+    follow(CHAIN)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -35,11 +35,13 @@ def sample_rows(
     slots: tl.tensor,
     positions: tl.tensor,
     tokens: tl.tensor,
+    newest: tl.tensor,
     candidates: tl.tensor,
     ids: tl.tensor,
     row_stride: tl.tensor,
     table_stride: tl.tensor,
     vocabulary: tl.tensor,
+    NEWEST: tl.constexpr,
     RANDOM: tl.constexpr,
     BANNED_WIDTH: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -51,7 +53,8 @@ def sample_rows(
     """
     row = tl.program_id(0).to(tl.int64)
     values = logits + row * row_stride
-    own = table + tl.load(slots + row) * table_stride
+    slot = tl.load(slots + row)
+    own = table + slot * table_stride
     position = tl.load(positions + row).to(tl.int64)
     banned = tl.load(own + BANNED + tl.arange(0, BANNED_WIDTH))
     bans = (position < tl.load(own + BANNED_UNTIL)) & (banned >= 0) & (banned < vocabulary)
@@ -74,6 +77,8 @@ def sample_rows(
             )
             token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
     tl.store(tokens + row, token.to(tl.int64))
+    if NEWEST:
+        tl.store(newest + slot, token.to(newest.dtype.element_ty))
     tl.debug_barrier()
     tl.store(values + banned, saved, mask=bans)
 

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ppkernels.gpu.chain import chains, follow, let_follow
+
 _TILE = 1024
 """Elements of a program at least: rows narrower than this share one."""
 
@@ -37,6 +39,7 @@ def _norm(
     rows = output.numel() // width
     block = triton.next_power_of_2(width)
     tile = max(1, min(_TILE // block, rows))
+    chain = chains(values.device)
     _norm_rows[(triton.cdiv(rows, tile),)](
         values,
         update if update is not None else values,
@@ -57,7 +60,9 @@ def _norm(
         BIAS=bias is not None,
         TILE=triton.next_power_of_2(tile),
         BLOCK=block,
+        CHAIN=chain,
         num_warps=min(max(block // 1024, 4), 32),
+        launch_pdl=chain,
     )
     return output
 
@@ -83,12 +88,19 @@ def _norm_rows(
     BIAS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAIN: tl.constexpr,
 ) -> None:
     """Norm TILE rows of BLOCK >= width columns, in float32."""
+    let_follow(CHAIN)
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < width)
     token, head, row = (row // heads).to(tl.int64), (row % heads).to(tl.int64), row.to(tl.int64)
+    if WEIGHT:
+        scale = tl.load(weight + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    follow(CHAIN)
     place = values + token * token_stride + head * head_stride + column
     read = tl.load(place, mask=inside, other=0.0)
     x = read.to(tl.float32)
@@ -107,7 +119,7 @@ def _norm_rows(
         # Rounded before the weight, as the reference does.
         x = x.to(output.dtype.element_ty).to(tl.float32)
     if WEIGHT:
-        x *= tl.load(weight + head * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+        x *= scale
     if BIAS:
-        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        x += shift
     tl.store(output + row * width + column, x, mask=inside)

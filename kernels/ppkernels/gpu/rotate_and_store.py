@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ppkernels.gpu.chain import chains, follow, let_follow
+
 HEADS = 8
 """Heads that a program takes."""
 
@@ -21,6 +23,7 @@ def rotate_and_store(
     blocks, _, block_size, kv_heads, head_dim = kv.shape
     tokens = len(fused)
     if tokens:
+        chain = chains(kv.device)
         _rotate_and_store[tokens, triton.cdiv(heads + 2 * kv_heads, HEADS)](
             kv,
             fused,
@@ -35,7 +38,9 @@ def rotate_and_store(
             WIDE=triton.next_power_of_2(head_dim // 2),
             BLOCK_SIZE=block_size,
             HEADS=HEADS,
+            CHAIN=chain,
             num_warps=4,
+            launch_pdl=chain,
         )
 
 
@@ -54,7 +59,10 @@ def _rotate_and_store(
     WIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
+    CHAIN: tl.constexpr,
 ) -> None:
+    let_follow(CHAIN)
+    follow(CHAIN)
     half: tl.constexpr = HEAD_DIM // 2
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

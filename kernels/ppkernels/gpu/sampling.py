@@ -77,8 +77,9 @@ def choose(
     *,
     greedy: bool,
     out: Tensor | None = None,
+    newest: Tensor | None = None,
 ) -> Tensor:
-    """Return a token [R] int64 for each row of `logits` [R, V]: one launch.
+    """Return a token [R] int64 for each row of `logits` [R, V]: one launch, which also writes it to `newest` [slots].
 
     `slots` and `positions` [R] are integers on the device; `positions` say where in its sequence each token goes.
     `greedy` says that all rows are: then less code runs. Logits of banned tokens are overwritten while this runs, so
@@ -99,11 +100,13 @@ def choose(
             slots,
             positions,
             tokens,
+            newest if newest is not None else tokens,
             candidates,
             ids,
             logits.stride(0),
             parameters.table.stride(0),
             vocabulary,
+            NEWEST=newest is not None,
             RANDOM=not greedy,
             BANNED_WIDTH=parameters.banned,
             CAPACITY=_CANDIDATES,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ppkernels.gpu.chain import chains, follow, let_follow
+
 TILE = 2048
 """Elements that a program copies."""
 
@@ -16,6 +18,7 @@ def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
     tokens, heads = fused.shape[:2]
     size = kv_heads * head_dim
     if tokens:
+        chain = chains(kv.device)
         _store[tokens, 2, triton.cdiv(size, TILE)](
             kv,
             fused,
@@ -26,7 +29,9 @@ def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
             BLOCK_SIZE=block_size,
             SIZE=size,
             TILE=min(TILE, triton.next_power_of_2(size)),
+            CHAIN=chain,
             num_warps=4,
+            launch_pdl=chain,
         )
 
 
@@ -41,7 +46,10 @@ def _store(
     BLOCK_SIZE: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    CHAIN: tl.constexpr,
 ) -> None:
+    let_follow(CHAIN)
+    follow(CHAIN)
     token, half = tl.program_id(0).to(tl.int64), tl.program_id(1)  # half 0: keys, 1: values
     slot = tl.load(slots + token).to(tl.int64)
     if (slot < 0) | (slot >= capacity):
