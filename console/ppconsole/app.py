@@ -158,6 +158,8 @@ class ConsoleApp(App[int]):
         """Paint the screens that can be seen: the top one, and below it as long as dialogs are on top."""
         _stop(self._soon)
         self._soon = None
+        if not self.is_running:
+            return  # on the way out, screens lose their widgets one by one
         for screen in reversed(self.screen_stack):
             painter = getattr(screen, "paint", None)
             if painter is not None:
