@@ -1,0 +1,110 @@
+"""A live engine on GPUs: requests are preempted and swapped and its memory changed under them, and no token differs.
+
+Where chosen tokens are as near to float64 as those of an undisturbed transformers model, nothing was lost or mixed up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real import needs_gpu
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent / "engine"), str(HERE.parent / "end_to_end")]
+pytest.importorskip("zmq", reason="needs the engine's packages")
+pytest.importorskip("transformers", reason="the judge")
+
+import reference  # noqa: E402
+from checkpoints import make_checkpoint  # noqa: E402
+from operators import Operator  # noqa: E402
+from ppengine.protocol.control import Outcome, Preempt, Release, SetMemory, SwapOut, Verb  # noqa: E402
+from ppengine.protocol.snapshot import Snapshot  # noqa: E402
+from serving import Served  # noqa: E402
+
+pytestmark = needs_gpu
+DEVICE, TOTAL_MIB = "cuda", 6000
+REQUESTS, STEPS, LENGTH = 48, 1200, 2048
+TOLERANCE = {"float32": 1e-3, "float16": 0.05}
+"""Of log-probabilities: what rounding does to the model of this test, many times over; a mixed-up block does more."""
+
+
+def profile(folder: Path, dtype: str, stages: int) -> dict[str, Any]:
+    return {
+        "name": "live",
+        "model": {"path": str(folder), "dtype": dtype, "max_model_len": LENGTH, "skip_tokenizer": True},
+        "parallel": {"pipeline": stages, "device": DEVICE},
+        "memory": {"device_mib": TOTAL_MIB, "swap_space_gib": 0.25, "utilization": 0.9},
+        "scheduler": {"max_num_seqs": REQUESTS, "max_num_batched_tokens": 512, "schedule_ahead": True},
+        "console": {"publish_hz": 20.0},
+    }
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float16"), ("opt", "float32")])
+async def test_no_token_changes_by_preempts_swaps_and_resizes(
+    family: str, dtype: str, stages: int, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / family, family, max_position_embeddings=LENGTH)
+    prompts = reference.prompts(REQUESTS, 100, low=20, high=600, seed=stages)
+    said: Counter[str] = Counter()
+    with Served(profile(folder, dtype, stages)) as engine:
+        async with engine.operator() as op:
+            names = await op.submit_all(prompts, max_tokens=STEPS)
+            disturbing = asyncio.create_task(disturb(op, names, said))
+            tokens = [(await op.output(name, timeout=240))[0] for name in names]
+            disturbing.cancel()
+            await op.ask(SetMemory(utilization=0.9))
+            picture = await op.idle()
+    print(f"\n{family} {dtype}, {stages} stages: {dict(said)}, step p99 {[s.step_ms.p99 for s in picture.stages]} ms")
+    assert said["preempt"] > 5 and said["swap-out"] > 5 and said["memory"] > 5
+    for prompt, output in zip(prompts, tokens, strict=True):
+        assert len(output) == STEPS
+        judge = reference.log_probabilities(folder, prompt, output)
+        short = judge.max(dim=-1).values - judge.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
+        assert float(short.max()) < TOLERANCE[dtype], f"at output {int(short.argmax())}: short by {float(short.max())}"
+
+
+async def disturb(op: Operator, names: list[str], said: Counter[str]) -> None:
+    """Preempt, swap, release and resize at random, for ever; half of the sizes are too small for all requests."""
+    draw = random.Random(1)
+    held: list[str] = []
+    while True:
+        name = draw.choice(names)
+        verb: Verb
+        match draw.randrange(6):
+            case 0 | 1:
+                verb, what = Preempt(request=name, mode=draw.choice(["recompute", "swap"])), "preempt"
+            case 2 | 3:
+                verb, what = SwapOut(request=name), "swap-out"
+                held.append(name)
+            case 4 if held:
+                verb, what = Release(request=held.pop()), "release"
+            case _:
+                choices = [0.3, 0.4, 0.9, tight(op.picture, 0.5), tight(op.picture, 0.8), tight(op.picture, 1.5)]
+                verb, what = SetMemory(utilization=draw.choice(choices)), "memory"
+        end = await op.ask(verb)
+        await asyncio.sleep(0.02)
+        said[what if isinstance(end, Outcome) and end.state == "applied" else f"{what} not"] += 1
+        if what == "memory":
+            for one in held:
+                await op.ask(Release(request=one))
+            held.clear()
+
+
+def tight(picture: Snapshot, share: float) -> float:
+    """Return the utilization that leaves `share` of the blocks that are in use."""
+    stage = picture.stages[0]
+    memory, blocks = stage.memory, stage.kv_blocks
+    figures = memory.total, memory.weights, memory.other, memory.kv_mapped, blocks.mapped, blocks.used
+    if None in figures:
+        return 0.9
+    total, weights, other, mapped_bytes, mapped, used = (figure or 0 for figure in figures)
+    return min(0.9, (weights + other + share * used * mapped_bytes / mapped) / total)
