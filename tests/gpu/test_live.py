@@ -31,8 +31,9 @@ from serving import Served  # noqa: E402
 pytestmark = needs_gpu
 DEVICE, TOTAL_MIB = "cuda", 6000
 REQUESTS, STEPS, LENGTH = 48, 1200, 2048
-TOLERANCE = {"float32": 1e-3, "float16": 0.05}
-"""Of log-probabilities: what rounding does to the model of this test, many times over; a mixed-up block does more."""
+TOLERANCE = {"float32": 1e-3, "float16": 1.5}
+"""By how much a chosen token may be less likely than the best one, in natural logarithms. In float16 transformers itself
+is off by up to 0.7 in a random model of this length; the exact judge is float32."""
 
 
 def profile(folder: Path, dtype: str, stages: int) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def profile(folder: Path, dtype: str, stages: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("family", "dtype"), [("llama", "float16"), ("opt", "float32")])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("llama", "float16"), ("opt", "float32")])
 async def test_no_token_changes_by_preempts_swaps_and_resizes(
     family: str, dtype: str, stages: int, tmp_path: Path
 ) -> None:
