@@ -32,8 +32,8 @@ pytestmark = needs_gpu
 DEVICE, TOTAL_MIB = "cuda", 6000
 REQUESTS, STEPS, LENGTH = 48, 1200, 2048
 TOLERANCE = {"float32": 1e-3, "float16": 1.5}
-"""By how much a chosen token may be less likely than the best one, in natural logarithms. In float16 transformers itself
-is off by up to 0.7 in a random model of this length; the exact judge is float32."""
+"""By how much a chosen token may be less likely than the best one, in natural logarithms. In float16 transformers
+itself is off by up to 0.7 in a random model of this length; the exact judge is float32."""
 
 
 def profile(folder: Path, dtype: str, stages: int) -> dict[str, Any]:
