@@ -195,7 +195,7 @@ any_stage = st.fixed_dictionaries(
         "stopped_for_s": st.one_of(st.none(), st.floats(0, 3)),
         "phase": st.sampled_from(["serving", "serving", "serving", "load", None]), "phase_age_s": st.floats(0, 1000),
         "sample_age_s": st.one_of(st.none(), st.floats(0, 3)),
-        "op": st.sampled_from([None, "idle", "receive", "send", "forward", "token_return", "collective", "step"]),
+        "op": st.sampled_from([None, "idle", "receive", "send", "room", "forward", "token_return", "collective", "step"]),
         "op_age_s": ages, "op_step": st.integers(1, 9), "op_peer": st.one_of(st.none(), st.integers(0, 4)),
         "outbox": st.one_of(st.none(), st.integers(0, 2)), "edges": edges.map(tuple), "cpu": cpus,
         "wchan": st.sampled_from([None, "", "futex_do_wait", "do_poll", "hrtimer_nanosleep"]), "tick_age_s": ages,

@@ -232,7 +232,7 @@ def test_two_stages_that_both_send(count, k):
     stages = pipeline_held_at(count, k)
     for me, other in ((k, k + 1), (k + 1, k)):
         mine = edge("send", other, message(6), message(7, 1, 6.0)), edge("receive", other, message(6))
-        stages = with_stage(stages, me, op="send", op_step=9, op_peer=other, edges=mine, outbox=2, wchan=FUTEX)
+        stages = with_stage(stages, me, op="room", op_step=9, op_peer=other, edges=mine, outbox=2, wchan=FUTEX)
     root = diagnose(stuck(stages))[0]
     assert (root.cause, root.root) == ("deadlock", True) and root.stage in (k, k + 1)
     assert f"stages {k} and {k + 1} wait for each other, both in send" in root.summary
@@ -241,8 +241,8 @@ def test_two_stages_that_both_send(count, k):
 
 
 def test_a_cycle_of_which_too_little_is_known_is_undetermined():
-    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, edges=(), outbox=2, wchan=FUTEX)
-    stages = with_stage(stages, 0, op="send", op_peer=1, edges=(), outbox=2, wchan=FUTEX)
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="room", op_peer=0, edges=(), outbox=2, wchan=FUTEX)
+    stages = with_stage(stages, 0, op="room", op_peer=1, edges=(), outbox=2, wchan=FUTEX)
     root = diagnose(stuck(stages))[0]
     assert root.cause == "undetermined" and "wait for each other" in root.summary
     assert any(line.startswith("missing:") for line in root.evidence)
@@ -297,8 +297,8 @@ def test_who_waits_for_whom_is_told_also_when_nothing_is_wrong():
 
 def test_two_stages_that_wait_for_room_on_the_wire():
     """Messages too big for the kernel, from both sides: what each step loop writes is on no record yet."""
-    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, outbox=0, wchan=POLL)
-    stages = with_stage(stages, 0, op="send", op_peer=1, outbox=0, wchan=POLL)
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="room", op_peer=0, outbox=0, wchan=POLL)
+    stages = with_stage(stages, 0, op="room", op_peer=1, outbox=0, wchan=POLL)
     verdict = diagnose(stuck(stages))[0]
     assert verdict.cause == "deadlock"
     assert "both in send" in verdict.summary

@@ -68,6 +68,9 @@ def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> Non
         (send,) = sent.latest(9)
         assert (send.kind, send.step, send.peer, send.done_ns, send.detail) == (Kind.SEND, 1, 1, 0, 1)
         assert send.returned_ns >= send.enqueued_ns
+        until(lambda: Kind.ROOM in {one.kind for one in ring.latest(9)}, "that there is no room is told")
+        (room,) = (one for one in ring.latest(9) if one.kind == Kind.ROOM)
+        assert (room.step, room.peer, room.done_ns) == (MAX_UNDELIVERED + 1, 1, 0), "the step loop waits for the peer"
         assert shape_text(send.size, send.code) == f"float64[{BIG[0]}, 48] {BIG[0] * WIDTH * 8} B"
         inlet = Inlet(edge, max(BIG), WIDTH, torch.float64)
         for step, tokens in enumerate(BIG, 1):

@@ -29,7 +29,7 @@ HEALED_TOLD_S = 5.0
 """A wire that broke is told for so long after all stages have met again: healing takes less than a second, and a
 verdict that nobody can read in time is none."""
 PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
-_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "send": ("futex", "poll")}
+_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll")}
 _ANY_SLEEP = ("",)
 _COPIES = frozenset({"swap_out", "swap_in", "copy"})
 
@@ -64,7 +64,9 @@ def really_waits(stage: StageEvidence) -> bool:
     """
     if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
         return False
-    if stage.op == "send" and "futex" in (stage.wchan or ""):
+    if stage.op == "send":
+        return False  # The kernel takes it at once; what it does not take is waited for in `room`.
+    if stage.op == "room" and "futex" in (stage.wchan or ""):
         return bool(stage.outbox)
     return not stage.wchan or any(name in stage.wchan for name in _SLEEPS.get(stage.op or "", _ANY_SLEEP))
 

@@ -26,7 +26,7 @@ from ppengine.monitor.diagnosis.words import doing, seconds, where
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, Verdict
 
-_WAITS = frozenset({"idle", "receive", "send", "collective", "token_return"})
+_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:
@@ -131,7 +131,7 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
         return _verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
     peer = receiving_from(root, len(case.evidence.stages))
     text = f"stage {k} is in {doing(root)} and nothing shows why"
-    kind = "send" if root.op == "send" else "receive"
+    kind = "send" if root.op == "room" else "receive"
     edge = edge_of(root, kind, peer) if peer is not None else None
     shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
     missing = "missing: what was sent and posted on this edge" + ("" if edge else " by this stage")
@@ -161,12 +161,16 @@ def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
     first = max((wait for wait in cycle if wait.waiter.stage >= 0), key=lambda wait: wait.since_s)
     root = case.stage(first.waiter.stage)
     names = " and ".join(map(str, numbers))
-    text = f"stages {names} wait for each other" + (f", both in {root.op}" if _same_op(case, numbers) else "")
+    text = f"stages {names} wait for each other" + (f", both in {_verb(root)}" if _same_op(case, numbers) else "")
     for number in numbers:
         parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
     if not all(wait.known for wait in cycle):
         return _verdict(root, "undetermined", text, since, [*parts, "missing: what was sent and posted on each edge"])
     return _verdict(root, "deadlock", text, since, parts)
+
+
+def _verb(stage: StageEvidence) -> str:
+    return "send" if stage.op == "room" else str(stage.op)
 
 
 def _same_op(case: Case, numbers: list[int]) -> bool:
