@@ -19,7 +19,7 @@ from ppengine.ring import Kind as Op
 Go = Callable[..., Any]
 _CYCLE_BYTES = 64 << 20
 """More than the kernel holds for a connection."""
-_CYCLE_AT = 16
+_CYCLE_AT = 8
 """Both begin at a step of such a number, hence at the same one: else the one reads what the other has sent."""
 
 

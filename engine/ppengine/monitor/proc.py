@@ -83,14 +83,15 @@ def resident(pid: int, base: int, length: int) -> int | None:
     return total
 
 
-def cgroup_files(pid: int) -> list[Path]:
-    """Return the files that count what the cgroup of `pid` was denied: version 2, else version 1."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
+def cgroups(pid: int) -> str:
+    """Return the cgroups of `pid` as /proc tells them, a line a hierarchy; empty: not readable."""
+    return (_read(f"/proc/{pid}/cgroup") or b"").decode()
+
+
+def cgroup_files(groups: str) -> list[Path]:
+    """Return the files that count what `groups` were denied: version 2, else version 1."""
     found = []
-    for line in lines:
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         names = controllers.split(",") if controllers else []
         folder = _CGROUPS / path.lstrip("/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppengine.monitor.diagnosis.budgets import (
     GIL_AFTER_S,
     PHASE_BUDGET_S,
+    control_is_gone,
     holds_gil,
     idles_in_vain,
     is_unseen,
@@ -46,6 +47,11 @@ def idlers_in_vain(case: Case) -> list[Verdict]:
 def gil_holders(case: Case) -> list[Verdict]:
     """Return the stages whose control thread cannot run because another thread keeps the GIL."""
     return [_gil_held(stage) for stage in case.evidence.stages if holds_gil(stage)]
+
+
+def without_control(case: Case) -> list[Verdict]:
+    """Return the stages that work on without a control thread: nobody could tell them anything if they got stuck."""
+    return [_control_gone(stage) for stage in case.evidence.stages if control_is_gone(stage)]
 
 
 def standing_still(case: Case) -> list[Verdict]:
@@ -192,6 +198,18 @@ def _gil_held(stage: StageEvidence) -> Verdict:
     text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
     lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
     return _verdict(stage, "gil_held", text, age, lines)
+
+
+def _control_gone(stage: StageEvidence) -> Verdict:
+    age = stage.tick_age_s or 0.0
+    text = f"stage {stage.stage}: its control thread has not ticked for {seconds(age)}; its step loop goes on"
+    lines = [
+        f"the main loop moved {seconds(stage.progress_age_s)} ago: the GIL is not held",
+        *thread_lines(stage),
+        "missing: why the control thread does not tick; it may have ended",
+    ]
+    suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
+    return _verdict(stage, "undetermined", text, age, lines, suggest)
 
 
 def _line(stage: StageEvidence) -> str:
