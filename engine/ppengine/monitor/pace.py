@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from math import log2
+from math import exp2, log2
 from typing import NamedTuple
 
 from ppengine.protocol.reports import PaceSample
@@ -140,14 +140,14 @@ class Pace:
         tokens, context = kind
         for less in range(1, CLASSES + 1):
             if (known := self._mean((tokens, context - less))) is not None:
-                return known * 2.0 ** ((less + 1) / CLASSES)
+                return known * exp2((less + 1) / CLASSES)
         return None
 
     def _mean(self, kind: Class) -> float | None:
         works = self._known.get(kind, ())
         if sum(work.steps for work in works) < LEAST_STEPS:
             return None
-        return float(statistics.median(work.ms / work.steps for work in works))
+        return statistics.median(work.ms / work.steps for work in works)
 
     def _learn(self, second: dict[Class, Work], waited_ms: float) -> None:
         for kind, work in second.items():

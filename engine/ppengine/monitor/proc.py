@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PF_EXITING = 4
 _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
 class Stat(NamedTuple):
-    """Of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds."""
+    """Of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds.
+
+    `exiting`: it is on its way out, which takes as long as its memory is large, and may not be Z yet.
+    """
 
     state: str
     start: int
     user_s: float
     system_s: float
+    exiting: bool = False
 
     @property
     def cpu_s(self) -> float:
@@ -32,7 +37,8 @@ def read_stat(pid: int, thread: int | None = None) -> Stat | None:
         return None
     # The name in parentheses may hold anything, also spaces and parentheses.
     fields = text.rpartition(b")")[2].split()
-    return Stat(fields[0].decode(), int(fields[19]), int(fields[11]) / _TICKS, int(fields[12]) / _TICKS)
+    exiting = bool(int(fields[6]) & _PF_EXITING)
+    return Stat(fields[0].decode(), int(fields[19]), int(fields[11]) / _TICKS, int(fields[12]) / _TICKS, exiting)
 
 
 def wchan(pid: int) -> str | None:

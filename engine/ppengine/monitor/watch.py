@@ -115,11 +115,12 @@ class StageWatch:
         for file in self._files.values():
             file.read()
         now_ns = time.monotonic_ns()
+        groups = proc.cgroups(self._pid)
         stat, thread = proc.read_stat(self._pid), proc.read_stat(self._pid, self._pid)
         alive = stat is not None and stat.state not in ("Z", "X")
         waited_ns = proc.waited_ns(self._pid) if alive else None
-        if alive:
-            self._follow(proc.cgroups(self._pid))
+        if stat is not None and not stat.exiting:  # Where groups are of version 1, who exits is seen in the root's.
+            self._follow(groups)
         self._slowly(main, alive=alive)
         main.track.pace.close(now_ns, waited_ns, self._cgroup.get("throttled_usec"))
         last = main.track.last_op()
