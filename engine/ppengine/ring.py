@@ -47,7 +47,7 @@ class Kind(IntEnum):
     HEAD = 4
     SAMPLE = 5
     SEND = 6
-    """Main ring: hands a message over. Ring `send`: the message, as `Record` says."""
+    """Main ring: hands a message over, which is work of its own. Ring `send`: the message, as `Record` says."""
     SWAP_OUT = 7
     SWAP_IN = 8
     COPY = 9
@@ -60,6 +60,8 @@ class Kind(IntEnum):
     LOAD = 14
     DEVICE = 15
     """Waits for a device to finish a step."""
+    ROOM = 16
+    """Inside a send: waits until fewer messages are under way, which is when the peer takes them."""
 
 
 class Phase(IntEnum):

@@ -397,6 +397,7 @@ def rings(stages: int = 4, at: int | None = 2, steps: int = 64, now_ns: int = 10
             records.append(OpRecord("forward", number, -1, begun + 4_000_000, 0, done, 4, index * 12))
             if hangs and held == "send":
                 records.append(OpRecord("send", number, index + 1, end, 0, 0, 1024, number))
+                records.append(OpRecord("room", number, index + 1, end, 0, 0, 1024, number))
             begun += 22_000_000
         last = max(record.step for record in records)
         finished = max((record.step for record in records if record.kind == "step" and record.done_ns), default=0)

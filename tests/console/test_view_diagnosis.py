@@ -108,7 +108,7 @@ def test_steps_say_how_far_each_stage_got():
     assert (read[2].began, read[2].finished) == (18410, 18409)
     hung = read[2].cells[18410]
     assert (hung.done, hung.op) == (False, "forward") and hung.op_ms > 6000
-    assert read[1].cells[18411].op == "send>2"
+    assert read[1].cells[18411].op == "room>2"
     done = read[3].cells[18400]
     assert done.done and (round(done.total_ms), round(done.waited_ms)) == (20, 4)
     lines = texts(steps.rows(snapshots.rings(), [18410, 18410, 18409, 18408], {2}, "LAST", "", 100))

@@ -404,3 +404,71 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
     world.check()
     for name, count in wanted.items():
         assert world.tokens(name) == list(range(count)), "each token once and in order"
+
+
+# --- wires that break between live processes ------------------------------------------------------------------
+
+CLOSED = "lost stage 1: it closed the connection"
+
+
+def says(world: CoreWorld, stage: int, peer: int, text: str = CLOSED) -> None:
+    """Let a stage say that it cannot go on because of its peer."""
+    world.engine.on_stage(Retired(world.generation, 3, stage, 0, error=text, fatal=True, peer=peer))
+    world.engine.advance()
+
+
+def later(world: CoreWorld, seconds: float) -> None:
+    world.now += seconds
+    world.engine.advance()
+
+
+def test_a_wire_that_broke_is_reported_from_when_no_process_turns_out_to_have_ended() -> None:
+    world = running()
+    losses = world.engine.recovery.losses
+    says(world, 0, 1)
+    says(world, 2, 1)
+    assert losses.report() == [], "the supervisor may yet tell of an end"
+    later(world, 0.6)
+    (told,) = losses.report()
+    assert (told.stage, told.peer, told.text, told.closed, told.healed_s) == (0, 1, CLOSED, True, None)
+    assert told.since_s == pytest.approx(0.6)
+    back(world)
+    later(world, 2.0)
+    (told,) = losses.report()
+    assert told.healed_s == pytest.approx(2.0) and told.since_s == pytest.approx(2.6)
+    assert told.recomputed > 0
+    says(world, 2, 1, "stage 1 sent message 4")
+    later(world, 0.6)
+    (told,) = losses.report()
+    assert (told.stage, told.closed, told.healed_s) == (2, False, None), "the newest is what counts"
+
+
+def test_a_wire_of_a_process_that_ended_is_no_loss() -> None:
+    world = running()
+    says(world, 0, 1)
+    ended(world, 1)
+    later(world, 0.6)
+    back(world)
+    assert world.engine.recovery.losses.report() == []
+
+
+def test_the_end_of_a_process_that_is_told_late_takes_a_loss_back() -> None:
+    world = running()
+    says(world, 0, 1)
+    later(world, 0.6)
+    assert world.engine.recovery.losses.report()
+    ended(world, 1, generation=1)
+    assert world.engine.recovery.losses.report() == []
+
+
+def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
+    world = running()
+    says(world, 0, 1)
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    later(world, 0.6)
+    back(world)
+    assert world.engine.recovery.losses.report() == []
+    says(world, 2, 1)
+    world.engine.on_stage(Retired(1, 3, 0, 0, error=CLOSED, fatal=True, peer=1))
+    assert world.generation == 2, "and what an old generation says is nothing"

@@ -26,7 +26,7 @@ def pipeline_held_at(count, k, seconds=6.0):
     for index in range(count):
         held = {"unretired_age_s": seconds, "unretired_tokens": 1, "op_age_s": seconds, "progress_age_s": seconds}
         if index < k:
-            stages.append(stage(index, op="send", op_step=9, op_peer=index + 1, retired_step=8, **held))
+            stages.append(stage(index, op="room", op_step=9, op_peer=index + 1, retired_step=8, **held))
         elif index == k:
             stages.append(stage(index, op="forward", op_step=8, process_state="R", retired_step=7, **held))
         else:
@@ -144,7 +144,7 @@ def test_a_stage_that_stands_in_its_own_work_is_the_root_of_all_who_wait(count, 
 
 def test_a_cycle_is_undetermined_and_names_both():
     stages = pipeline_held_at(2, 1)
-    stages = with_stage(stages, 1, op="send", op_peer=0)
+    stages = with_stage(stages, 1, op="room", op_peer=0)
     verdict = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0))[0]
     assert verdict.cause == "undetermined" and "wait for each other" in verdict.summary
 
@@ -242,7 +242,7 @@ any_stage = st.fixed_dictionaries(
         "phase": st.sampled_from([None, "serving", "load", "closing", "phase9"]),
         "phase_age_s": ages,
         "sample_age_s": ages,
-        "op": st.sampled_from([None, "idle", "receive", "send", "forward", "token_return", "map", "kind99"]),
+        "op": st.sampled_from([None, "idle", "receive", "send", "room", "forward", "token_return", "map", "kind99"]),
         "op_age_s": ages,
         "op_step": st.one_of(st.none(), st.integers(0, 99)),
         "op_peer": st.one_of(st.none(), st.integers(-1, 6)),

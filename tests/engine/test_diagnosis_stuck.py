@@ -123,7 +123,8 @@ def test_a_main_loop_that_stands_while_there_is_nothing_to_do():
 @pytest.mark.parametrize("load", [False, True])
 def test_the_gil_is_held(count, k, load):
     stages = pipeline_held_at(count, k) if load else healthy(count)
-    stages = with_stage(stages, k, tick_age_s=1.7, tick_stale_for_s=0.4, process_state="R", cpu=SPINS)
+    held = {"tick_age_s": 1.7, "tick_stale_for_s": 0.4, "progress_age_s": 1.8}
+    stages = with_stage(stages, k, process_state="R", cpu=SPINS, **held)
     root = only_root(diagnose(stuck(stages) if load else evidence(stages)))
     assert (root.stage, root.cause) == (k, "gil_held")
     owner = Stack(pid=1000 + k, main=("match re.py:1",), gil_owner="MainThread at match re.py:1")
@@ -136,11 +137,29 @@ def test_the_gil_is_held(count, k, load):
     [
         {"tick_age_s": 0.9}, {"tick_stale_for_s": 0.0}, {"tick_stale_for_s": None}, {"process_state": "T"},
         {"phase": "load"}, {"phase": "profile"}, {"process_state": "D"}, {"sample_age_s": 3.0},
+        {"progress_age_s": 0.3}, {"progress_age_s": 1.1},
     ],
 )  # fmt: skip
 def test_a_late_tick_alone_is_not_a_held_gil(changes):
-    late = {"tick_age_s": 1.7, "tick_stale_for_s": 0.4, "process_state": "R", "phase_age_s": 5.0} | changes
+    late = {"tick_age_s": 1.7, "tick_stale_for_s": 0.4, "progress_age_s": 1.8} | changes
+    late = {"process_state": "R", "phase_age_s": 5.0, "op": "receive"} | late
     assert diagnose(evidence(with_stage(healthy(2), 1, **late))) == []
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+@pytest.mark.parametrize("op", ["idle", "forward"])
+def test_a_control_thread_that_is_gone_is_no_held_gil(count, k, op):
+    gone = {"tick_age_s": 3.4, "tick_stale_for_s": 2.4, "progress_age_s": 0.1, "op": op, "op_age_s": 0.1}
+    (root,) = diagnose(evidence(with_stage(healthy(count), k, **gone)))
+    assert (root.stage, root.cause) == (k, "undetermined") and "its step loop goes on" in root.summary
+    assert any("the GIL is not held" in line for line in root.evidence)
+    assert diagnose(evidence(with_stage(healthy(count), k, **gone | {"tick_age_s": 2.9}))) == [], "it may be late"
+
+
+def test_a_stage_that_is_stuck_without_a_control_thread_is_stuck():
+    stages = with_stage(pipeline_held_at(2, 1), 1, tick_age_s=60.0, tick_stale_for_s=50.0, wchan="")
+    root = only_root(diagnose(stuck(stages)))
+    assert (root.stage, root.cause) == (1, "self_stuck")
 
 
 # --- link ---------------------------------------------------------------------------------------------------
@@ -232,7 +251,7 @@ def test_two_stages_that_both_send(count, k):
     stages = pipeline_held_at(count, k)
     for me, other in ((k, k + 1), (k + 1, k)):
         mine = edge("send", other, message(6), message(7, 1, 6.0)), edge("receive", other, message(6))
-        stages = with_stage(stages, me, op="send", op_step=9, op_peer=other, edges=mine, outbox=2, wchan=FUTEX)
+        stages = with_stage(stages, me, op="room", op_step=9, op_peer=other, edges=mine, outbox=2, wchan=FUTEX)
     root = diagnose(stuck(stages))[0]
     assert (root.cause, root.root) == ("deadlock", True) and root.stage in (k, k + 1)
     assert f"stages {k} and {k + 1} wait for each other, both in send" in root.summary
@@ -241,8 +260,8 @@ def test_two_stages_that_both_send(count, k):
 
 
 def test_a_cycle_of_which_too_little_is_known_is_undetermined():
-    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, edges=(), outbox=2, wchan=FUTEX)
-    stages = with_stage(stages, 0, op="send", op_peer=1, edges=(), outbox=2, wchan=FUTEX)
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="room", op_peer=0, edges=(), outbox=2, wchan=FUTEX)
+    stages = with_stage(stages, 0, op="room", op_peer=1, edges=(), outbox=2, wchan=FUTEX)
     root = diagnose(stuck(stages))[0]
     assert root.cause == "undetermined" and "wait for each other" in root.summary
     assert any(line.startswith("missing:") for line in root.evidence)
@@ -297,8 +316,8 @@ def test_who_waits_for_whom_is_told_also_when_nothing_is_wrong():
 
 def test_two_stages_that_wait_for_room_on_the_wire():
     """Messages too big for the kernel, from both sides: what each step loop writes is on no record yet."""
-    stages = with_stage(pipeline_held_at(2, 1), 1, op="send", op_peer=0, outbox=0, wchan=POLL)
-    stages = with_stage(stages, 0, op="send", op_peer=1, outbox=0, wchan=POLL)
+    stages = with_stage(pipeline_held_at(2, 1), 1, op="room", op_peer=0, outbox=0, wchan=POLL)
+    stages = with_stage(stages, 0, op="room", op_peer=1, outbox=0, wchan=POLL)
     verdict = diagnose(stuck(stages))[0]
     assert verdict.cause == "deadlock"
     assert "both in send" in verdict.summary

@@ -14,6 +14,7 @@ import zmq
 from monitor_helpers import TRIES, make_config, remove, started, until
 from ppengine.monitor import proc, stacks
 from ppengine.monitor.agent import Sampler
+from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
 from ppengine.protocol.reports import ToCollector
@@ -268,8 +269,26 @@ def test_the_agent_needs_no_torch():
 
 def test_proc_of_what_is_not_there():
     gone = 2**22 + 1
-    assert proc.read_stat(gone) is None and proc.resident(gone, 0, 1) is None and proc.cgroup_files(gone) == []
+    assert proc.read_stat(gone) is None and proc.resident(gone, 0, 1) is None and proc.cgroups(gone) == ""
     assert proc.catches(gone, signal.SIGUSR2) is False
+
+
+def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
+    """What killed it there is known, and what that group counted before is not taken for its own."""
+    files = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    monkeypatch.setattr(proc, "cgroup_files", lambda groups: [files[groups]])
+    watch = StageWatch(0, 0)
+    watch._follow("")
+    assert watch._oom_kills() is None
+    files["a"].write_text("oom_kill 2\n")
+    files["b"].write_text("oom_kill 7\n")
+    watch._follow("a")
+    assert watch._oom_kills() == 2
+    watch._follow("b")
+    assert watch._oom_kills() == 2
+    files["b"].write_text("oom_kill 8\n")
+    watch._cgroup = proc.cgroup_counts(watch._cgroup_files)
+    assert watch._oom_kills() == 3
 
 
 def test_counts_of_a_cgroup_are_read_from_either_version(tmp_path):

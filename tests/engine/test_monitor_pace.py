@@ -81,6 +81,40 @@ def test_waiting_for_a_core_is_the_machines_fault_and_a_quota_is_the_stages():
     assert slow.slow_ms == 12_000 and slow.throttled == pytest.approx(0.16)
 
 
+def test_two_seconds_of_mixed_work_are_enough_to_know_a_stage_by():
+    """A few long prompts among short steps: the mean of a second tells nothing, its steps do."""
+    pace, now_ns = Pace(), 5 * SECOND
+    for second in range(12):
+        slower = 3.0 if second >= 3 else 1.0
+        for step in range(30):
+            tokens, ms = (200, 40.0) if step < second % 3 else (2, 2.0)
+            pace.add(tokens, 40 * tokens, ms * slower)
+        now_ns += SECOND
+        pace.close(now_ns, 0, 0)
+    found = pace.sample(now_ns)
+    assert found.slow_ms == 9_000 and found.step_ms == pytest.approx(3 * found.baseline_ms)
+
+
+def test_steps_of_unknown_work_are_left_out_of_the_comparison():
+    clock = Clock()
+    clock.run(5, 10.0)
+    for _ in range(5):
+        clock.pace.add(2048, 2048, 900.0)
+        found = clock.run(1, 10.0)
+        assert (found.slow_ms, found.step_ms) == (0.0, 10.0)
+
+
+def test_a_few_long_steps_make_a_second_slow():
+    """A quota lets most steps through at full speed: the median would see nothing."""
+    pace, now_ns = Pace(), 5 * SECOND
+    for second in range(12):
+        for step in range(20):
+            pace.add(2, 80, 90.0 if second >= 5 and step % 4 == 0 else 2.0)
+        now_ns += SECOND
+        pace.close(now_ns, 0, 0)
+    assert pace.sample(now_ns).slow_ms == 7_000
+
+
 def test_a_pause_and_work_without_like_forget_nothing_at_once():
     clock = Clock()
     clock.run(20, 10.0)

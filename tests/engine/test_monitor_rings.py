@@ -16,12 +16,13 @@ def fed(*records):
 
 
 def step_of(seq, begin, end, step=1):
-    """A step with a receive of 4 ms and a send of 1 ms at its ends."""
+    """A step with a receive of 4 ms and, in a send of 2 ms, 1 ms without room at its ends."""
     return [
         record(seq, Kind.STEP, begin, end, step=step),
         record(seq + 1, Kind.RECEIVE, begin, begin + 4, step=step, peer=0),
-        record(seq + 2, Kind.FORWARD, begin + 4, end - 1, step=step, size=8),
-        record(seq + 3, Kind.SEND, end - 1, end, step=step, peer=2),
+        record(seq + 2, Kind.FORWARD, begin + 4, end - 2, step=step, size=8),
+        record(seq + 3, Kind.SEND, end - 2, end, step=step, peer=2),
+        record(seq + 4, Kind.ROOM, end - 2, end - 1, step=step, peer=2),
     ]
 
 
@@ -47,13 +48,13 @@ def test_an_asynchronous_send_does_not_hold_the_thread():
 
 
 def test_own_work_leaves_waits_out():
-    track = fed(*step_of(1, 10, 30), *step_of(5, 30, 60))
+    track = fed(*step_of(1, 10, 30), *step_of(6, 30, 60))
     assert track.step_ms(100 * MS) == (15.0, 25.0)
     assert track.step_ms(20_000 * MS) == (None, None)
 
 
 def test_idle_is_the_share_of_waits_in_the_window():
-    track = fed(*step_of(1, 0.001, 20), record(5, Kind.IDLE, 20))
+    track = fed(*step_of(1, 0.001, 20), record(6, Kind.IDLE, 20))
     # 5 of 20 ms waited in the step, then 20 ms idle.
     assert track.idle_fraction(40 * MS) == pytest.approx(25 / 40, abs=1e-3)
     assert track.idle_fraction(60_000 * MS) == 1.0
@@ -61,11 +62,12 @@ def test_idle_is_the_share_of_waits_in_the_window():
 
 
 def test_the_timeline_is_in_ms_ago_and_leaves_whole_steps_out():
-    track = fed(*step_of(1, 10, 30, step=7), record(5, Kind.IDLE, 30))
+    track = fed(*step_of(1, 10, 30, step=7), record(6, Kind.IDLE, 30))
     assert track.timeline(50 * MS) == [
         [Kind.RECEIVE, 7, 40.0, 4.0],
-        [Kind.FORWARD, 7, 36.0, 15.0],
-        [Kind.SEND, 7, 21.0, 1.0],
+        [Kind.FORWARD, 7, 36.0, 14.0],
+        [Kind.ROOM, 7, 22.0, 1.0],
+        [Kind.SEND, 7, 22.0, 2.0],
         [Kind.IDLE, 0, 20.0, 20.0],
     ]
 
@@ -76,6 +78,10 @@ def test_whom_an_operation_waits_for():
     waiting = waiting_on(record(1, Kind.RECEIVE, 1, peer=3), 5 * MS)
     assert (waiting.stage, waiting.what, waiting.since_ms) == (3, "receive", 4.0)
     assert waiting_on(record(1, Kind.IDLE, 1), 5 * MS).what == "step"
+    assert waiting_on(record(1, Kind.SEND, 1, peer=2), 5 * MS) is None, "the kernel takes it at once"
+    for waits in (record(1, Kind.ROOM, 1, peer=2), record(1, Kind.SEND, 1, returned_ns=2 * MS, peer=2)):
+        waiting = waiting_on(waits, 5 * MS)
+        assert (waiting.stage, waiting.what) == (2, "send"), "what it does not take waits for the peer"
 
 
 def test_operations_in_words():

@@ -57,17 +57,29 @@ def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
         process.wait()
 
 
+def is_ring(path: Path) -> bool:
+    """Whether a ring is there, whole: it is a file before it is one."""
+    try:
+        RingReader(path).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> None:
     process = start_upstream(tmp_path, "big")
     try:
         edge = edge_to(tmp_path)
-        until(lambda: (tmp_path / "send.ring").exists(), "the upstream's rings")
+        until(lambda: all(is_ring(tmp_path / f"{name}.ring") for name in ("main", "send")), "the upstream's rings")
         ring, sent = RingReader(tmp_path / "main.ring"), RingReader(tmp_path / "send.ring")
         # As many as allowed are under way; the recorder shows the first one open.
         until(lambda: ring.gauge(Gauge.OUTBOX) == MAX_UNDELIVERED, "sends under way")
         (send,) = sent.latest(9)
         assert (send.kind, send.step, send.peer, send.done_ns, send.detail) == (Kind.SEND, 1, 1, 0, 1)
         assert send.returned_ns >= send.enqueued_ns
+        until(lambda: Kind.ROOM in {one.kind for one in ring.latest(9)}, "that there is no room is told")
+        (room,) = (one for one in ring.latest(9) if one.kind == Kind.ROOM)
+        assert (room.step, room.peer, room.done_ns) == (MAX_UNDELIVERED + 1, 1, 0), "the step loop waits for the peer"
         assert shape_text(send.size, send.code) == f"float64[{BIG[0]}, 48] {BIG[0] * WIDTH * 8} B"
         inlet = Inlet(edge, max(BIG), WIDTH, torch.float64)
         for step, tokens in enumerate(BIG, 1):

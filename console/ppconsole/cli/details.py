@@ -82,7 +82,7 @@ def stacks_command(common: Common, stage: int | None) -> None:
 def explain_command(common: Common) -> int:
     """Say what is wrong and why.
 
-    Exit code 10: there is a fault; 0: there is none."""
+    Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none."""
     from ppconsole.cli.render import explain_lines
     from ppconsole.model.facts import root_verdicts
     from ppconsole.model.safe import clean

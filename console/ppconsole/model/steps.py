@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings
 
-WAITS = frozenset({"idle", "receive", "token_return", "send", "collective"})
+WAITS = frozenset({"idle", "receive", "token_return", "room", "collective"})
 """Operations in which a stage does no work of its own."""
 
 
@@ -72,7 +72,7 @@ def _held_ns(part: OpRecord, now_ns: int) -> int:
 
 def op_text(record: OpRecord) -> str:
     """Return `send>1` or `forward`."""
-    arrow = {"receive": "<", "token_return": "<", "send": ">"}.get(record.kind)
+    arrow = {"receive": "<", "token_return": "<", "send": ">", "room": ">"}.get(record.kind)
     return f"{record.kind}{arrow}{record.peer}" if arrow and record.peer >= 0 else record.kind
 
 

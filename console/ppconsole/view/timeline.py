@@ -14,10 +14,11 @@ _FORWARD, _EMBED, _HEAD, _SAMPLE, _STEP = 3, 2, 4, 5, 12
 KINDS: dict[int, tuple[str, str]] = {
     1: ("<", "gantt.wait"), 6: (">", "gantt.send"), 7: ("o", "gantt.swap"), 8: ("n", "gantt.swap"),
     9: ("x", "gantt.swap"), 10: ("z", "gantt.swap"), 11: ("c", "gantt.send"), 13: ("t", "gantt.wait"),
-    14: ("L", "gantt.swap"), _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
+    14: ("L", "gantt.swap"), 16: (">", "gantt.wait"),
+    _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
 }  # fmt: skip
 LEGEND = "0-9 micro-batch <recv >send o swap ·idle"
-_RANK = {_FORWARD: 5, _EMBED: 4, _HEAD: 4, _SAMPLE: 4, 7: 3, 8: 3, 9: 3, 10: 3, 6: 2, 11: 2, 14: 2, 1: 1, 13: 1}
+_RANK = {_FORWARD: 5, _EMBED: 4, _HEAD: 4, _SAMPLE: 4, 7: 3, 8: 3, 9: 3, 10: 3, 6: 2, 11: 2, 14: 2, 16: 2, 1: 1, 13: 1}
 
 
 def span_ms(stages: Sequence[StageInfo]) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ppengine.config import NO_RESTART_ON_RAY
 from ppengine.core.capacity import Capacity
+from ppengine.core.losses import Losses
 from ppengine.core.operations import Operation
 from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
 from ppengine.protocol.reports import ProcessInfo
@@ -58,6 +59,7 @@ class Recovery:
         self._due: dict[int, float] = {}
         """Lost stages that nothing was done about yet, and when that is to happen."""
         self._asked: set[int] = set()
+        self.losses = Losses(lambda: engine.clock())
         self._deaths: dict[int, deque[float]] = {stage: deque() for stage in self._stages}
         self._operations: dict[int, Operation] = {}
         self._begun = 0.0
@@ -72,6 +74,8 @@ class Recovery:
 
     def on_process(self, info: ProcessInfo) -> None:
         """A process of a stage has ended; one that was replaced meanwhile does not matter."""
+        if info.stage is not None and not info.replaced:
+            self.losses.explain(info.stage)
         if info.stage is not None and info.generation == self._born[info.stage]:
             self._lose(info.stage, info.detail or f"exit code {info.exit_code}")
 
@@ -83,6 +87,7 @@ class Recovery:
             self._lose(message.stage, message.error)
         else:
             closed = message.error.startswith("lost stage")
+            self.losses.heard(message.stage, message.peer, message.error, closed=closed)
             why = f"its connection to stage {message.stage} closed" if closed else message.error
             self._lose(message.peer, why, hearsay=True)
 
@@ -171,12 +176,15 @@ class Recovery:
         for stage in sorted(start):
             self._due.pop(stage, None)
             self._engine.event("stage.lost", f"stage {stage}: {self._engine.board.lost[stage]}", stage=stage)
+            if self._engine.board.is_hearsay(stage):
+                self.losses.confirm()
             if not self.down and (why := self._refuses(stage, now)):
                 self.stay_down(why)
         asked, self._asked = self._asked, set()
         if asked:
             self.down = self._engine.outputs.failure = ""
             self._due.clear()
+            self.losses.drop()
             self._begin({*asked, *self._engine.board.lost})
         elif start and not self.down:
             self._begin(start)
@@ -266,6 +274,7 @@ class Recovery:
         engine.scheduler.generation = self.generation
         engine.resizer.restart(capacity)
         engine.checks.restate()
+        self.losses.heal(self._recomputed)
         took = engine.clock() - self._begun
         text = f"all stages are back after {took:.1f} s, generation {self.generation}"
         text += f"; {self._recomputed} requests are recomputed" if self._recomputed else ""

@@ -33,6 +33,7 @@ class Reporter:
                 requests_total=0, requests=[], operations=engine.operations.infos(), throughput=throughput,
                 kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=[],
                 preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
+                losses=engine.recovery.losses.report(),
             )  # fmt: skip
         scheduler, resizer = engine.scheduler, engine.resizer
         plan = resizer.capacity.plan(resizer.utilization)
@@ -55,6 +56,7 @@ class Reporter:
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             dropped_total=dropped,
             findings=engine.checks.findings(),
+            losses=engine.recovery.losses.report(),
         )
 
     def _info(self) -> EngineInfo:

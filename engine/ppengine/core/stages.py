@@ -73,6 +73,10 @@ class StageBoard:
         self.lost[stage] = why
         return True
 
+    def is_hearsay(self, stage: int) -> bool:
+        """Whether a stage is lost by its neighbours' word alone."""
+        return stage in self._hearsay
+
     def begin(self) -> None:
         """A new generation begins: what was in flight is dropped and will not retire."""
         self._flights.clear()

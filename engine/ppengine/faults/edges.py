@@ -19,6 +19,8 @@ from ppengine.ring import Kind as Op
 Go = Callable[..., Any]
 _CYCLE_BYTES = 64 << 20
 """More than the kernel holds for a connection."""
+_CYCLE_AT = 8
+"""Both begin at a step of such a number, hence at the same one: else the one reads what the other has sent."""
 
 
 @strike("send", "hang", "mismatch", "link", clears=True, where="not last")
@@ -108,9 +110,11 @@ def send_cycle(fault: Fault, go: Go, *args: Any) -> Any:
     Told: stages K and K+1 wait for each other, both in a send.
     """
     site = fault.site
+    if args[0].number % _CYCLE_AT:
+        return go(*args)
     other = next(end for end in edge_of(fault.aim, site.stages) if end != site.stage)
     edge = site.outbox.edge if other > site.stage else site.inlet.edge
-    with site.ring.operation(Op.SEND, args[0].number, other, _CYCLE_BYTES):  # type: ignore[attr-defined]
+    with site.ring.operation(Op.ROOM, args[0].number, other, _CYCLE_BYTES):  # type: ignore[attr-defined]
         edge.wire.send([memoryview(bytes(_CYCLE_BYTES))])
     return go(*args)
 

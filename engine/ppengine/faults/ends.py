@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ Go = Callable[..., Any]
 _MIB = 2**20
 _ROOM = 64 * _MIB
 _WANTED = 1024 * _MIB
+_SEEN_S = 0.3
 
 
 class InjectedError(Exception):
@@ -61,6 +64,19 @@ def sigabrt(fault: Fault, go: Go, *args: Any) -> Any:
     Told: stage K crashed by SIGABRT in a forward.
     """
     os.abort()
+
+
+@strike("forward", "death", "crashed", held_out=True)
+def sigbus(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage reads shared memory whose file was cut short behind it, inside a forward.
+
+    Told: stage K crashed by SIGBUS in a forward.
+    """
+    descriptor = os.memfd_create("cut")
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    shared = mmap.mmap(descriptor, mmap.PAGESIZE)
+    os.ftruncate(descriptor, 0)
+    return shared[0]
 
 
 @strike("forward", "death", "crashed")
@@ -108,10 +124,12 @@ def _limit(target: Target) -> Undo:
 
 @strike("forward", "death", "killed_oom", before=_limit)
 def oom_kill(fault: Fault, go: Go, *args: Any) -> Any:
-    """The stage gets a memory cgroup of 64 MiB and writes to 1 GiB: the kernel's OOM killer ends it.
+    """The stage gets a memory cgroup of 64 MiB and, a moment later, writes to 1 GiB: the kernel's OOM killer ends it.
 
     Told: stage K was killed by the OOM killer of its cgroup (oom_kill +1).
     """
+    # In life a process is in its group long before: who watches looks five times a second.
+    time.sleep(_SEEN_S)
     bytearray(_WANTED)[:: resource.getpagesize()] = b"x" * (_WANTED // resource.getpagesize())
     return go(*args)
 

@@ -57,7 +57,7 @@ def cpu_throttle(target: Target) -> Undo:
     return groups.throttle(target.pid, _SHARE)
 
 
-@strike("send", "slow", "link", "straggler", clears=True, held_out=True)
+@strike("send", "slow", "link", "straggler", clears=True)
 def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
     """Every message to the next stage waits for 50 ms before it is sent.
 

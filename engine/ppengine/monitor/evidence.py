@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample
+from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample, WireLoss
 
 Key = tuple[int, int]
 """(stage, tensor rank)."""
@@ -100,5 +100,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Since any stage last acknowledged a step, or a stopped process was continued."""
     findings: tuple[Finding, ...] = ()
     """What the live checks of the stages found."""
+    losses: tuple[WireLoss, ...] = ()
+    """Wires that broke between live processes, with the ages of this moment."""
     stopping: bool = False
     """The engine was told to stop: processes that end are no fault."""

@@ -33,6 +33,7 @@ _OP_STATES: dict[str, StageState] = {
     "receive": "receiving",
     "token_return": "receiving",
     "send": "sending",
+    "room": "sending",
     "swap_out": "swapping",
     "swap_in": "swapping",
     "map": "resizing",

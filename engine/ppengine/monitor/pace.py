@@ -1,48 +1,54 @@
 """Is a stage slower than it was? Own compute time of its steps beside what like steps took it before.
 
-Only a stage's own past counts: stages differ in layers and devices. One second makes one point (tokens and context of
-a step, own time of a step); points of like work, taken while the stage was well, are the baseline.
+Only a stage's own past counts: stages differ in layers and devices. Steps are alike when tokens and context fall into
+the same class; of each second in which the stage was well, the mean time of every class is remembered. A second is
+judged by the sum over its steps, of what they took and of what their classes have taken.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from math import exp2, log2
 from typing import NamedTuple
 
 from ppengine.protocol.reports import PaceSample
 
 SLOW_RATIO = 1.3
 WINDOW_NS = 1_000_000_000
-LIKE, LIKE_WHILE_SLOW = 1.25, 2.0
-"""Work is alike when tokens and context of a step differ by no more than this factor."""
-LEAST, MOST = 5, 15
-"""So many points of like work are needed; of more, the nearest count."""
-REMEMBERED = 600
+CLASSES = 3
+"""Classes of work in a factor of two: within one, work differs by 1.26 at most, which is less than `SLOW_RATIO`."""
+LEAST_STEPS, LEAST_SECONDS = 10, 2
+"""So many steps make a class known, and so many seconds the stage."""
+COVERED = 0.5
+"""The least share of a second's steps that must be of known classes."""
+MOST = 15
+"""Of so many newest seconds the means of a class are kept."""
 _SMALL_CONTEXT = 256
 """Of a token: below this its context costs little beside its weights."""
 _UNJUDGED = 10
 """After so many seconds of work without like, what was slow is forgotten."""
 
+Class = tuple[int, int]
+"""Of tokens and of context, each a logarithm."""
 
-class Point(NamedTuple):
-    """Means of one second: of a step."""
 
-    tokens: float
-    context: float
+class Work(NamedTuple):
+    """Steps of one class in one second."""
+
+    steps: int
     ms: float
-    waited_ms: float
-    """Without a core, the quota's part excluded."""
 
 
 class Pace:
     """Watches one stage. `add` every step, `close` about every look."""
 
     def __init__(self) -> None:
-        self._points: deque[Point] = deque(maxlen=REMEMBERED)
+        self._known: dict[Class, deque[Work]] = {}
+        self._waits: deque[float] = deque(maxlen=MOST)
+        """Of the seconds that were learned from: without a core, the quota's part excluded, for each ms of own work."""
+        self._second: dict[Class, Work] = {}
         self._since_ns = 0
-        self._count = self._tokens = self._context = 0
-        self._ms = 0.0
         self._waited_ns: int | None = None
         self._throttled_us: int | None = None
         self._slow_since_ns: int | None = None
@@ -51,10 +57,9 @@ class Pace:
 
     def add(self, tokens: int, context: int, own_ms: float) -> None:
         """Take one step that has ended: its work, and its own compute time, waits and memory work excluded."""
-        self._count += 1
-        self._tokens += tokens
-        self._context += context
-        self._ms += own_ms
+        kind = int(CLASSES * log2(tokens)), int(CLASSES * log2(context + _SMALL_CONTEXT * tokens))
+        steps, ms = self._second.get(kind, (0, 0.0))
+        self._second[kind] = Work(steps + 1, ms + own_ms)
 
     def close(self, now_ns: int, waited_ns: int | None = None, throttled_us: int | None = None) -> None:
         """End the second if it is over. `waited_ns`: so far without a core; `throttled_us`: so far by the quota."""
@@ -64,14 +69,11 @@ class Pace:
         waited_ms = _grown(self._waited_ns, waited_ns) / 1e6
         throttled_ms = _grown(self._throttled_us, throttled_us) / 1e3
         share = None if throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
-        if self._count and begun:
+        second, self._second = self._second, {}
+        if second and begun:
             # A core that others have is not this stage's fault; a quota of its own is.
-            others_ms = max(0.0, waited_ms - throttled_ms)
-            sums = (self._tokens, self._context, self._ms, others_ms)
-            self._judge(Point(*(value / self._count for value in sums)), begun, now_ns, share)
+            self._judge(second, max(0.0, waited_ms - throttled_ms), begun, now_ns, share)
         self._since_ns, self._waited_ns, self._throttled_us = now_ns, waited_ns, throttled_us
-        self._count = self._tokens = self._context = 0
-        self._ms = 0.0
 
     def sample(self, now_ns: int) -> PaceSample | None:
         """Return the newest judgement; None while there is nothing to compare with."""
@@ -86,49 +88,71 @@ class Pace:
             age_ms=round((now_ns - at_ns) / 1e6, 2),
         )
 
-    def _judge(self, point: Point, begun_ns: int, now_ns: int, throttled: float | None) -> None:
-        like = self._like(point)
-        if not like and self._slow_since_ns is not None:
-            # Contexts grow on. What is slow is not learned from, so work that grew is compared with less work: made
-            # as much longer as the work is more, which no cost of it exceeds.
-            like = [old._replace(ms=old.ms * _distance(old, point)) for old in self._like(point, LIKE_WHILE_SLOW)]
-        if not like:
+    def _judge(
+        self, second: dict[Class, Work], waited_ms: float, begun_ns: int, now_ns: int, throttled: float | None
+    ) -> None:
+        steps, took, expected = self._compare(second)
+        if not steps:
             self._unjudged += 1
             if self._slow_since_ns is None or self._unjudged > _UNJUDGED:
                 self._slow_since_ns = self._newest = None
-                self._points.append(point)
+                self._learn(second, waited_ms)
             return
-        baseline = statistics.median(old.ms for old in like)
-        slow = point.ms >= SLOW_RATIO * baseline
-        if slow and point.waited_ms - statistics.median(old.waited_ms for old in like) > (point.ms - baseline) / 2:
+        slow = took >= SLOW_RATIO * expected
+        if slow and waited_ms - statistics.median(self._waits) * expected > (took - expected) / 2:
             return  # The host may explain it: such a second tells nothing.
         self._unjudged = 0
         if not slow:
             self._slow_since_ns = None
-            self._points.append(point)
+            self._learn(second, waited_ms)
         elif self._slow_since_ns is None:
             self._slow_since_ns = begun_ns
         slow_ms = 0.0 if self._slow_since_ns is None else (now_ns - self._slow_since_ns) / 1e6
         found = PaceSample(
-            step_ms=round(point.ms, 3), baseline_ms=round(baseline, 3), slow_ms=round(slow_ms, 1), throttled=throttled
+            step_ms=round(took / steps, 3),
+            baseline_ms=round(expected / steps, 3),
+            slow_ms=round(slow_ms, 1),
+            throttled=throttled,
         )
         self._newest = now_ns, found
 
-    def _like(self, point: Point, limit: float = LIKE) -> list[Point]:
-        """Return the nearest points of like work; none if there are too few."""
-        like = sorted((distance, old) for old in self._points if (distance := _distance(old, point)) <= limit)
-        return [old for _, old in like[:MOST]] if len(like) >= LEAST else []
+    def _compare(self, second: dict[Class, Work]) -> tuple[int, float, float]:
+        """Return, of the steps that can be compared, their number, what they took and what like ones did before.
 
+        All are 0 where these are too few.
+        """
+        compared, took, expected = 0, 0.0, 0.0
+        if len(self._waits) < LEAST_SECONDS:
+            return 0, 0.0, 0.0
+        for kind, (steps, ms) in second.items():
+            usual = self._usual_ms(kind)
+            if usual is not None:
+                compared, took, expected = compared + steps, took + ms, expected + steps * usual
+        enough = compared >= COVERED * sum(work.steps for work in second.values())
+        return (compared, took, expected) if enough and expected > 0 else (0, 0.0, 0.0)
 
-def _distance(one: Point, other: Point) -> float:
-    """Return by which factor the work of two points differs, the larger of tokens and context; 1: not at all."""
-    contexts = (point.context + _SMALL_CONTEXT * point.tokens for point in (one, other))
-    return max(_factor(one.tokens, other.tokens), _factor(*contexts))
+    def _usual_ms(self, kind: Class) -> float | None:
+        """Return what a step of a class takes; None where that is not known."""
+        if (known := self._mean(kind)) is not None or self._slow_since_ns is None:
+            return known
+        # Contexts grow on. What is slow is not learned from, so work that grew is compared with less work: made
+        # as much longer as the work is more, which no cost of it exceeds.
+        tokens, context = kind
+        for less in range(1, CLASSES + 1):
+            if (known := self._mean((tokens, context - less))) is not None:
+                return known * exp2((less + 1) / CLASSES)
+        return None
 
+    def _mean(self, kind: Class) -> float | None:
+        works = self._known.get(kind, ())
+        if sum(work.steps for work in works) < LEAST_STEPS:
+            return None
+        return statistics.median(work.ms / work.steps for work in works)
 
-def _factor(one: float, other: float) -> float:
-    low, high = sorted((one, other))
-    return high / low if low > 0 else 1.0 if high <= 0 else float("inf")
+    def _learn(self, second: dict[Class, Work], waited_ms: float) -> None:
+        for kind, work in second.items():
+            self._known.setdefault(kind, deque(maxlen=MOST)).append(work)
+        self._waits.append(waited_ms / max(1e-3, sum(work.ms for work in second.values())))
 
 
 def _grown(before: int | None, now: int | None) -> int:

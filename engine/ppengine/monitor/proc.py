@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PF_EXITING = 4
 _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
 class Stat(NamedTuple):
-    """Of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds."""
+    """Of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds.
+
+    `exiting`: it is on its way out, which takes as long as its memory is large, and may not be Z yet.
+    """
 
     state: str
     start: int
     user_s: float
     system_s: float
+    exiting: bool = False
 
     @property
     def cpu_s(self) -> float:
@@ -33,7 +37,8 @@ def read_stat(pid: int, thread: int | None = None) -> Stat | None:
         return None
     # The name in parentheses may hold anything, also spaces and parentheses.
     fields = text.rpartition(b")")[2].split()
-    return Stat(fields[0].decode(), int(fields[19]), int(fields[11]) / _TICKS, int(fields[12]) / _TICKS)
+    exiting = bool(int(fields[6]) & _PF_EXITING)
+    return Stat(fields[0].decode(), int(fields[19]), int(fields[11]) / _TICKS, int(fields[12]) / _TICKS, exiting)
 
 
 def wchan(pid: int) -> str | None:
@@ -84,17 +89,15 @@ def resident(pid: int, base: int, length: int) -> int | None:
     return total
 
 
-def cgroup_files(pid: int) -> list[Path]:
-    """Return the files that count what the cgroup of `pid` was denied: version 2, else version 1."""
-    text = _read(f"/proc/{pid}/cgroup")
-    return [] if text is None else list(_count_files(text))
+def cgroups(pid: int) -> str:
+    """Return the cgroups of `pid` as /proc tells them, a line a hierarchy; empty: not readable."""
+    return (_read(f"/proc/{pid}/cgroup") or b"").decode()
 
 
-@lru_cache(64)
-def _count_files(cgroups: bytes) -> tuple[Path, ...]:
-    """Return the files of the groups in the text of a `cgroup` file."""
+def cgroup_files(groups: str) -> list[Path]:
+    """Return the files that count what `groups` were denied: version 2, else version 1."""
     found = []
-    for line in cgroups.decode("utf-8", "surrogateescape").splitlines():
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         names = controllers.split(",") if controllers else []
         folder = _CGROUPS / path.lstrip("/")
@@ -104,7 +107,7 @@ def _count_files(cgroups: bytes) -> tuple[Path, ...]:
             found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
         if "cpu" in names:
             found.append(_CGROUPS / "cpu" / path.lstrip("/") / "cpu.stat")
-    return tuple(file for file in found if file.is_file())
+    return [file for file in found if file.is_file()]
 
 
 def cgroup_counts(files: list[Path]) -> dict[str, int]:

@@ -11,11 +11,11 @@ from ppengine.protocol.snapshot import StreamInfo, Waiting
 from ppengine.ring import Kind, Record, Row
 
 MAX_PENDING = 64
-WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.SEND, Kind.COLLECTIVE, Kind.TOKEN_RETURN})
-"""Operations in which a stage does no work of its own."""
-_ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">"}
+WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN})
+"""Operations in which a stage does no work of its own. A send is work: the kernel takes the message at once."""
+_ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
-_WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send"}
+_WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
 SEQ, KIND, _, _, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
 """Places of the fields of a `Record` in a `Row`."""
 _OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
@@ -35,8 +35,11 @@ def op_text(record: Record) -> str:
 
 
 def waiting_on(op: Record | None, now_ns: int) -> Waiting | None:
-    """Return whom an open operation waits for; None if it is work, or there is none."""
-    if op is None or op.kind not in WAITS:
+    """Return whom an open operation waits for; None if it is work, or there is none.
+
+    A message waits for its peer once the call that began to send it has come back.
+    """
+    if op is None or not (op.kind in WAITS or (op.kind == Kind.SEND and op.returned_ns)):
         return None
     what = _WHAT.get(Kind(op.kind), "collective")
     return Waiting(stage=op.peer if op.peer >= 0 else None, what=what, since_ms=in_ms(now_ns - op.enqueued_ns))

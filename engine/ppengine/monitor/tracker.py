@@ -12,7 +12,7 @@ import msgspec
 
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
-from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
+from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
 
 TICK_OLD_S = 1.0
 """The control thread ticks ten times a second; older than this is not bad luck."""
@@ -127,6 +127,7 @@ class EvidenceTracker:
             driver=driver,
             steps_in_flight=tuple(core.steps_in_flight) if core else (),
             findings=tuple(core.findings) if core else (),
+            losses=_aged(core, now_ns) if core else (),
             since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
             stopping=stopping,
         )
@@ -254,6 +255,17 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
+
+
+def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:
+    """Return the losses of a report with what the report itself has aged."""
+    age = (now_ns - core.mono_ns) / 1e9
+    return tuple(
+        msgspec.structs.replace(
+            loss, since_s=loss.since_s + age, healed_s=None if loss.healed_s is None else loss.healed_s + age
+        )
+        for loss in core.losses
+    )
 
 
 def _seconds(ms: float | None) -> float | None:

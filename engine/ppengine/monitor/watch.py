@@ -78,8 +78,11 @@ class StageWatch:
         self._slow_due = 0.0
         self._step_ms: tuple[float | None, float | None] = (None, None)
         self._pid = 0
+        self._groups = ""
         self._cgroup_files: list[Path] = []
         self._cgroup: dict[str, int] = {}
+        self._kills_before = 0
+        """What the count of out-of-memory kills of its cgroup is short of that of the groups it was in before."""
         self._cpu = CpuClock()
         self._resident: int | None = None
         self._resident_due = 0.0
@@ -105,7 +108,7 @@ class StageWatch:
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
         if pid != self._pid:
-            self._pid, self._cgroup_files, self._cgroup = pid, [], {}
+            self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
             self._cpu, self._resident = CpuClock(), None
             self._slow_due = self._resident_due = 0.0
 
@@ -117,9 +120,12 @@ class StageWatch:
         for file in self._files.values():
             file.read()
         now_ns = time.monotonic_ns()
+        groups = proc.cgroups(self._pid)
         stat, thread = proc.read_stat(self._pid), proc.read_stat(self._pid, self._pid)
         alive = stat is not None and stat.state not in ("Z", "X")
         waited_ns = proc.waited_ns(self._pid) if alive else None
+        if stat is not None and not stat.exiting:  # Where groups are of version 1, who exits is seen in the root's.
+            self._follow(groups)
         self._slowly(main, alive=alive)
         past.pace.close(now_ns, waited_ns, self._cgroup.get("throttled_usec"))
         last = past.last_op()
@@ -158,7 +164,7 @@ class StageWatch:
                 for name, file in self._files.items()
             ],
             timeline=past.timeline(now_ns),
-            oom_kills=self._cgroup.get("oom_kill"),
+            oom_kills=self._oom_kills(),
             cpu_s=stat.cpu_s if stat else None,
             main_state=thread.state if thread else None,
             wchan=proc.wchan(self._pid) if alive else None,
@@ -182,13 +188,28 @@ class StageWatch:
             file.reader.close()
         self._files.clear()
 
+    def _follow(self, groups: str) -> None:
+        """Go along to another cgroup, at once: where a dead process was, can be known from before alone."""
+        if not groups or groups == self._groups:
+            return
+        before, self._groups = self._oom_kills(), groups
+        self._cgroup_files = proc.cgroup_files(groups)
+        self._cgroup = proc.cgroup_counts(self._cgroup_files)
+        # Kills that another group has counted so far were none of this process's.
+        self._kills_before = 0
+        if before is not None:
+            self._kills_before = before - self._cgroup.get("oom_kill", 0)
+
+    def _oom_kills(self) -> int | None:
+        """Return a count of out-of-memory kills that grows with that of the cgroup; None: not readable."""
+        count = self._cgroup.get("oom_kill")
+        return None if count is None else count + self._kills_before
+
     def _slowly(self, main: RingFile, *, alive: bool) -> None:
         """Refresh what is dear to read, seldom."""
         now = time.monotonic()
         if now < self._slow_due and alive:
             return
-        # A process may be moved to another cgroup; where a dead one was, is known from before.
-        self._cgroup_files = (proc.cgroup_files(self._pid) if alive else []) or self._cgroup_files
         # A dead process's cgroup may outlive it, and its last counts are the ones that matter.
         self._cgroup = proc.cgroup_counts(self._cgroup_files) or self._cgroup
         if now < self._slow_due:

@@ -118,6 +118,24 @@ class StageLedger(msgspec.Struct, kw_only=True):
     findings: list[Finding] = []
 
 
+class WireLoss(msgspec.Struct, kw_only=True):
+    """A wire that broke while the processes at both of its ends lived. The core heals it by a new generation."""
+
+    stage: int
+    """Who noticed it."""
+    peer: int
+    """The stage at the other end."""
+    text: str
+    """What that stage says of it, in one line."""
+    closed: bool
+    """The connection closed; False: something came that was not due."""
+    since_s: float = 0.0
+    healed_s: float | None = None
+    """Since all stages have met again; None: they have not."""
+    recomputed: int = 0
+    """Requests that had computed tokens and began anew."""
+
+
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """The scheduler's side, `publish_hz` times a second."""
 
@@ -139,6 +157,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     dropped_total: int = 0
     findings: list[Finding] = []
     """Of the live checks, oldest first; empty while they are off."""
+    losses: list[WireLoss] = []
+    """The newest wire that broke and no process with it, be it healed or not."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):

@@ -16,7 +16,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import torch
@@ -207,7 +207,7 @@ class Outbox:
 
         In strict order it returns when the tensor is delivered.
         """
-        permit, ledger, mark = self._permits.get(), self._ledger, None
+        permit, ledger, mark = self._permit(step, tensor), self._ledger, None
         if self.error is not None:
             raise self.error
         if ledger.on:
@@ -226,6 +226,14 @@ class Outbox:
                 self._permits.put(None)
                 return
         self._hand_over(_Parcel(step, tensor, sending, mark, threading.Event() if ledger.strict else None))
+
+    def _permit(self, step: int, tensor: Tensor) -> Mark | None:
+        """Return a permit to send; where there is none, that is waited for, and seen to be."""
+        try:
+            return self._permits.get_nowait()
+        except Empty:
+            with self._main.operation(Kind.ROOM, step, self.edge.peer, tensor.nbytes):
+                return self._permits.get()
 
     def finish(self, timeout: float | None = None) -> None:
         """Let what was handed over be delivered, for at most `timeout` seconds."""
@@ -247,7 +255,8 @@ class Outbox:
         self._count(1)
         self._queue.put(parcel)
         if parcel.delivered is not None:
-            parcel.delivered.wait()
+            with self._main.operation(Kind.ROOM, parcel.step, self.edge.peer, parcel.tensor.nbytes):
+                parcel.delivered.wait()
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._see_through, name="send", daemon=True)

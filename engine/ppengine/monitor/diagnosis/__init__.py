@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ppengine.monitor.diagnosis import driver, findings, messages, processes, slow, stuck, suffer
+from ppengine.monitor.diagnosis import driver, findings, messages, processes, slow, stuck, suffer, wires
 from ppengine.monitor.diagnosis.budgets import PHASE_BUDGET_S, stuck_limit_s
 from ppengine.monitor.diagnosis.case import Case
 from ppengine.monitor.diagnosis.graph import build
@@ -24,12 +24,15 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     processes.ended,
     processes.stopped,
     driver.driver,
+    wires.broken,
     findings.found,
     stuck.gil_holders,
     stuck.idlers_in_vain,
     slow.slow_phases,
     stuck.standing_still,
+    stuck.without_control,
     messages.remembered,
+    wires.healed,
     slow.stragglers,
     suffer.sufferers,
 )

@@ -15,6 +15,9 @@ SLOWEST_COPY = 100e6
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
 MAPPING_S = 0.4
 GIL_AFTER_S = 1.5
+SAME_MOMENT_S = 0.5
+"""Who keeps the GIL stops main loop and control thread at once, as far as their ticks can tell."""
+CONTROL_GONE_S = 3.0
 IDLE_TURN_S = 1.5
 """The main loop turns ten times a second while it is idle."""
 SPINS = 0.5
@@ -23,10 +26,14 @@ LEAST_SHARE = 0.1
 """Work takes longer where a thread gets no core; no more than ten times is granted."""
 UNSEEN_AFTER_S = 2.0
 SUFFERS_AFTER_S = 0.5
-STRAGGLER_AFTER_S = 10.0
+STRAGGLER_AFTER_S = 6.0
+"""A straggler is to be named within 10 s; seconds begin and end between two looks."""
 UNSCHEDULED_AFTER_S = 3.0
+HEALED_TOLD_S = 5.0
+"""A wire that broke is told for so long after all stages have met again: healing takes less than a second, and a
+verdict that nobody can read in time is none."""
 PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
-_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "send": ("futex", "poll")}
+_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll")}
 _ANY_SLEEP = ("",)
 _COPIES = frozenset({"swap_out", "swap_in", "copy"})
 
@@ -61,7 +68,9 @@ def really_waits(stage: StageEvidence) -> bool:
     """
     if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
         return False
-    if stage.op == "send" and "futex" in (stage.wchan or ""):
+    if stage.op == "send":
+        return False  # The kernel takes it at once; what it does not take is waited for in `room`.
+    if stage.op == "room" and "futex" in (stage.wchan or ""):
         return bool(stage.outbox)
     return not stage.wchan or any(name in stage.wchan for name in _SLEEPS.get(stage.op or "", _ANY_SLEEP))
 
@@ -90,9 +99,26 @@ def is_lost(stage: StageEvidence) -> bool:
 
 
 def holds_gil(stage: StageEvidence) -> bool:
-    """Return whether a thread of a live stage keeps the GIL: the control thread cannot tick, seen twice."""
+    """Return whether a thread of a live stage keeps the GIL: neither control thread nor main loop go on, seen twice."""
+    moved = _moved_s(stage)
+    return _ticks_late(stage, GIL_AFTER_S) and (moved is None or moved >= (stage.tick_age_s or 0.0) - SAME_MOMENT_S)
+
+
+def control_is_gone(stage: StageEvidence) -> bool:
+    """Return whether a live stage's control thread has not ticked for long, and its main loop goes on."""
+    moved = _moved_s(stage)
+    return _ticks_late(stage, CONTROL_GONE_S) and moved is not None and moved < SAME_MOMENT_S
+
+
+def _moved_s(stage: StageEvidence) -> float | None:
+    """Return for how long the main loop had stood when the stage was looked at; None: not known."""
+    return None if stage.progress_age_s is None else stage.progress_age_s - (stage.sample_age_s or 0.0)
+
+
+def _ticks_late(stage: StageEvidence, limit: float) -> bool:
+    """Return whether the control thread of a live stage has not ticked for so long, seen twice."""
     if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving":
         return False
     if stage.process_state in ("T", "D", "Z", "X", None) or (stage.tick_stale_for_s or 0.0) < STOPPED_AFTER_S:
         return False
-    return (stage.tick_age_s or 0.0) >= GIL_AFTER_S
+    return (stage.tick_age_s or 0.0) >= limit

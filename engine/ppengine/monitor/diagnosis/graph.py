@@ -126,9 +126,9 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
         if owes or not evidence.steps_in_flight:
             return None
         return Wait(node, DRIVER, "its next step", since, soft=True)
-    on_the_wire = stage.op == "send" and "poll" in (stage.wchan or "")
+    on_the_wire = stage.op == "room" and "poll" in (stage.wchan or "")
     if (
-        stage.op == "send"
+        stage.op == "room"
         and not on_the_wire
         and really_waits(stage)
         and edge_of(stage, "send", -1 if stage.op_peer is None else stage.op_peer) is not None
@@ -141,7 +141,7 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
         return None
     if stage.op == "collective":
         return Wait(node, main(peer.stage), "its end of the edge", since)
-    if stage.op == "send":
+    if stage.op == "room":
         return Wait(node, main(peer.stage), f"room for m{stage.op_step}", since, stage.op_step, known=on_the_wire)
     return _receive_wait(stage, peer, since) if stage.op in ("receive", "token_return") else None
 

@@ -10,7 +10,9 @@ from ppengine.protocol.snapshot import Verdict
 
 _FRESH_MS = 4000.0
 _ALL_SLOW = 1.2
-"""When every stage is so much slower than it was, the host is, and no stage."""
+"""When every stage is so much slower than it was, the host is, and no stage: unless one stands out."""
+_STANDS_OUT = 2.0
+"""By so much more than another. A stage that gets fewer steps, because another is slow, is slower with each of them."""
 _HELD_BACK = 0.05
 
 
@@ -20,12 +22,11 @@ def slow_phases(case: Case) -> list[Verdict]:
 
 
 def stragglers(case: Case) -> list[Verdict]:
-    """Return the stages that are slower than their own past, unless something else is wrong or all are."""
+    """Return the stages that are slower than their own past, unless something else is wrong or all are alike."""
     if case.guilty:
         return []
-    paces = {stage.stage: _ratio(stage) for stage in case.evidence.stages if _ratio(stage) is not None}
-    all_slow = len(paces) > 1 and all((ratio or 0.0) >= _ALL_SLOW for ratio in paces.values())
-    return [_straggler(stage) for stage in case.evidence.stages if _is_slow(stage, all_slow)]
+    ratios = [ratio for stage in case.evidence.stages if (ratio := _ratio(stage)) is not None]
+    return [_straggler(stage) for stage in case.evidence.stages if _is_slow(stage, ratios)]
 
 
 def _over_budget(stage: StageEvidence) -> bool:
@@ -52,11 +53,17 @@ def _ratio(stage: StageEvidence) -> float | None:
     return pace.step_ms / pace.baseline_ms
 
 
-def _is_slow(stage: StageEvidence, all_slow: bool) -> bool:
-    pace = stage.pace
-    if pace is None or _ratio(stage) is None or pace.slow_ms < STRAGGLER_AFTER_S * 1e3:
+def _is_slow(stage: StageEvidence, ratios: list[float]) -> bool:
+    """Return whether a stage is a straggler. `ratios`: of all stages that are known, time to usual time."""
+    pace, ratio = stage.pace, _ratio(stage)
+    if pace is None or ratio is None or pace.slow_ms < STRAGGLER_AFTER_S * 1e3:
         return False
-    return not all_slow or (pace.throttled or 0.0) > _HELD_BACK
+    if (pace.throttled or 0.0) > _HELD_BACK:
+        return True
+    if max(ratios) >= _STANDS_OUT * ratio:
+        return False
+    least = min(ratios)
+    return len(ratios) == 1 or least < _ALL_SLOW or ratio >= _STANDS_OUT * least
 
 
 def _straggler(stage: StageEvidence) -> Verdict:

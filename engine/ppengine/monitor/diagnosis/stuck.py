@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppengine.monitor.diagnosis.budgets import (
     GIL_AFTER_S,
     PHASE_BUDGET_S,
+    control_is_gone,
     holds_gil,
     idles_in_vain,
     is_unseen,
@@ -26,7 +27,7 @@ from ppengine.monitor.diagnosis.words import doing, seconds, where
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, Verdict
 
-_WAITS = frozenset({"idle", "receive", "send", "collective", "token_return"})
+_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:
@@ -46,6 +47,11 @@ def idlers_in_vain(case: Case) -> list[Verdict]:
 def gil_holders(case: Case) -> list[Verdict]:
     """Return the stages whose control thread cannot run because another thread keeps the GIL."""
     return [_gil_held(stage) for stage in case.evidence.stages if holds_gil(stage)]
+
+
+def without_control(case: Case) -> list[Verdict]:
+    """Return the stages that work on without a control thread: nobody could tell them anything if they got stuck."""
+    return [_control_gone(stage) for stage in case.evidence.stages if control_is_gone(stage)]
 
 
 def standing_still(case: Case) -> list[Verdict]:
@@ -131,7 +137,7 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
         return _verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
     peer = receiving_from(root, len(case.evidence.stages))
     text = f"stage {k} is in {doing(root)} and nothing shows why"
-    kind = "send" if root.op == "send" else "receive"
+    kind = "send" if root.op == "room" else "receive"
     edge = edge_of(root, kind, peer) if peer is not None else None
     shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
     missing = "missing: what was sent and posted on this edge" + ("" if edge else " by this stage")
@@ -161,12 +167,16 @@ def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
     first = max((wait for wait in cycle if wait.waiter.stage >= 0), key=lambda wait: wait.since_s)
     root = case.stage(first.waiter.stage)
     names = " and ".join(map(str, numbers))
-    text = f"stages {names} wait for each other" + (f", both in {root.op}" if _same_op(case, numbers) else "")
+    text = f"stages {names} wait for each other" + (f", both in {_verb(root)}" if _same_op(case, numbers) else "")
     for number in numbers:
         parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
     if not all(wait.known for wait in cycle):
         return _verdict(root, "undetermined", text, since, [*parts, "missing: what was sent and posted on each edge"])
     return _verdict(root, "deadlock", text, since, parts)
+
+
+def _verb(stage: StageEvidence) -> str:
+    return "send" if stage.op == "room" else str(stage.op)
 
 
 def _same_op(case: Case, numbers: list[int]) -> bool:
@@ -188,6 +198,18 @@ def _gil_held(stage: StageEvidence) -> Verdict:
     text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
     lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
     return _verdict(stage, "gil_held", text, age, lines)
+
+
+def _control_gone(stage: StageEvidence) -> Verdict:
+    age = stage.tick_age_s or 0.0
+    text = f"stage {stage.stage}: its control thread has not ticked for {seconds(age)}; its step loop goes on"
+    lines = [
+        f"the main loop moved {seconds(stage.progress_age_s)} ago: the GIL is not held",
+        *thread_lines(stage),
+        "missing: why the control thread does not tick; it may have ended",
+    ]
+    suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
+    return _verdict(stage, "undetermined", text, age, lines, suggest)
 
 
 def _line(stage: StageEvidence) -> str:

@@ -25,7 +25,7 @@ def _suffering(stage: StageEvidence, case: Case) -> Verdict | None:
     reached = next((wait for wait in chain if _is_guilty(wait.on, guilty)), None)
     if reached is None:
         return None
-    cause: Cause = "blocked" if stage.op == "send" else "starved"
+    cause: Cause = "blocked" if stage.op in ("room", "send") else "starved"
     root = "the engine core" if reached.on.kind == "driver" else f"stage {reached.on.stage}"
     between = _between(stage, chain, reached)
     via = f" through {between}" if between and between != root else ""

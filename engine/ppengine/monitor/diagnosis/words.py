@@ -17,11 +17,11 @@ def doing(stage: StageEvidence) -> str:
     """Return `receive from 1 m7 for 3.2s`."""
     if stage.op is None:
         return "no open operation"
-    peer = ""
+    peer, op = "", "no room to send" if stage.op == "room" else stage.op
     if stage.op_peer is not None:
-        peer = f" {'to' if stage.op == 'send' else 'from'} {stage.op_peer}"
+        peer = f" {'to' if stage.op in ('room', 'send') else 'from'} {stage.op_peer}"
     step = f" m{stage.op_step}" if stage.op_step else ""
-    return f"{stage.op}{peer}{step}" + (f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")
+    return f"{op}{peer}{step}" + (f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")
 
 
 def where(stage: StageEvidence) -> str:
