@@ -25,6 +25,7 @@ from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, S
 from ppengine.protocol.reports import Happened, ProcessReport, StartStage
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
+from ppengine.sockets import NOBLOCK, readable
 from ppengine.tokenizer import Tokenizer
 
 log = logging.getLogger("ppengine.core")
@@ -35,14 +36,6 @@ _UNHURRIED = "request."
 """Events of this kind go with the next report: hundreds may end in a second, and one at a time wakes every reader."""
 FRONT_BURST = 64
 """Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
-
-_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
-"""Plain integers: several are needed for each message, and members of an enum are slow to combine."""
-
-
-def _readable(socket: zmq.Socket[bytes]) -> bool:
-    """Return whether a message is there. An exception each time that none is would cost more than the message."""
-    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 class Loop:
@@ -88,7 +81,7 @@ class Loop:
             deadline = min(report_at, time.monotonic() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
             woken = poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
-            if woken and not self._drain_stages() and not _readable(self._front):
+            if woken and not self._drain_stages() and not readable(self._front):
                 continue  # steps that other stages are still busy with: nothing follows from that
             self._drain_front()
             self.engine.advance()
@@ -113,8 +106,8 @@ class Loop:
     def _drain_stages(self) -> bool:
         """Take what the stages sent; return whether there is something to do about it."""
         news = False
-        while _readable(self._steps):
-            frames = self._steps.recv_multipart(_NOBLOCK)
+        while readable(self._steps):
+            frames = self._steps.recv_multipart(NOBLOCK)
             try:
                 news = self.engine.on_stage(self._from_stage.decode(frames[-1])) or news
             except ProtocolError as error:
@@ -123,9 +116,9 @@ class Loop:
 
     def _drain_front(self) -> None:
         for _ in range(FRONT_BURST):
-            if not _readable(self._front):
+            if not readable(self._front):
                 return
-            client, *frames = self._front.recv_multipart(_NOBLOCK)
+            client, *frames = self._front.recv_multipart(NOBLOCK)
             try:
                 self._on_front(client, self._from_front.decode(frames[-1]))
             except ProtocolError as error:
@@ -171,24 +164,24 @@ class Loop:
 
     def _send_step(self, payload: bytes) -> None:
         for identity in self._identities:
-            self._steps.send_multipart([identity, payload], _NOBLOCK)
+            self._steps.send_multipart([identity, payload], NOBLOCK)
 
     def _send_shadow(self, payload: bytes) -> None:
-        self._steps.send_multipart([IDENTITY, payload], zmq.NOBLOCK)
+        self._steps.send_multipart([IDENTITY, payload], NOBLOCK)
 
     def _tell_stage(self, stage: int, message: NewGeneration | Shutdown) -> None:
         """To the step loop, and to the control thread in case that is stuck."""
         for prefix in ("s", "c"):
-            self._steps.send_multipart([f"{prefix}{stage}.0".encode(), encode(message)], zmq.NOBLOCK)
+            self._steps.send_multipart([f"{prefix}{stage}.0".encode(), encode(message)], NOBLOCK)
 
     def _start_stage(self, stage: int, generation: int) -> None:
         message = StartStage(stage=stage, generation=generation)
-        self._front.send_multipart([self._supervisor, encode(message)], zmq.NOBLOCK)
+        self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
 
     def _reply(self, client: bytes, message: msgspec.Struct) -> None:
         if isinstance(message, Refused):
             log.info("refused: %s (%s)", message.text, message.code)
-        self._front.send_multipart([client, encode(message)], zmq.NOBLOCK)
+        self._front.send_multipart([client, encode(message)], NOBLOCK)
 
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
@@ -204,7 +197,7 @@ class Loop:
 
     def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
         try:
-            socket.send(encode(message), zmq.NOBLOCK)
+            socket.send(encode(message), NOBLOCK)
         except zmq.Again:
             self._dropped += 1
 

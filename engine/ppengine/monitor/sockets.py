@@ -9,6 +9,7 @@ import zmq
 
 from ppengine.config import EngineConfig
 from ppengine.protocol.frames import MAX_FRAME_BYTES
+from ppengine.sockets import NOBLOCK, readable
 
 Socket = zmq.Socket[bytes]
 STATE_HWM = 20
@@ -16,9 +17,7 @@ STATE_HWM = 20
 BURST = 200
 """Messages taken from one socket before the others get their turn."""
 _PATH_MOST = 107
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-"""Plain integers: several are needed for each message, and members of an enum are slow to combine."""
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Sockets:
@@ -82,11 +81,10 @@ class Sockets:
 def drain(socket: Socket) -> Iterator[list[bytes]]:
     """Yield what waits in `socket`, at most a burst."""
     for _ in range(BURST):
-        # Asked first: an exception that tells of an empty socket costs more than most messages.
-        if not int(socket.getsockopt(_EVENTS)) & _POLLIN:
+        if not readable(socket):
             return
         try:
-            yield socket.recv_multipart(_NOBLOCK)
+            yield socket.recv_multipart(NOBLOCK)
         except zmq.Again:
             return
 
@@ -96,7 +94,7 @@ def send(socket: Socket, frames: list[bytes]) -> bool:
     try:
         for frame in frames[:-1]:
             socket.send(frame, _MORE)
-        socket.send(frames[-1], _NOBLOCK)
+        socket.send(frames[-1], NOBLOCK)
     except zmq.ZMQError as error:
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False

@@ -88,8 +88,7 @@ class BatchState:
     def plan(self, rows: list[Row]) -> Plan:
         """Return metadata of a step's rows; positions and slots are rebuilt from this stage's own tables."""
         for row in rows:
-            if row.slot not in self.requests:
-                self._check(row.slot)
+            self._check(row.slot)
         table: Ints = np.array([astuple(row) for row in rows], np.int64)
         positions, slot_mapping, query_start, block_tables = lay_out(table, self._tables, self.block_size)
         slots, starts, counts, sample, tokens = table.T

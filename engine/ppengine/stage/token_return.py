@@ -57,11 +57,10 @@ class TokenTable:
 
     def tokens(self, slots: Slots) -> Slots:
         """Return the newest sampled token of each slot, waiting for it where it is still on its way."""
-        if self._pending:
-            self._make_room(slots)
-            newest = self._awaited[slots].max()
-            while self._pending and self._pending[0][0] <= newest:
-                self._take_oldest()
+        self._make_room(slots)
+        newest = self._awaited[slots].max()
+        while self._pending and self._pending[0][0] <= newest:
+            self._take_oldest()
         tokens = self._latest[slots]
         if (tokens < 0).any():
             raise ValueError(f"slot {int(slots[tokens < 0][0])} has no sampled token on this stage")
