@@ -83,6 +83,7 @@ from ppengine.protocol.snapshot import (
     DeviceInfo,
     EngineInfo,
     Event,
+    Events,
     KvBlocks,
     Queues,
     RequestInfo,
@@ -295,7 +296,7 @@ class FakeGateway:
         self.events.append(event)
         self.snapshot.event_seq = event.seq
         if publish:
-            self._todo.put(lambda: self._publish(TOPIC_EVENT, event, event.seq))
+            self._todo.put(lambda: self._publish(TOPIC_EVENT, Events([event]), event.seq))
         return event
 
     def lose_events(self, count: int) -> None:

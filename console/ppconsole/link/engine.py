@@ -215,7 +215,7 @@ class EngineLink:
         )
         self.record = record
         self._enter(session)
-        handlers = Handlers(self._on_snapshot, self._on_event, self._commands.take, self._on_stale)
+        handlers = Handlers(self._on_snapshot, self._on_events, self._commands.take, self._on_stale)
         try:
             await session.run(handlers)
         finally:
@@ -260,10 +260,11 @@ class EngineLink:
             self._behind_since = None
             self._replay(snapshot.event_seq)
 
-    def _on_event(self, event: Event) -> None:
-        self._deliver(self._order.take(event))
-        if self._order.missing is not None:
-            self._replay(event.seq)
+    def _on_events(self, events: list[Event]) -> None:
+        for event in events:
+            self._deliver(self._order.take(event))
+        if events and self._order.missing is not None:
+            self._replay(events[-1].seq)
 
     def _on_stale(self, age_s: float, text: str) -> None:
         self._up = False

@@ -44,7 +44,7 @@ from ppengine.protocol.frames import (
     decode_header,
     split,
 )
-from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.snapshot import Event, Events, Snapshot
 
 from ppconsole.link.sockets import Sockets, receive, send
 from ppconsole.link.source import LinkLost, QueryFailed
@@ -80,7 +80,7 @@ class Handlers:
     """Who takes what arrives."""
 
     snapshot: Callable[[Snapshot], None]
-    event: Callable[[Event], None]
+    events: Callable[[list[Event]], None]
     answer: Callable[[Accepted | Deferred | Outcome | Refused], None]
     stale: Callable[[float, str], None]
 
@@ -217,7 +217,7 @@ class Session:
                 if topic == self._topic:  # a subscription is a prefix: `snap` brings `snap1` too
                     newest = body
                 elif topic == TOPIC_EVENT:
-                    handlers.event(decode_as(Event, body))
+                    handlers.events(decode_as(Events, body).events)
             if newest is not None:
                 self._last_snapshot = time.monotonic()
                 handlers.snapshot(decode_as(Snapshot, newest))

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ppengine.gateway")
 
-JUDGE_S = 0.25
+JUDGE_S = 0.4
 """The verdict is made anew with every report of an agent, and by the clock when none comes for so long."""
 _JUDGE_LEAST_S = 0.05
 SLOW_S, _SLACK_S = 1.0, 0.1
@@ -146,7 +146,7 @@ class Gateway:
             for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
                 handlers[socket]()
             now = time.monotonic()
-            judging = now >= judge_due or (self._collector.agent_news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
+            judging = now >= judge_due or (self._collector.news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
             if judging:
                 judge_due = now + JUDGE_S
                 self._judge()
@@ -160,6 +160,7 @@ class Gateway:
                 self._bulk.expire(now)
                 self._on_faults()
             self._publish(now)
+            self._publisher.flush()
 
     def _judge(self) -> None:
         self._take_report()

@@ -293,3 +293,9 @@ class Event(msgspec.Struct, kw_only=True):
     stage: int | None = None
     step: int | None = None
     op: str | None = None
+
+
+class Events(msgspec.Struct):
+    """One message of events, in order and without gaps; its sequence is that of the last one."""
+
+    events: list[Event]
