@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -37,7 +38,10 @@ class Adopted:
     def poll(self) -> int | None:
         """Return the exit code (negative: a signal), None while it runs."""
         if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # SIGCHLD is ignored here, and the kernel has kept nothing
+                pid, status = self.pid, 1 << 8
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
@@ -53,7 +57,7 @@ class Adopted:
     def terminate(self) -> None:
         """Ask it to end (SIGTERM), unless it has."""
         if self.poll() is None:
-            os.kill(self.pid, 15)
+            os.kill(self.pid, signal.SIGTERM)
 
 
 class _Order(NamedTuple):
