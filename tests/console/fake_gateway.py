@@ -31,6 +31,7 @@ from ppengine.protocol.control import (
     BlocksDetail,
     Command,
     Continue,
+    Cordon,
     Deferred,
     Drain,
     Failed,
@@ -80,6 +81,7 @@ from ppengine.protocol.frames import (
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerHandOff, LedgerStream, StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
+    CordonInfo,
     DeviceInfo,
     EngineInfo,
     Event,
@@ -441,6 +443,9 @@ class FakeGateway:
             engine.state = "paused"
         elif isinstance(verb, Drain):
             engine.state = "serving" if verb.undo else "draining"
+        elif isinstance(verb, Cordon):
+            stage = self.snapshot.stages[verb.stage]
+            stage.cordon = None if verb.undo else CordonInfo(by="eve", since_s=0.0)
         elif isinstance(verb, Resume | Continue | RestartStage):
             engine.state = "serving"
         count_queues(self.snapshot)

@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Accepted,
     Command,
     Continue,
+    Cordon,
     Drain,
     Outcome,
     Pause,
@@ -248,6 +249,8 @@ VERBS = [
     (["check", "strict", "off"], SetCheck(check="strict", mode="off")),
     (["check", "shadow", "on", "--share", "0.05"], SetCheck(check="shadow", share=0.05)),
     (["restart-stage", "1"], RestartStage(stage=1)),
+    (["cordon", "--stage", "1"], Cordon(stage=1)),
+    (["cordon", "--stage", "1", "--undo"], Cordon(stage=1, undo=True)),
 ]
 
 

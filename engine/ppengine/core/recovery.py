@@ -62,6 +62,8 @@ class Recovery:
         self.losses = Losses(lambda: engine.clock())
         self._deaths: dict[int, deque[float]] = {stage: deque() for stage in self._stages}
         self._operations: dict[int, Operation] = {}
+        self._cordoned = False
+        """It is down only because a lost stage is cordoned."""
         self._begun = 0.0
         self._recomputed = 0
 
@@ -130,8 +132,7 @@ class Recovery:
     def handle(self, client: bytes, command: Command, verb: RestartStage) -> None:
         """Plan or begin the restart of one stage; those that are lost are started with it."""
         engine, stage = self._engine, verb.stage
-        if stage not in self._stages:
-            text = f"no stage {stage}: this engine has 0 to {len(self._stages) - 1}"
+        if text := engine.board.unknown(stage):
             engine.reply(client, Refused(id=command.id, code="NOT_FOUND", text=text))
             return
         if engine.config.profile.parallel.executor == "ray":
@@ -147,7 +148,7 @@ class Recovery:
         if older is not None:
             engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
         self._operations[stage] = engine.operations.open(command, client, str(stage))
-        self._asked.add(stage)
+        self.start([stage])
 
     def _plan(self, stage: int) -> tuple[list[str], dict[str, float]]:
         board, live = self._engine.board, self._engine.live()
@@ -183,6 +184,7 @@ class Recovery:
         asked, self._asked = self._asked, set()
         if asked:
             self.down = self._engine.outputs.failure = ""
+            self._cordoned = False
             self._due.clear()
             self.losses.drop()
             self._begin({*asked, *self._engine.board.lost})
@@ -190,8 +192,7 @@ class Recovery:
             self._begin(start)
         if not self.active:
             return
-        if now >= self._deadline:
-            self._start_the_noisy()
+        self._start_the_noisy()
         if self._engine.board.all_ready(self.generation):
             self._go_on()
         else:
@@ -213,7 +214,21 @@ class Recovery:
         if len(deaths) > MOST_DEATHS:
             minutes = WINDOW_S / 60
             return f"{engine.board.loss}, and {len(deaths)} times within {minutes:g} minutes; {retry}"
+        if stage in engine.cordons:
+            self._cordoned = True
+            lost = f"stage {stage} is lost: {engine.board.lost[stage]}"
+            return f"{lost}; it is {engine.cordons.of(stage)}: restart-stage {stage}, or lift the cordon"
         return None
+
+    def kept_down(self, without: int) -> list[int]:
+        """Return the lost stages that only the cordon of stage `without` keeps from being started anew."""
+        lost = sorted(self._engine.board.lost)
+        others = any(stage in self._engine.cordons for stage in lost if stage != without)
+        return lost if self._cordoned and without in lost and not others else []
+
+    def start(self, stages: list[int]) -> None:
+        """Start stages anew at the next turn, and with them all that are lost."""
+        self._asked.update(stages)
 
     def _begin(self, stages: set[int]) -> None:
         """Begin a generation in which `stages` are started anew and the others meet them."""
@@ -241,20 +256,28 @@ class Recovery:
         self._engine.board.progress[stage, 0] = f"stage {stage}: starting"
         self._start_stage(stage, self.generation)
 
+    def _noisy(self) -> list[int]:
+        """Return the survivors that should have left the old generation by now and have not."""
+        board = self._engine.board
+        if self._engine.clock() < self._deadline:
+            return []
+        gone = {*self._starting, *self._quiet, *board.lost}
+        met = {stage for (stage, _), ready in board.ready.items() if ready.generation == self.generation}
+        return [stage for stage in self._stages if stage not in gone | met]
+
     def _start_the_noisy(self) -> None:
-        for stage in self._stages:
-            if stage not in self._starting and stage not in self._quiet and stage not in self._engine.board.lost:
-                ready = self._engine.board.ready.get((stage, 0))
-                if ready is not None and ready.generation == self.generation:
-                    continue
+        for stage in self._noisy():
+            if stage not in self._engine.cordons:
                 text = f"stage {stage} did not leave the old generation within {QUIET_S:g} s: started anew too"
                 self._engine.event("stage.restart", text, stage=stage)
                 self._start(stage)
 
     def _tell_progress(self) -> None:
         engine = self._engine
-        loading = [engine.board.progress.get((stage, 0), "") for stage in sorted(self._starting)]
-        text = "; ".join(filter(None, loading)) or "the stages meet"
+        words = [engine.board.progress.get((stage, 0), "") for stage in sorted(self._starting)]
+        words += [f"stage {stage} does not leave the old generation and is {engine.cordons.of(stage)}: "
+                  f"restart-stage {stage}, or lift the cordon" for stage in self._noisy()]  # fmt: skip
+        text = "; ".join(filter(None, words)) or "the stages meet"
         engine.message = f"{engine.board.loss}; {text}" if engine.board.lost else text
         for operation in self._operations.values():
             engine.operations.defer(operation, text)

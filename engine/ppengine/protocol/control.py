@@ -158,6 +158,16 @@ class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unk
     stage: int
 
 
+class Cordon(msgspec.Struct, tag="cordon", kw_only=True, forbid_unknown_fields=True):
+    """Admit nothing new and leave this stage alone, should it die, so that it can be looked at; `undo` ends that.
+
+    Requests that have begun go on, and may come back from the host; others are taken and wait.
+    """
+
+    stage: int
+    undo: bool = False
+
+
 class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
     """Break something on purpose, in an engine that was started with `--allow-faults`. `stage` None: not a stage."""
 
@@ -171,7 +181,7 @@ class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unkno
 
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck | RestartStage | Fault | ClearFaults
+    | SetCheck | RestartStage | Cordon | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 
