@@ -28,7 +28,6 @@ import zmq
 from ppengine.protocol.control import (
     Abort,
     Accepted,
-    BlocksDetail,
     Command,
     Continue,
     Cordon,
@@ -40,8 +39,6 @@ from ppengine.protocol.control import (
     Hello,
     Inspect,
     Inspected,
-    LedgerDetail,
-    LogsDetail,
     Outcome,
     Pause,
     Ping,
@@ -51,12 +48,9 @@ from ppengine.protocol.control import (
     Release,
     Replay,
     Replayed,
-    RequestDetail,
     RestartStage,
     Resume,
     SetMemory,
-    StacksDetail,
-    StageStacks,
     Submit,
     SwapIn,
     SwapOut,
@@ -77,6 +71,14 @@ from ppengine.protocol.frames import (
     encode,
     header,
     split,
+)
+from ppengine.protocol.inspection import (
+    BlocksDetail,
+    LedgerDetail,
+    LogsDetail,
+    RequestDetail,
+    StacksDetail,
+    StageStacks,
 )
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerHandOff, LedgerStream, StageLedger
 from ppengine.protocol.sampling import SamplingParams

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import random
 
-from ppengine.protocol.control import BlocksDetail, LogsDetail, RequestDetail, StacksDetail, StageStacks, ThreadStack
-from ppengine.protocol.inspection import AboutDetail, FaultDetail, OpRecord, RingsDetail, StageRings, ThreadRing
+from ppengine.protocol.inspection import (
+    AboutDetail,
+    BlocksDetail,
+    FaultDetail,
+    LogsDetail,
+    OpRecord,
+    RequestDetail,
+    RingsDetail,
+    StacksDetail,
+    StageRings,
+    StageStacks,
+    ThreadRing,
+    ThreadStack,
+)
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ppengine.protocol.control import RequestDetail, StacksDetail
 from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
 
 from ppconsole.model.facts import cordon_text, verdict_text

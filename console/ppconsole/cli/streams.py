@@ -12,7 +12,7 @@ from ppconsole.cli.options import Common, common_options
 from ppconsole.cli.session import attached, print_json, run
 
 if TYPE_CHECKING:
-    from ppengine.protocol.control import LedgerDetail
+    from ppengine.protocol.inspection import LedgerDetail
     from ppengine.protocol.reports import StageLedger
 
     from ppconsole.link.source import Detail
@@ -26,7 +26,7 @@ def streams_command(common: Common, stage: int | None) -> None:
 
     The ledger has to be on: `ppconsole check ledger on`.
     """
-    from ppengine.protocol.control import LedgerDetail
+    from ppengine.protocol.inspection import LedgerDetail
 
     async def ask() -> Detail:
         async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):

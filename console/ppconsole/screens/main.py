@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ppengine.protocol.control import BlocksDetail, Verb
+from ppengine.protocol.control import Verb
+from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo
 from textual.app import ComposeResult
 from textual.binding import BindingType

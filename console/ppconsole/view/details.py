@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.gpu import GpuInfo
+from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
 
 from ppconsole.model.facts import cordon_text

@@ -12,7 +12,8 @@ import msgspec
 
 from ppengine.core.operations import Operation
 from ppengine.core.shadow import Shadow
-from ppengine.protocol.control import Command, LedgerDetail, Outcome, Refused, SetCheck
+from ppengine.protocol.control import Command, Outcome, Refused, SetCheck
+from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings

@@ -39,7 +39,6 @@ from ppengine.protocol.control import (
     Command,
     Deferred,
     Failed,
-    FaultsDetail,
     Fetch,
     Fetched,
     FromBulk,
@@ -55,6 +54,7 @@ from ppengine.protocol.control import (
     ToGateway,
     Welcome,
 )
+from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.offline import AbortMany, FromFront
 from ppengine.protocol.reports import ToCollector
 from ppengine.protocol.snapshot import Event
