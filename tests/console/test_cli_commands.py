@@ -206,7 +206,7 @@ def test_streams_prints_the_ledger(cli: Cli, fake: FakeGateway) -> None:
     run = cli("streams")
     assert run.code == 0, run.err
     lines = run.out.splitlines()
-    assert lines[0] == "stage 1: 1 findings"
+    assert lines[0] == "stage 1: 1 findings, told 0.0s ago"
     assert lines[2].split(maxsplit=7) == ["send>2", "send", "cpu", "send", "yes", "1", "2.5ms", "send of m7"]
     assert lines[4].split() == ["thread", "main", "thread", "send", "queue", "7"]
     assert "result of m7 (thread main) send of m7 (stream send>2)" in lines[6]

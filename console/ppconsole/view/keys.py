@@ -30,7 +30,7 @@ DIAGNOSIS_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 STREAMS_KEYS: tuple[Key, ...] = (
     ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
-    ("⇥", "findings", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
+    ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
     ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
 PROMPT_KEYS: tuple[Key, ...] = (

@@ -118,6 +118,8 @@ class StageLedger(msgspec.Struct, kw_only=True):
     buffers: list[LedgerBuffer]
     """Newest first, at most 32."""
     findings: list[Finding] = []
+    age_s: float = 0.0
+    """Since the stage told of it; the core says so when it answers."""
 
 
 class WireLoss(msgspec.Struct, kw_only=True):
