@@ -109,6 +109,7 @@ class Session:
         *,
         user: str,
         read_only: bool,
+        passing: bool = False,
         topic: bytes = TOPIC_SNAPSHOT,
         timing: Timing | None = None,
     ) -> Session:
@@ -120,6 +121,7 @@ class Session:
             client=f"ppconsole/{os.getpid()}",
             user=user,
             read_only=read_only,
+            passing=passing,
         )
         try:
             sockets = Sockets(context, record, topic)

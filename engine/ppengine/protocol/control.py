@@ -24,6 +24,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     client: str
     user: str
     read_only: bool = False
+    passing: bool = False
+    """Waits for something and goes: neither counted nor told of as a console."""
     credentials: dict[str, str] = {}
 
 
