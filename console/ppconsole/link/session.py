@@ -46,6 +46,7 @@ from ppengine.protocol.frames import (
 )
 from ppengine.protocol.snapshot import Event, Snapshot
 
+from ppconsole.link.pending import forsake
 from ppconsole.link.sockets import Sockets, receive, send
 from ppconsole.link.source import LinkLost, QueryFailed
 
@@ -186,6 +187,7 @@ class Session:
             raise LinkLost(f"no answer within {limit:g} s", sent=True) from None
         finally:
             del self._questions[question.nonce]
+            forsake(future)
 
     async def _put(self, socket: zmq.asyncio.Socket, message: Command | Replay | Fetch | Inspect) -> None:
         try:
