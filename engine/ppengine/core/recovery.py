@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from ppengine.config import NO_RESTART_ON_RAY
 from ppengine.core.capacity import Capacity
 from ppengine.core.losses import Losses
 from ppengine.core.operations import Operation
+from ppengine.core.restarts import Restarts
 from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
@@ -29,8 +29,6 @@ QUIET_S = 2.0
 """What a survivor gets to leave the old generation; then it is started anew too."""
 HEARSAY_S = 0.5
 """How long the supervisor's word is waited for when a neighbour says that a stage is gone: it knows how it went."""
-MOST_DEATHS, WINDOW_S = 3, 600.0
-"""A stage that dies more often in so many seconds stays down until an operator restarts it."""
 
 
 class Recovery:
@@ -60,10 +58,12 @@ class Recovery:
         """Lost stages that nothing was done about yet, and when that is to happen."""
         self._asked: set[int] = set()
         self.losses = Losses(lambda: engine.clock())
-        self._deaths: dict[int, deque[float]] = {stage: deque() for stage in self._stages}
+        self._restarts = Restarts(engine)
+        self._cut: set[int] = set()
+        """Those of the lost that are at an end of a wire that closed; neighbours say so, and no process has ended."""
+        self._rejoining: set[int] = set()
+        """Those of them for which a generation was begun."""
         self._operations: dict[int, Operation] = {}
-        self._cordoned = False
-        """It is down only because a lost stage is cordoned."""
         self._begun = 0.0
         self._recomputed = 0
 
@@ -91,7 +91,7 @@ class Recovery:
             closed = message.error.startswith("lost stage")
             self.losses.heard(message.stage, message.peer, message.error, closed=closed)
             why = f"its connection to stage {message.stage} closed" if closed else message.error
-            self._lose(message.peer, why, hearsay=True)
+            self._lose(message.peer, why, hearsay=True, closed=closed)
 
     def on_failed(self, message: StageFailed) -> None:
         """A stage could not load; its process ends."""
@@ -119,10 +119,12 @@ class Recovery:
             self._starting.discard(message.stage)
             self._engine.event("stage.ready", f"stage {message.stage} is ready", stage=message.stage)
 
-    def _lose(self, stage: int, why: str, *, hearsay: bool = False) -> None:
+    def _lose(self, stage: int, why: str, *, hearsay: bool = False, closed: bool = False) -> None:
         engine = self._engine
-        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting):
+        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting | self._rejoining):
             return
+        (self._cut.add if closed else self._cut.discard)(stage)
+        self._rejoining.discard(stage)
         if not self.down:
             engine.message = engine.board.loss
         self._due[stage] = engine.clock() + (HEARSAY_S if hearsay else 0.0)
@@ -173,23 +175,25 @@ class Recovery:
     def advance(self) -> None:
         """Do what is due: begin a generation, hurry who does not leave the old one, go on when all have met."""
         now = self._engine.clock()
-        start = {stage for stage, at in self._due.items() if at <= now}
+        due = {stage for stage, at in self._due.items() if at <= now}
+        healed = set() if self.down else {stage for stage in due & self._cut if self._restarts.heals(stage)}
+        for stage in due:
+            del self._due[stage]
+        if any(self._engine.board.is_hearsay(stage) for stage in due):
+            self.losses.confirm()
+        start = due - healed
         for stage in sorted(start):
-            self._due.pop(stage, None)
             self._engine.event("stage.lost", f"stage {stage}: {self._engine.board.lost[stage]}", stage=stage)
-            if self._engine.board.is_hearsay(stage):
-                self.losses.confirm()
-            if not self.down and (why := self._refuses(stage, now)):
+            if not self.down and (why := self._refuses(stage)):
                 self.stay_down(why)
         asked, self._asked = self._asked, set()
         if asked:
             self.down = self._engine.outputs.failure = ""
-            self._cordoned = False
             self._due.clear()
             self.losses.drop()
             self._begin({*asked, *self._engine.board.lost})
-        elif start and not self.down:
-            self._begin(start)
+        elif due and not self.down:
+            self._begin(start, healed)
         if not self.active:
             return
         self._start_the_noisy()
@@ -198,56 +202,51 @@ class Recovery:
         else:
             self._tell_progress()
 
-    def _refuses(self, stage: int, now: float) -> str | None:
-        """Return why a stage that died is not started anew; None: it is."""
-        engine, deaths = self._engine, self._deaths[stage]
+    def _refuses(self, stage: int) -> str | None:
+        """Return why a lost stage is not started anew; None: it is."""
         loading = stage in self._starting
         self._starting.discard(stage)
-        if not engine.serving or not engine.config.profile.parallel.restarts:
-            return engine.board.loss
-        retry = f"restart-stage {stage} tries once more"
-        if loading:
-            return f"stage {stage} died again while loading: {engine.board.lost[stage]}; {retry}"
-        deaths.append(now)
-        while deaths[0] < now - WINDOW_S:
-            deaths.popleft()
-        if len(deaths) > MOST_DEATHS:
-            minutes = WINDOW_S / 60
-            return f"{engine.board.loss}, and {len(deaths)} times within {minutes:g} minutes; {retry}"
-        if stage in engine.cordons:
-            self._cordoned = True
-            lost = f"stage {stage} is lost: {engine.board.lost[stage]}"
-            return f"{lost}; it is {engine.cordons.of(stage)}: restart-stage {stage}, or lift the cordon"
-        return None
+        return self._restarts.refuses(stage, loading=loading)
 
     def kept_down(self, without: int) -> list[int]:
         """Return the lost stages that only the cordon of stage `without` keeps from being started anew."""
         lost = sorted(self._engine.board.lost)
         others = any(stage in self._engine.cordons for stage in lost if stage != without)
-        return lost if self._cordoned and without in lost and not others else []
+        return lost if self.down and self._restarts.cordoned and without in lost and not others else []
 
     def start(self, stages: list[int]) -> None:
         """Start stages anew at the next turn, and with them all that are lost."""
         self._asked.update(stages)
 
-    def _begin(self, stages: set[int]) -> None:
-        """Begin a generation in which `stages` are started anew and the others meet them."""
+    def _begin(self, stages: set[int], healed: set[int] | None = None) -> None:
+        """Begin a generation in which `stages` are started anew and the others meet them.
+
+        `healed`: of the others, the ends of a wire that closed.
+        """
         engine = self._engine
+        self._rejoining = healed or set()
         if not self.active:
             self._begun = engine.clock()
             self._recomputed = sum(1 for request in engine.live() if request.num_computed)
         self.active, self.generation = True, self.generation + 1
         self._quiet, self._deadline = set(), engine.clock() + QUIET_S
+        # What was only heard of edges of an older generation is moot; who is gone will not get quiet.
+        self._due = {stage: at for stage, at in self._due.items() if not engine.board.is_hearsay(stage)}
         engine.board.begin()
         names = " and ".join(f"stage {stage}" for stage in sorted(stages))
-        for request in engine.scheduler.restart(f"{names} {'was' if len(stages) == 1 else 'were'} restarted"):
+        why = f"{names} {'was' if len(stages) == 1 else 'were'} restarted" if stages else engine.board.loss
+        for request in engine.scheduler.restart(why):
             engine.ended(request)
         for stage in self._stages:
             if stage in stages:
                 self._start(stage)
             else:
                 self._tell_stage(stage, NewGeneration(self.generation))
-        engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
+        if stages:
+            engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
+        else:
+            text = f"{engine.board.loss}, and no process ended: all meet again, generation {self.generation}"
+            engine.event("wire.lost", text, stage=min(engine.board.lost))
 
     def _start(self, stage: int) -> None:
         self._born[stage] = self.generation
@@ -261,7 +260,7 @@ class Recovery:
         board = self._engine.board
         if self._engine.clock() < self._deadline:
             return []
-        gone = {*self._starting, *self._quiet, *board.lost}
+        gone = {*self._starting, *self._quiet, *(stage for stage in board.lost if not board.is_hearsay(stage))}
         met = {stage for (stage, _), ready in board.ready.items() if ready.generation == self.generation}
         return [stage for stage in self._stages if stage not in gone | met]
 
@@ -292,6 +291,8 @@ class Recovery:
         self.active = False
         # What was only heard of an edge of the old generation is moot: its stage is here.
         self._due.clear()
+        self._cut.clear()
+        self._rejoining.clear()
         engine.board.found()
         engine.message = engine.outputs.failure = ""
         engine.scheduler.generation = self.generation
@@ -312,6 +313,7 @@ class Recovery:
         engine = self._engine
         self.active, self.down = False, why
         self._due.clear()
+        self._rejoining.clear()
         self._operations.clear()
         engine.message = engine.outputs.failure = why
         for operation in engine.operations.live:
