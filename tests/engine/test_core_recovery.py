@@ -498,7 +498,7 @@ def test_a_wire_that_closes_between_live_processes_needs_no_new_process() -> Non
     assert world.told_to_leave == [(0, 2), (1, 2), (2, 2)]
     assert world.engine.state == "degraded"
     assert events(world, "wire.lost") == [
-        "stage 1 is lost: its connection to stage 0 closed, and no process ended: all meet again, generation 2"
+        "stage 1: its connection to stage 0 closed, and no process has ended; all meet again, generation 2"
     ]
     later(world, 1.0)
     back(world)

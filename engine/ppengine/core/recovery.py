@@ -9,7 +9,7 @@ from ppengine.config import NO_RESTART_ON_RAY
 from ppengine.core.capacity import Capacity
 from ppengine.core.losses import Losses
 from ppengine.core.operations import Operation
-from ppengine.core.restarts import Restarts
+from ppengine.core.restarts import Restarts, restart_plan
 from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
@@ -142,7 +142,7 @@ class Recovery:
             engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
             return
         if command.dry_run:
-            lines, figures = self._plan(stage)
+            lines, figures = restart_plan(engine, stage, self.generation + 1)
             outcome = Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures=figures)
             engine.reply(client, outcome)
             return
@@ -151,24 +151,6 @@ class Recovery:
             engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
         self._operations[stage] = engine.operations.open(command, client, str(stage))
         self.start([stage])
-
-    def _plan(self, stage: int) -> tuple[list[str], dict[str, float]]:
-        board, live = self._engine.board, self._engine.live()
-        stages = sorted({stage, *board.lost})
-        ready = board.ready.get((stage, 0))
-        where = f"stage {stage}" + (f" (pid {ready.pid})" if ready is not None else "")
-        lines = [f"{where} is ended and started anew, generation {self.generation + 1}"]
-        lines += [f"stage {other}, which is lost, too" for other in stages if other != stage]
-        others = [str(other) for other in self._stages if other not in stages]
-        if others:
-            lines.append(f"stages {' '.join(others)} keep weights and memory and forget requests")
-        back = [request for request in live if request.num_computed]
-        tokens, host = sum(r.num_computed for r in back), sum(len(r.host_blocks) for r in live)
-        lines.append(f"{len(live)} requests stay; {len(back)} are recomputed, {tokens} tokens")
-        if host:
-            lines.append(f"{host} host blocks are void: swapped and held requests are recomputed too")
-        figures = {"requests": len(live), "recompute_requests": len(back), "recompute_tokens": tokens, "host": host}
-        return lines, {name: float(value) for name, value in figures.items()}
 
     # --- one turn ---------------------------------------------------------------------------------------------
 
@@ -245,8 +227,9 @@ class Recovery:
         if stages:
             engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
         else:
-            text = f"{engine.board.loss}, and no process ended: all meet again, generation {self.generation}"
-            engine.event("wire.lost", text, stage=min(engine.board.lost))
+            stage, text = next(iter(engine.board.lost.items()))
+            text = f"stage {stage}: {text}, and no process has ended; all meet again, generation {self.generation}"
+            engine.event("wire.lost", text, stage=stage)
 
     def _start(self, stage: int) -> None:
         self._born[stage] = self.generation

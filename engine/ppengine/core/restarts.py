@@ -1,4 +1,5 @@
-"""What is done about a lost stage without an operator: a new generation alone, a new process, or nothing."""
+"""What is done about a lost stage: without an operator a new generation alone, a new process, or nothing; and what a
+restart costs."""
 
 from __future__ import annotations
 
@@ -56,3 +57,23 @@ class Restarts:
             cordoned = f"it is {engine.cordons.of(stage)}: restart-stage {stage}, or lift the cordon"
             return f"stage {stage} is lost: {lost}; {cordoned}"
         return None
+
+
+def restart_plan(engine: Engine, stage: int, generation: int) -> tuple[list[str], dict[str, float]]:
+    """Return what a restart of `stage` that begins `generation` does and costs, in lines and figures."""
+    board, live = engine.board, engine.live()
+    stages = sorted({stage, *board.lost})
+    ready = board.ready.get((stage, 0))
+    where = f"stage {stage}" + (f" (pid {ready.pid})" if ready is not None else "")
+    lines = [f"{where} is ended and started anew, generation {generation}"]
+    lines += [f"stage {other}, which is lost, too" for other in stages if other != stage]
+    others = [str(other) for other in range(engine.config.stages) if other not in stages]
+    if others:
+        lines.append(f"stages {' '.join(others)} keep weights and memory and forget requests")
+    back = [request for request in live if request.num_computed]
+    tokens, host = sum(r.num_computed for r in back), sum(len(r.host_blocks) for r in live)
+    lines.append(f"{len(live)} requests stay; {len(back)} are recomputed, {tokens} tokens")
+    if host:
+        lines.append(f"{host} host blocks are void: swapped and held requests are recomputed too")
+    figures = {"requests": len(live), "recompute_requests": len(back), "recompute_tokens": tokens, "host": host}
+    return lines, {name: float(value) for name, value in figures.items()}
