@@ -40,7 +40,6 @@ from ppengine.protocol.control import (
     Hello,
     Inspect,
     Inspected,
-    LogsDetail,
     Outcome,
     Ping,
     Pong,
@@ -53,6 +52,7 @@ from ppengine.protocol.control import (
     Submit,
     Welcome,
 )
+from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.reports import Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams

@@ -16,7 +16,8 @@ from ppengine.monitor import proc, stacks
 from ppengine.monitor.agent import Sampler, is_calm
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.reports import ToCollector
 
 PAGE = 4096

@@ -46,6 +46,7 @@ from ppengine.protocol.frames import (
 )
 from ppengine.protocol.snapshot import Event, Events, Snapshot
 
+from ppconsole.link.pending import forsake
 from ppconsole.link.sockets import Sockets, receive, send
 from ppconsole.link.source import LinkLost, QueryFailed
 
@@ -109,6 +110,7 @@ class Session:
         *,
         user: str,
         read_only: bool,
+        passing: bool = False,
         topic: bytes = TOPIC_SNAPSHOT,
         timing: Timing | None = None,
     ) -> Session:
@@ -120,6 +122,7 @@ class Session:
             client=f"ppconsole/{os.getpid()}",
             user=user,
             read_only=read_only,
+            passing=passing,
         )
         try:
             sockets = Sockets(context, record, topic)
@@ -184,6 +187,7 @@ class Session:
             raise LinkLost(f"no answer within {limit:g} s", sent=True) from None
         finally:
             del self._questions[question.nonce]
+            forsake(future)
 
     async def _put(self, socket: zmq.asyncio.Socket, message: Command | Replay | Fetch | Inspect) -> None:
         try:

@@ -28,7 +28,8 @@ from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.reports import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
