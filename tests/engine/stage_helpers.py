@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge, Outbox
+from ppengine.stage.transport import Outbox
 from ppengine.stage.wire import meet
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from ppengine.ring import Kind
+from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge
 from ppengine.streams.ledger import Ledger
 from ppengine.streams.storage import StorageBuffers
 
@@ -25,6 +25,9 @@ class TokenTable:
     With one stage the sampler fills it (`store`). With more, each step that samples announces a return (`expect`), and
     returns are taken in, in step order, when a row needs one (`tokens`).
     """
+
+    by_device = False
+    """See `Inlet`."""
 
     def __init__(self, ring: Recorder, edge: Edge | None = None, ledger: Ledger | None = None) -> None:
         self._ring = ring
