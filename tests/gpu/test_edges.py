@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,13 @@ TOKENS, WIDTH, SLOTS = 64, 512, 3
 SIZES = (1, 64, 7, 33, 64, 2, 64, 64, 5)
 SPIN = 400_000_000
 """Clock ticks of a kernel that keeps a stream busy for about 0.2 s."""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder like that of the rings: the driver registers pages of no other file system."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 def hidden(step: int) -> torch.Tensor:
@@ -84,7 +92,7 @@ def send(folder: Path, mode: str) -> None:
 
 @contextlib.contextmanager
 def receiving(folder: Path, mode: str) -> Iterator[tuple[DeviceInlet, Any, subprocess.Popen[bytes]]]:
-    """The receiving end, beside a process that sends."""
+    """The receiving end, beside a process that sends; leaving it asserts that nothing of it is left."""
     process = subprocess.Popen([sys.executable, __file__, str(folder), mode])
     driver = Driver(0)
     card = make_card(driver)
@@ -93,15 +101,19 @@ def receiving(folder: Path, mode: str) -> Iterator[tuple[DeviceInlet, Any, subpr
         inlet = DeviceEnds(driver, card).inlet(edge, folder / "e0.words")
         assert propose(edge.wire, inlet.offer) == ""
         yield inlet, card, process
+        inlet.release()
+        card.compute.synchronize()
+        inlet.close()
+        assert not list(folder.glob("*.words")) and ".words" not in Path("/proc/self/maps").read_text()
     finally:
         process.kill()
         process.wait()
 
 
-def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
+def test_hidden_states_arrive_bit_for_bit(shared: Path) -> None:
     """More messages than slots, all launched by the sender before the first is taken."""
-    with receiving(tmp_path, "all") as (inlet, card, process):
-        words, taken = Words(tmp_path / "e0.words", create=False), []
+    with receiving(shared, "all") as (inlet, card, process):
+        words, taken = Words(shared / "e0.words", create=False), []
         time.sleep(0.5)
         assert words.value(Word.FILLED) == SLOTS, "there is no room for more"
         for step, tokens in enumerate(SIZES, 1):
@@ -114,13 +126,12 @@ def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
             assert torch.equal(found.cpu(), hidden(step)), step
         assert [words.value(word) for word in Word] == [len(SIZES)] * 2
         assert process.wait(20) == 0
-        inlet.close()
-        assert not list(tmp_path.glob("*.words"))
+        words.close()
 
 
-def test_no_host_waits_for_a_device(tmp_path: Path) -> None:
+def test_no_host_waits_for_a_device(shared: Path) -> None:
     """The sender's device is busy: the receiver has launched its step long before the message is there."""
-    with receiving(tmp_path, "slow") as (inlet, card, _):
+    with receiving(shared, "slow") as (inlet, card, _):
         inlet.expect(1, SIZES[0])
         with card.compute.use():
             found = inlet.take(1).clone()
@@ -130,9 +141,9 @@ def test_no_host_waits_for_a_device(tmp_path: Path) -> None:
         assert torch.equal(found.cpu(), hidden(1))
 
 
-def test_a_wait_for_a_device_that_never_ends_is_released(tmp_path: Path) -> None:
+def test_a_wait_for_a_device_that_never_ends_is_released(shared: Path) -> None:
     """The sender's words come to nothing: the host lets the stream run on, and all can be closed."""
-    with receiving(tmp_path, "stuck") as (inlet, card, process):
+    with receiving(shared, "stuck") as (inlet, card, process):
         for step, tokens in enumerate(SIZES, 1):
             inlet.expect(step, tokens)
             inlet.take(step)
@@ -149,12 +160,10 @@ def test_a_wait_for_a_device_that_never_ends_is_released(tmp_path: Path) -> None
         assert not end.done()
         inlet.release()
         end.synchronize()
-        inlet.close()
-        assert not list(tmp_path.glob("*.words")) and ".words" not in Path("/proc/self/maps").read_text()
 
 
-def test_a_dead_sender_leaves_the_receivers_memory_whole(tmp_path: Path) -> None:
-    with receiving(tmp_path, "silent") as (inlet, card, process):
+def test_a_dead_sender_leaves_the_receivers_memory_whole(shared: Path) -> None:
+    with receiving(shared, "silent") as (inlet, card, process):
         for step in (1, 2):
             inlet.expect(step, SIZES[step - 1])
         inlet.take(1)
@@ -163,18 +172,17 @@ def test_a_dead_sender_leaves_the_receivers_memory_whole(tmp_path: Path) -> None
         found = inlet.take(2)
         card.compute.synchronize()
         assert torch.equal(found.cpu(), hidden(2)), "what had come is there"
-        inlet.close()
 
 
-def test_a_dead_receiver_leaves_the_sender_alive(tmp_path: Path) -> None:
+def test_a_dead_receiver_leaves_the_sender_alive(shared: Path) -> None:
     """The other way round: this process sends into memory whose owner is killed meanwhile, and its device goes on."""
-    process = subprocess.Popen([sys.executable, __file__, str(tmp_path), "receiver"])
+    process = subprocess.Popen([sys.executable, __file__, str(shared), "receiver"])
     driver = Driver(0)
     card: Any = make_card(driver)
     try:
-        edge = Edge(meet(tmp_path, "e0", True, 1, lambda: process.poll() is not None), True)
-        main, ends = Recorder(tmp_path / "main.ring", "main", 0, 0), DeviceEnds(driver, card)
-        outbox, refusal = consider(edge.wire, lambda offer: ends.outbox(edge, tmp_path / "e0.words", main, offer))
+        edge = Edge(meet(shared, "e0", True, 1, lambda: process.poll() is not None), True)
+        main, ends = Recorder(shared / "main.ring", "main", 0, 0), DeviceEnds(driver, card)
+        outbox, refusal = consider(edge.wire, lambda offer: ends.outbox(edge, shared / "e0.words", main, offer))
         assert outbox is not None, refusal
         with pytest.raises(ValueError, match=f"a message of {(TOKENS + 1) * WIDTH * 4} bytes"):
             outbox.put(1, torch.zeros(TOKENS + 1, WIDTH, device=card.device))
@@ -198,18 +206,18 @@ def test_a_dead_receiver_leaves_the_sender_alive(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    (tmp_path / "e0.words").unlink()  # its owner was killed
+    (shared / "e0.words").unlink()  # its owner was killed
     assert ".words" not in Path("/proc/self/maps").read_text()
     assert torch.zeros(8, device=card.device).sum().item() == 0
 
 
-def test_a_handle_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_handle_that_is_none_is_refused(shared: Path) -> None:
     driver = Driver(0)
     card: Any = make_card(driver)
     ends, edge = DeviceEnds(driver, card), Edge.__new__(Edge)
-    main = Recorder(tmp_path / "main.ring", "main", 0, 0)
+    main = Recorder(shared / "main.ring", "main", 0, 0)
     with pytest.raises(RefusedError, match="does not reach memory of GPU-x: cuIpcOpenMemHandle"):
-        ends.outbox(edge, tmp_path / "e0.words", main, Offer("GPU-x", os.urandom(64), 8))
+        ends.outbox(edge, shared / "e0.words", main, Offer("GPU-x", os.urandom(64), 8))
     assert torch.ones(4, device=card.device).sum().item() == 4, "the context is as it was"
 
 
