@@ -243,10 +243,12 @@ def test_a_stream_waits_for_the_newest_token_of_its_rows_once(wires: tuple[Wire,
     for step, into in enumerate(slots, 1):
         table.expect(step, into)
         sending.announce(torch.empty(len(into), dtype=torch.int64, device="meta"), step)
-    assert table.tokens(np.array([2])).tolist() == [-1]
+    assert table.tokens(np.array([2])).tolist() == [-1] and not waits.numbers
+    table.arrive()
     assert waits.numbers == [2], "slot 2 was sampled last by the second return"
-    assert table.tokens(np.array([1, 2])).tolist() == [-1, -1]
-    table.tokens(np.array([0, 70]))
+    for more in ([2, 2], [1, 2], [0, 70]):
+        assert table.tokens(np.array(more)).tolist() == [-1, -1]
+        table.arrive()
     assert waits.numbers == [2, 3]
     table.forget([70, 500])
     with pytest.raises(ValueError, match="slot 70 has no sampled token"):

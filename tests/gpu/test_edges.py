@@ -187,6 +187,8 @@ def test_a_dead_receiver_leaves_the_sender_alive(shared: Path) -> None:
         with pytest.raises(ValueError, match=f"a message of {(TOKENS + 1) * WIDTH * 4} bytes"):
             outbox.put(1, torch.zeros(TOKENS + 1, WIDTH, device=card.device))
         sent = [hidden(step).to(card.device) for step in range(1, SLOTS + 2)]
+        # Loaded here: a kernel's first launch waits for the device, and this one is to wait for a peer.
+        assert (torch.ones(4, device=card.device) * 3).sum().item() == 12
         torch.cuda.synchronize()
         with card.compute.use():
             for step, tensor in enumerate(sent, 1):  # the last one waits for a receiver that takes nothing

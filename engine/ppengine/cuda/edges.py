@@ -158,8 +158,8 @@ class DeviceTokens:
         self.by_device = edge is not None
         self._number = 0
         """Of the newest return that will come."""
-        self._ordered = 0
-        """Of the newest return that the stream has waited for, or will have."""
+        self._wanted = self._ordered = 0
+        """Of the newest return that was asked for, and of the newest that the stream has waited for, or will have."""
         self._coming: deque[tuple[int, int]] = deque()
         """Step and number of tokens of returns whose headers were not read."""
         self._awaited: Slots = np.zeros(64, np.int64)
@@ -176,19 +176,21 @@ class DeviceTokens:
                 self._hear_oldest(self.edge)
 
     def tokens(self, slots: Slots) -> Slots:
-        """Let the stream wait until the newest token of each slot is in the table; return -1 for each: look there."""
+        """Return -1 for each slot: its newest token will be in the table, once the stream has passed `arrive`."""
         self._make_room(slots)
         awaited = self._awaited[slots]
         if (awaited == 0).any():
             raise ValueError(f"slot {int(slots[awaited == 0][0])} has no sampled token on this stage")
-        if self.edge is not None and self._signals is not None:
-            newest = int(awaited.max())
-            while self._number - len(self._coming) < newest:
-                self._hear_oldest(self.edge)
-            if newest > self._ordered:
-                self._signals.wait(Word.FILLED, newest)
-                self._ordered = newest
+        self._wanted = max(self._wanted, int(awaited.max()))
+        while self.edge is not None and self._number - len(self._coming) < self._wanted:
+            self._hear_oldest(self.edge)
         return np.full(len(slots), -1, np.int64)
+
+    def arrive(self) -> None:
+        """Let the stream wait for the tokens that were asked for."""
+        if self._signals is not None and self._wanted > self._ordered:
+            self._signals.wait(Word.FILLED, self._wanted)
+            self._ordered = self._wanted
 
     def forget(self, slots: list[int]) -> None:
         """Drop the tokens of released slots, so that a wrong marker fails instead of finding another's token."""

@@ -65,6 +65,8 @@ class DecodeGraphs:
         self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=True) for _ in range(STAGED)]
         self._copied: list[Event | None] = [None] * STAGED
         self._turn = 0
+        self._next = 0, 0
+        """Padded size and rows of the step that was loaded."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, told: Callable[[int, int], None]) -> None:
@@ -97,8 +99,8 @@ class DecodeGraphs:
         rows = len(plan.slots)
         return plan.batch.decode_only and rows <= self.sizes[-1] and len(plan.sampled) == rows
 
-    def run(self, plan: Plan, ids: NDArray[np.int64]) -> Tensor:
-        """Launch a step on the compute stream; return logits [B, V] of the last stage, hidden states [B, H] of others.
+    def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
+        """Launch the copy of a step's integers, before the stream waits for what comes from elsewhere.
 
         `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
@@ -120,7 +122,13 @@ class DecodeGraphs:
         with self._compute.use():
             self._ints[:used].copy_(staging[:used], non_blocking=True)
             self._copied[turn] = self._compute.record("integers copied")
-            graph, output = self._graphs[size]
+        self._next = size, rows
+
+    def run(self) -> Tensor:
+        """Launch the step that was loaded; return logits [B, V] of the last stage, hidden states [B, H] of others."""
+        size, rows = self._next
+        graph, output = self._graphs[size]
+        with self._compute.use():
             graph.replay()
         return output[:rows]
 

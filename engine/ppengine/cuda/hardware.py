@@ -51,6 +51,7 @@ class CudaHardware(Hardware):
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
         share = card.total // sum(other % cards == index for other in range(config.stages))
+        self._peer_to_peer = config.profile.parallel.peer_to_peer
         mib = config.profile.memory.device_mib
         self.total = share if mib is None else min(mib * _MIB, share)
 
@@ -115,9 +116,9 @@ class CudaHardware(Hardware):
         self._account.close("graphs", self._card.read(loaded.cache.mapped_bytes))
         return state
 
-    def ends(self, card: CudaState) -> DeviceEnds:
+    def ends(self, card: CudaState) -> DeviceEnds | None:
         """See `Hardware`."""
-        return DeviceEnds(self.driver, card)
+        return DeviceEnds(self.driver, card) if self._peer_to_peer else None
 
     def own_tokens(self, ring: Recorder) -> DeviceTokens:
         """See `Hardware`."""

@@ -84,19 +84,14 @@ class CudaRunner(Runner):
         number, card = step.number, self.card
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
-        as_graph = card.graphs is not None and card.graphs.serves(plan)
-        if self._inlet is not None:
-            with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
-                hidden = self._inlet.take(number)
-                if not self._inlet.by_device:
-                    self._upload(hidden)
-            ids: Ints = np.empty(0, np.int64)
-        else:
-            ids = self._input_ids(plan)
+        graphs = card.graphs if card.graphs is not None and card.graphs.serves(plan) else None
+        ids: Ints = np.zeros(count, np.int64) if self._inlet is not None else self._input_ids(plan)
+        if graphs is not None:
+            graphs.load(plan, ids)
+        self._receive(number, count)
         with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
-            if as_graph and card.graphs is not None:
-                out = card.graphs.run(plan, ids if len(ids) else np.zeros(count, np.int64))
-                slots, positions = card.graphs.slots[:count], card.graphs.lengths[:count]
+            if graphs is not None:
+                out, slots, positions = graphs.run(), graphs.slots[:count], graphs.lengths[:count]
             else:
                 out, slots, positions = self._eager(plan, ids, count)
         if self._model.last:
@@ -115,6 +110,16 @@ class CudaRunner(Runner):
                 raise ValueError("a step takes tokens from the device, but scheduler.schedule_ahead is off")
             on_device = self._tokens.tokens(on_device)
         return self._state.input_ids(plan, on_device)
+
+    def _receive(self, number: int, count: int) -> None:
+        """Let compute wait for what others give this step: hidden states [count, H], or sampled tokens."""
+        if self._inlet is not None:
+            with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
+                hidden = self._inlet.take(number)
+                if not self._inlet.by_device:
+                    self._upload(hidden)
+        elif self._tokens is not None:
+            self._tokens.arrive()
 
     def _upload(self, hidden: Tensor) -> None:
         """Copy what came in to the device. The receive buffer is free again when this returns."""

@@ -92,7 +92,7 @@ class Connector:
 
         def accept(offer: Offer) -> Any:
             if ends is None:
-                raise RefusedError(f"stage {self.stage} is not on a GPU")
+                raise RefusedError(f"stage {self.stage} uses no other's memory")
             make = ends.token_return if name == "tokens" else ends.outbox
             return make(edge, self._words(name), self.rings.main, offer)
 

@@ -69,6 +69,9 @@ class TokenTable:
             raise ValueError(f"slot {int(slots[tokens < 0][0])} has no sampled token on this stage")
         return tokens
 
+    def arrive(self) -> None:
+        """Nothing: `tokens` has waited. See `DeviceTokens`."""
+
     def forget(self, slots: list[int]) -> None:
         """Drop the tokens of released slots, so that a wrong marker fails instead of finding another's token."""
         self._latest[[slot for slot in slots if slot < len(self._latest)]] = -1
