@@ -112,10 +112,10 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float) -
     latest = torch.zeros(1 << 16, dtype=torch.int32, device=DEVICE)
     graphs = DecodeGraphs(model, caches, compute, max(sizes), -(-LENGTH // BLOCK), BLOCK, latest, None)
     graphs.sizes = sorted(sizes)
-    graphs.capture(lambda done, total: None)
+    graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
     state = BatchState(LENGTH, BLOCK)
     card = SimpleNamespace(
-        compute=compute, device=DEVICE, graphs=graphs, latest=latest, incoming=None,
+        compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None,
         sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None,
         batch=lambda batch: CudaHardware.batch(SimpleNamespace(device=DEVICE), batch),
     )  # fmt: skip

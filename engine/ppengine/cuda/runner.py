@@ -17,6 +17,7 @@ import torch
 from ppkernels.gpu.sampling import Parameters, choose, logprobs
 from torch import Tensor
 
+from ppengine.cuda.graphs import Launched
 from ppengine.cuda.state import LANDING_SLOTS, SLOTS, CudaState
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
 from ppengine.ring import Kind
@@ -84,16 +85,13 @@ class CudaRunner(Runner):
         number, card = step.number, self.card
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
-        graphs = card.graphs if card.graphs is not None and card.graphs.serves(plan) else None
+        graphs = next((graphs for graphs in card.graphs if graphs.serves(plan)), None)
         ids: Ints = np.zeros(count, np.int64) if self._inlet is not None else self._input_ids(plan)
         if graphs is not None:
             graphs.load(plan, ids)
         self._receive(number, count)
         with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
-            if graphs is not None:
-                out, slots, positions = graphs.run(), graphs.slots[:count], graphs.lengths[:count]
-            else:
-                out, slots, positions = self._eager(plan, ids, count)
+            out, slots, positions = self._eager(plan, ids, count) if graphs is None else graphs.run()
         if self._model.last:
             if len(plan.sampled):
                 self._sample(number, plan, out, slots, positions, pending)
@@ -138,8 +136,8 @@ class CudaRunner(Runner):
         card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
 
-    def _eager(self, plan: Plan, ids: Ints, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Launch any step operation by operation; return logits or hidden states, and slots and positions sampled."""
+    def _eager(self, plan: Plan, ids: Ints, count: int) -> Launched:
+        """Launch any step operation by operation."""
         card = self.card
         device = card.device
         with card.compute.use():
@@ -157,7 +155,7 @@ class CudaRunner(Runner):
             out = self._model.run(hidden, batch, self.cache.layers)
             if self._model.last:
                 out = self._model.logits(out[last]) if sampled else out
-        return out, slots, positions
+        return Launched(out, slots, positions)
 
     def _sample(
         self, number: int, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending

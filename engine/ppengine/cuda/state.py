@@ -11,6 +11,7 @@ from ppkernels.gpu.sampling import DeviceSampling, choose, logprobs
 from torch import Tensor
 
 from ppengine.config import EngineConfig
+from ppengine.cuda.chunk_graphs import ChunkGraphs
 from ppengine.cuda.graphs import DecodeGraphs
 from ppengine.cuda.host_pool import PinnedPool
 from ppengine.cuda.kv_cache import CudaKvCache
@@ -34,7 +35,8 @@ class CudaState:
 
     `incoming` [tokens, H]: what came from the stage before, where graphs read it; it arrives in slots of `landing` in
     turn, so that a copy does not wait for the layers that read the one before. Neighbours write into `landing` and
-    `table`, which is behind `latest`, themselves where they can. `graphs` None: no step is a graph.
+    `table`, which is behind `latest`, themselves where they can. A step is the
+    first of `graphs` that serves it.
     """
 
     def __init__(
@@ -63,17 +65,22 @@ class CudaState:
             self.arrived = [self.landing.slot(turn).view(dtype).view(size) for turn in range(LANDING_SLOTS)]
             self.read: list[Event | None] = [None] * LANDING_SLOTS
             self.turn = 0
-        self.graphs: DecodeGraphs | None = None
-        rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-        blocks = -(-config.max_model_len // cache.shape.block_size)
-        self._decodes = model, cache.reserved_layers, self.compute, rows, blocks, cache.shape.block_size
+        self.graphs: list[DecodeGraphs | ChunkGraphs] = []
+        self._stage = model, cache.reserved_layers, self.compute
+        self._tokens = scheduler.max_num_batched_tokens
+        self._rows = min(scheduler.max_num_seqs, self._tokens)
+        self._blocks = -(-config.max_model_len // cache.shape.block_size), cache.shape.block_size
         self._vocabulary, self._dtype = model.spec.vocab_size, cache.shape.dtype
         self._latest_elsewhere = model.last and not model.first
 
     def capture(self, told: Callable[[int, int], None]) -> None:
-        """Capture the graphs of decode steps."""
-        self.graphs = DecodeGraphs(*self._decodes, latest=self.latest, hidden=self.incoming)
-        self.graphs.capture(told)
+        """Capture the graphs of decode steps and of steps with short prompts."""
+        decodes = DecodeGraphs(*self._stage, self._rows, *self._blocks, latest=self.latest, hidden=self.incoming)
+        chunks = ChunkGraphs(*self._stage, self._tokens, *self._blocks, latest=self.latest, hidden=self.incoming)
+        pool, total = torch.cuda.graph_pool_handle(), len(decodes.sizes) + len(chunks.sizes)
+        chunks.capture(pool, lambda done: told(done, total))
+        decodes.capture(pool, lambda done: told(done + len(chunks.sizes), total))
+        self.graphs = [decodes, chunks]
 
     def warm_up(self) -> None:
         """Compile what samples, before the first request would wait for it."""
