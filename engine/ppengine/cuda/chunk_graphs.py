@@ -27,7 +27,7 @@ SIZES = (64, 128, 256, 512, 1024)
 ROWS = 32
 """Of one step, the padding's included."""
 _BY_TOKEN, _BY_ROW = 4, 5
-"""Tokens, slots of their rows, positions, slot mapping; starts, lengths, and of what is sampled token, slot, position."""
+"""Tokens, slots of their rows, positions, slot mapping; starts, lengths, and what is sampled: token, slot, position."""
 
 
 class ChunkGraphs:
