@@ -68,7 +68,8 @@ class CudaState:
         self.graphs: list[DecodeGraphs | ChunkGraphs] = []
         self._stage = model, cache.reserved_layers, self.compute
         self._tokens = scheduler.max_num_batched_tokens
-        self._rows = min(scheduler.max_num_seqs, self._tokens)
+        # The core spreads decodes evenly over as many micro-batches as there are stages.
+        self._rows = min(-(-scheduler.max_num_seqs // config.stages), self._tokens)
         self._blocks = -(-config.max_model_len // cache.shape.block_size), cache.shape.block_size
         self._vocabulary, self._dtype = model.spec.vocab_size, cache.shape.dtype
         self._latest_elsewhere = model.last and not model.first
