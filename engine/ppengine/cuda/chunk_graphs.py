@@ -2,8 +2,8 @@
 
 Launched one by one, the kernels of a step with prompts take a host 20 ms (OPT-6.7B, Llama-8B); the device is faster
 than that up to about a thousand tokens. A graph serves any mixture of prompts and decodes: both kernels of attention
-find their rows in `query_start`. Tokens beyond the step's own are one more row, of length 0 and slots -1: it stores
-and reads nothing, and what becomes of it, NaN included, stays in its own rows of every product. Rows beyond are empty.
+find their rows in `query_start`. Rows beyond the step's own have no token, and tokens beyond them are in no row and
+have slot -1: nothing is stored or read for them, and what they are, NaN included, stays in their rows of every product.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from ppengine.stage.batch_state import Plan
 
 SIZES = (64, 128, 256, 512, 1024)
 ROWS = 32
-"""Of one step, the padding's included."""
+"""The most of one step."""
+_ALIGNED = 36
+"""Integers of a column by row, of which one more is used than there are rows: columns begin at multiples of 16 bytes,
+or kernels would be compiled once more."""
 _BY_TOKEN, _BY_ROW = 4, 5
 """Tokens, slots of their rows, positions, slot mapping; starts, lengths, and what is sampled: token, slot, position."""
 
@@ -48,11 +51,11 @@ class ChunkGraphs:
         self._model, self._layers, self._compute = model, layers, compute
         self._block_size, self._latest, self._hidden = block_size, latest, hidden
         tokens = max(self.sizes, default=0)
-        self._wide = _BY_TOKEN * tokens, _BY_ROW * (ROWS + 1)
+        self._wide = _BY_TOKEN * tokens, _BY_ROW * _ALIGNED
         self._staging = Staging(sum(self._wide) + ROWS * blocks, compute, layers[0].device)
         by_token, by_row, tables = self._parts(self._staging.on_device)
         self._by_token: list[Tensor] = list(by_token.view(_BY_TOKEN, tokens))
-        self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, ROWS + 1))
+        self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, _ALIGNED))
         self._tables: Tensor = tables.view(ROWS, blocks)
         self._next = 0, 0, 0
         """Padded size, tokens and sampled rows of the step that was loaded."""
@@ -74,7 +77,7 @@ class ChunkGraphs:
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: few rows, not too many tokens."""
-        return bool(self.sizes) and len(plan.slots) < ROWS and int(plan.query_start[-1]) <= self.sizes[-1]
+        return bool(self.sizes) and len(plan.slots) <= ROWS and int(plan.query_start[-1]) <= self.sizes[-1]
 
     def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
         """Launch the copy of a step's integers; `ids` [T] as for `DecodeGraphs`."""
@@ -87,7 +90,7 @@ class ChunkGraphs:
         for column, values, padding in zip(by_token, columns, (0, 0, 0, -1), strict=True):
             column[:count], column[count:size] = values, padding
         starts, lengths, last, slots, positions = by_row
-        starts[: rows + 1], starts[rows + 1 :] = plan.query_start, size
+        starts[: rows + 1], starts[rows + 1 :] = plan.query_start, count
         lengths[:rows], lengths[rows:] = plan.ends, 0
         last[:sampled], last[sampled:] = plan.last_tokens, 0
         slots[:sampled], positions[:sampled] = plan.sampled_slots, plan.ends[plan.sampled]
@@ -116,7 +119,7 @@ class ChunkGraphs:
         batch = Batch(
             positions=positions,
             slot_mapping=mapping,
-            query_start=starts,
+            query_start=starts[: ROWS + 1],
             query_lens=[1, *[2] * (ROWS - 1)],  # so that both kernels are launched
             seq_lens=lengths[:ROWS],
             block_tables=self._tables,

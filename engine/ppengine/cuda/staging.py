@@ -18,7 +18,8 @@ class Staging:
     def __init__(self, length: int, compute: Stream, device: torch.device) -> None:
         self.on_device = torch.zeros(length, dtype=torch.int32, device=device)
         self._compute = compute
-        self._host = [torch.zeros(length, dtype=torch.int32, pin_memory=True) for _ in range(STAGED)]
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(STAGED)]
         self._copied: list[Event | None] = [None] * STAGED
         self._turn = 0
 
