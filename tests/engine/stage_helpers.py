@@ -11,8 +11,9 @@ import torch
 from forks import fork
 from ppengine import lifeline
 from ppengine.executor.process import Child
+from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge, Outbox
+from ppengine.stage.transport import Outbox
 from ppengine.stage.wire import meet
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

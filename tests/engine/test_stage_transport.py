@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from ppengine.ring import Gauge, Kind, RingReader, shape_text
+from ppengine.stage.edge import Edge
 from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import MAX_UNDELIVERED, Edge, Inlet
+from ppengine.stage.transport import MAX_UNDELIVERED, Inlet
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire, meet
 from stage_helpers import BIG, DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
 
