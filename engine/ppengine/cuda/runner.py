@@ -28,6 +28,11 @@ class CudaRunner(Runner):
     launches = True
     card: CudaState
 
+    def execute(self, step: Step) -> Pending:
+        """See `Runner`."""
+        self.card.progress.step = step.number
+        return super().execute(step)
+
     def _register(self, step: Step) -> None:
         super()._register(step)
         sampling = self.card.sampling
@@ -53,10 +58,20 @@ class CudaRunner(Runner):
         as_graph = card.graphs is not None and card.graphs.serves(plan)
         if self._inlet is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
-                self._upload(self._inlet.take(number))
+                hidden = self._inlet.take(number)
+                with card.upload.working():
+                    self._upload(hidden)
             ids: Ints = np.empty(0, np.int64)
         else:
             ids = self._input_ids(plan)
+        with card.compute.working():
+            self._launch(number, plan, ids, as_graph, pending)
+        if self._inlet is None and self._tokens is not None and len(plan.sampled):
+            self._tokens.expect(number, plan.sampled_slots)
+
+    def _launch(self, number: int, plan: Plan, ids: Ints, as_graph: bool, pending: Pending) -> None:
+        """Launch the layers, and what becomes of what they give."""
+        card, count = self.card, int(plan.query_start[-1])
         with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
             if as_graph and card.graphs is not None:
                 out = card.graphs.run(plan, ids if len(ids) else np.zeros(count, np.int64))
@@ -68,8 +83,6 @@ class CudaRunner(Runner):
                 self._sample(number, plan, out, slots, positions, pending)
         elif self.outbox is not None:
             self._send_later(number, out, pending)
-        if self._inlet is None and self._tokens is not None and len(plan.sampled):
-            self._tokens.expect(number, plan.sampled_slots)
 
     def _input_ids(self, plan: Plan) -> Ints:
         """Return the input tokens [T]; -1 where only the device knows them."""

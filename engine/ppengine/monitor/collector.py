@@ -197,7 +197,8 @@ class Collector:
             stopping = True
         now_ns, processes = time.monotonic_ns(), self._with_the_ended()
         evidence = self._tracker.build(
-            now_ns, self.core, self._sightings, processes, core_state, stacks=stacks, stopping=stopping
+            now_ns, self.core, self._sightings, processes, core_state,
+            stacks=stacks, gpus=self._gpus, stopping=stopping,
         )  # fmt: skip
         samples = {key: seen.sample for key, seen in self._sightings.items()}
         stages = self._fallen.keep(now_ns, evidence.stages, samples, processes.processes if processes else [])

@@ -12,12 +12,17 @@ import msgspec
 
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
+from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
+from ppengine.protocol.snapshot import StreamInfo
 
 TICK_OLD_S = 1.0
 """The control thread ticks ten times a second; older than this is not bad luck."""
 OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
 """A kill is counted before its victim is gone, which can take a while; and read a moment later."""
+
+XID_TOLD_MS = 30_000.0
+"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
 
 
 class Run(msgspec.Struct):
@@ -109,9 +114,13 @@ class EvidenceTracker:
         core_state: tuple[int, str | None] | None,
         *,
         stacks: Mapping[int, Stack] | None = None,
+        gpus: Mapping[str, tuple[GpuInfo, int]] | None = None,
         stopping: bool = False,
     ) -> Evidence:
-        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid."""
+        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
+
+        `gpus`: by UUID, with the time of their report.
+        """
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
         self._note_retired(now_ns, views)
@@ -120,7 +129,14 @@ class EvidenceTracker:
             for key in self._keys
         )
         known = stacks or {}
-        stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
+        stages = tuple(
+            msgspec.structs.replace(
+                stage,
+                stack=known.get(stage.pid or 0),
+                xids=_lately(now_ns, views.get((stage.stage, stage.rank)), gpus or {}),
+            )
+            for stage in stages
+        )
         driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state)
         return Evidence(
             stages=stages,
@@ -204,6 +220,7 @@ class EvidenceTracker:
             finished_step=sample.finished_step,
             expected_s=_seconds(expected),
             cpu_s=sample.cpu_s,
+            streams=tuple(aged_stream(stream, age * 1e3) for stream in sample.streams if stream.on_device),
         )
 
     def _driver(
@@ -255,6 +272,22 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
+
+
+def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
+    """Return a stream as it is `late_ms` after it was looked at, if it has not moved since."""
+    return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
+
+
+def _lately(now_ns: int, view: StageView | None, gpus: Mapping[str, tuple[GpuInfo, int]]) -> tuple[Xid, ...]:
+    """Return the newest XIDs of a stage's card, with the ages of this moment."""
+    known = None if view is None or view.device_uuid is None else gpus.get(view.device_uuid)
+    if known is None:
+        return ()
+    gpu, seen_ns = known
+    late_ms = (now_ns - seen_ns) / 1e6
+    aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
+    return tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS)
 
 
 def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:
