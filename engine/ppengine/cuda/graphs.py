@@ -53,7 +53,7 @@ class DecodeGraphs:
         hidden: Tensor | None,
     ) -> None:
         self.sizes = batch_sizes(rows)
-        self._model, self._layers, self._compute = model, layers, compute
+        self._model, self._layers, self.compute = model, layers, compute
         self._rows, self._blocks, self._block_size = rows, blocks, block_size
         self._latest, self._hidden = latest, hidden
         device = layers[0].device
@@ -74,11 +74,11 @@ class DecodeGraphs:
             told(done, len(self.sizes))
             self._pad(self._staging[0].numpy(), 0, size)
             self._ints.copy_(self._staging[0])
-            with self._compute.use():
+            with self.compute.use():
                 self._forward(size)  # compiles, and sets up what must not happen while capturing
-                self._compute.synchronize()
+                self.compute.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self._compute.raw):
+            with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
                 output = self._forward(size)
             self._graphs[size] = graph, output
 
@@ -117,9 +117,9 @@ class DecodeGraphs:
             array[number * self._rows : number * self._rows + rows] = column
         array[_COLUMNS * self._rows :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
         used = _COLUMNS * self._rows + rows * self._blocks
-        with self._compute.use():
+        with self.compute.use():
             self._ints[:used].copy_(staging[:used], non_blocking=True)
-            self._copied[turn] = self._compute.record("integers copied")
+            self._copied[turn] = self.compute.record("integers copied")
             graph, output = self._graphs[size]
             graph.replay()
         return output[:rows]

@@ -8,6 +8,9 @@ copied on the stream `upload`, for which compute waits.
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,7 +58,8 @@ class CudaRunner(Runner):
         number, card = step.number, self.card
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
-        as_graph = card.graphs is not None and card.graphs.serves(plan)
+        # Values are looked at inside of a step, where a graph has no room for it.
+        as_graph = card.graphs is not None and card.graphs.serves(plan) and not self._checks.looks_for_non_finite
         if self._inlet is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
                 hidden = self._inlet.take(number)
@@ -77,7 +81,7 @@ class CudaRunner(Runner):
                 out = card.graphs.run(plan, ids if len(ids) else np.zeros(count, np.int64))
                 slots, positions = card.graphs.slots[:count], card.graphs.lengths[:count]
             else:
-                out, slots, positions = self._eager(plan, ids, count)
+                out, slots, positions = self._eager(number, plan, ids, pending)
         if self._model.last:
             if len(plan.sampled):
                 self._sample(number, plan, out, slots, positions, pending)
@@ -110,10 +114,10 @@ class CudaRunner(Runner):
         card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
 
-    def _eager(self, plan: Plan, ids: Ints, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _eager(self, number: int, plan: Plan, ids: Ints, pending: Pending) -> tuple[Tensor, Tensor, Tensor]:
         """Launch any step operation by operation; return logits or hidden states, and slots and positions sampled."""
-        card = self.card
-        device = card.device
+        card, device, count = self.card, self.card.device, int(plan.query_start[-1])
+        look, finite = self._checks.looks_for_non_finite, self._finite
         with card.compute.use():
             batch = card.batch(plan.batch)
             more = np.concatenate([ids, plan.last_tokens, plan.sampled_slots, plan.ends[plan.sampled], _owner(plan)])
@@ -127,9 +131,27 @@ class CudaRunner(Runner):
             else:
                 hidden = card.incoming[:count]
             out = self._model.run(hidden, batch, self.cache.layers)
-            if self._model.last:
-                out = self._model.logits(out[last]) if sampled else out
+            if look:
+                # The next step overwrites what came in.
+                self._look(out, pending, partial(finite.explain, number, plan, batch, hidden.clone(), out))
+            if self._model.last and sampled:
+                out = self._model.logits(out[last])
+                if look:
+                    self._look(out, pending, partial(finite.explain_logits, number, plan, out))
         return out, slots, positions
+
+    def _look(self, values: Tensor, pending: Pending, explain: Callable[[], None]) -> None:
+        """Have `explain` called at the end of the step, should `values` not all be finite."""
+        compute = self.card.compute
+        ends = _to_host(torch.stack(torch.aminmax(values)))
+        pending.until(compute.record("values looked at"))
+
+        def judge() -> None:
+            if self._checks.looks_for_non_finite and not all(map(math.isfinite, ends.tolist())):
+                with compute.use():
+                    explain()
+
+        pending.finally_do(judge)
 
     def _sample(
         self, number: int, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending

@@ -314,7 +314,9 @@ def main() -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    # CUDA's errors go on with advice for who compiles torch.
+    text = str(error).partition("\n")[0] if isinstance(error, torch.AcceleratorError) else str(error)
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":
