@@ -12,9 +12,6 @@ from cuda.bindings import driver as cuda
 
 from ppengine.cuda.errors import DriverError
 
-_NO_BARRIER = cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER.value
-"""A word of progress stands for itself: who reads it reads nothing else that the device wrote."""
-
 
 class Driver:
     """The driver on one device. Addresses are ints, sizes bytes, handles and streams the driver's.
@@ -102,7 +99,7 @@ class Driver:
 
     def write_word(self, address: int, value: int, stream: int) -> None:
         """Write 8 bytes on a stream; `address` is the device's. Nothing before it is waited for but in its order."""
-        _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, address, value, _NO_BARRIER))
+        _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, address, value, 0))
 
     def to_host(self, host: int, device: int, size: int, stream: int) -> None:
         """Copy from the device, on a stream. One copy stays within one `pin`."""

@@ -38,6 +38,7 @@ class DeviceRuntime:
         self._landings = torch.empty(_LANDINGS, _MOST, dtype=torch.float64, pin_memory=True)
         self._landed = itertools.count()
         self.enter()
+        self._warm_up()
 
     @property
     def current(self) -> str:
@@ -88,6 +89,18 @@ class DeviceRuntime:
             _done(cuda.cuCtxDestroy(self._context))
         self.ledger.thread(device=self._before)
 
+    def _warm_up(self) -> None:
+        """Do everything once: a kernel's first launch loads it, and may wait for all streams."""
+        one, other = (
+            DeviceMemory(self, Buffer("", ""), torch.zeros(1, dtype=torch.float64, device=self.device))
+            for _ in range(2)
+        )
+        one.set([1.0])
+        other.double(one)
+        other.read([])
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(self.device)
+
     def _be(self, name: str) -> None:
         self._local.name = name
         self.ledger.thread(device=name)
@@ -130,9 +143,12 @@ class DeviceStream:
             self._stream.synchronize()
 
     def record(self, name: str) -> DevicePoint:
-        """See `PlayStream`."""
+        """See `PlayStream`. Raises StreamError."""
         mark = self._ledger.record(self.actor, name) if self._ledger.on else None
-        return DevicePoint(self._ledger, self._stream.record(name), mark)
+        try:
+            return DevicePoint(self._ledger, self._stream.record(name), mark)
+        except torch.AcceleratorError as error:
+            raise StreamError(_told(error)) from None
 
     def wait(self, event: DevicePoint) -> None:
         """See `PlayStream`."""
