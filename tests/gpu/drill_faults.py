@@ -32,8 +32,8 @@ from serving import Served  # noqa: E402
 from watching import Watcher, watch  # noqa: E402
 
 KINDS = (
-    "stale-seqstart", "global-stream", "foreign-device", "overwritten-in-flight", "freed-in-flight", "nan",
-    "inf-weight", "kernel-hang", "device-assert", "illegal-access", "profile-oom",
+    "kernel-hang", "device-assert", "illegal-access", "profile-oom", "nan", "inf-weight",
+    "stale-seqstart", "global-stream", "foreign-device", "overwritten-in-flight", "freed-in-flight",
 )  # fmt: skip
 SETTINGS = ("parallel.device=cuda", "model.dtype=float32", "memory.device_mib=4096", "memory.swap_space_gib=0.0625")
 PATIENCE_S, SETTLE_S, BACK_S = 30.0, 1.0, 90.0
