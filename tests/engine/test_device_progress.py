@@ -15,8 +15,10 @@ from ppengine.device_page import PAGE_BYTES, DevicePage, DevicePageReader, Line,
 from ppengine.monitor.agent import Sampler
 from ppengine.monitor.devices import DeviceWatch
 from ppengine.monitor.diagnosis import diagnose
+from ppengine.monitor.evidence import StageEvidence
+from ppengine.monitor.tracker import with_xids
 from ppengine.monitor.watch import StageWatch
-from ppengine.protocol.gpu import Xid
+from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import StreamInfo
 from ppengine.ring import RingWriter
 
@@ -238,6 +240,23 @@ def test_an_end_tells_how_far_the_device_was_and_what_the_driver_said() -> None:
     assert "stream compute: the device began m8, done m7, pending 1, 0.3s without a move" in root.evidence
     assert "driver: XID 31 of its card 0.2s ago (a kernel touched memory that is not there)" in root.evidence
     assert "driver: XID 999 of its card 0.1s ago" in root.evidence
+
+
+def test_xids_of_a_card_go_to_the_stages_that_are_on_it() -> None:
+    gpu = GpuInfo(uuid="GPU-1", xids=[Xid(code=13, age_ms=29_000.0), Xid(code=43, age_ms=100.0)])
+    on, off = StageEvidence(stage=0, card="GPU-1"), StageEvidence(stage=1)
+    assert with_xids(3_000_000_000, on, {"GPU-1": (gpu, 1_000_000_000)}).xids == (Xid(code=43, age_ms=2100.0),)
+    assert with_xids(3_000_000_000, off, {"GPU-1": (gpu, 1_000_000_000)}) is off
+    assert with_xids(3_000_000_000, on, {}) is on
+
+
+def test_an_abort_behind_a_cuda_error_is_told_with_its_text() -> None:
+    words = "CUDA error: device-side assert triggered"
+    end = {"exit_code": -6, "dead_for_s": 0.2, "exit_detail": f"killed by SIGABRT: {words}"}
+    root = diagnose(stuck(with_stage(pipeline_held_at(2, 1, 0.3), 1, **end), 0.3))[0]
+    assert (root.stage, root.cause) == (1, "crashed")
+    assert root.summary == "stage 1 was killed by SIGABRT: " + words
+    assert f"last words: {words}" in root.evidence
 
 
 def test_what_the_driver_calls_out_of_memory_is_so() -> None:

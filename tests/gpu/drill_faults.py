@@ -36,6 +36,8 @@ KINDS = (
     "stale-seqstart", "global-stream", "foreign-device", "overwritten-in-flight", "freed-in-flight",
 )  # fmt: skip
 SETTINGS = ("parallel.device=cuda", "model.dtype=float32", "memory.device_mib=4096", "memory.swap_space_gib=0.0625")
+WARM = 24
+"""Requests that have ended before the first fault: kernels are compiled for each shape that comes."""
 PATIENCE_S, SETTLE_S, BACK_S = 30.0, 1.0, 90.0
 DOCUMENT = HERE.parents[1] / "docs" / "diagnosis.md"
 TITLE = "\n## On a GPU\n"
@@ -77,7 +79,7 @@ class Drills:
     async def run(self, names: list[str]) -> list[Result]:
         """Run the kinds at both ends; what goes wrong with a drill spoils that one."""
         self._load.start()
-        await self._watcher.until(lambda picture: self._load.ended > 3, "requests have ended", 60)
+        await self._watcher.until(lambda picture: self._load.ended > WARM, "requests have ended", 60)
         results = []
         for name in names:
             for stage in (0, self._engine.stages - 1):
@@ -117,10 +119,8 @@ class Drills:
             result.target_s = None
             restarting = asyncio.create_task(watcher.link.command(RestartStage(stage=result.stage), timeout=BACK_S))
         await self._listen(result, since)
-        if kind.effect == "hang":
-            await self._show("streams", "explain")
-        elif kind.effect == "death":
-            await self._show("explain")
+        if not result.stage and kind.effect in ("hang", "death"):
+            await self._show(*(["streams"] if kind.effect == "hang" else []), "explain")
         await self._mend(result, restarting)
         if len(load.wrong) > wrong and kind.lossless:
             result.back += f", {len(load.wrong) - wrong} requests with OTHER TOKENS"
@@ -195,10 +195,17 @@ def write(results: list[Result]) -> None:
     DOCUMENT.write_text(f"{before.rstrip()}\n{TITLE}\n{made}\n\n{table(results)}\n{rest}")
 
 
+def keep_logs(engine: Served, into: Path) -> None:
+    """Copy the logs of the engine's processes into one file."""
+    files = sorted((engine.runtime / "ppconsole").glob("*/*.log"))
+    into.write_text("\n".join(f"=== {file.name}\n{file.read_text()[-200_000:]}" for file in files))
+
+
 async def main() -> int:
     """Run the drills."""
     parser = argparse.ArgumentParser(prog="tests/gpu/drill_faults.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--logs", type=Path, help="where the engine's logs are copied at the end")
     parser.add_argument("--write", action="store_true", help="put the table into docs/diagnosis.md")
     options = parser.parse_args()
     learn()
@@ -210,7 +217,8 @@ async def main() -> int:
         async with watch(engine.record) as watcher:
             results = await Drills(engine, watcher).run(options.kinds)
     finally:
-        print(engine.said()[-6000:])
+        if options.logs is not None:
+            keep_logs(engine, options.logs)
         with contextlib.suppress(Exception):
             await asyncio.to_thread(end, engine)
     print(table(results))

@@ -96,8 +96,10 @@ class World:
 @pytest.fixture
 def world() -> Iterator[World]:
     path = Path(f"/dev/shm/ppconsole-test-{os.getpid()}.page")
-    yield World(path)
+    made = World(path)
+    yield made
     torch.cuda.synchronize()
+    made.driver.unpin(made.progress.page.address)
     path.unlink()
 
 

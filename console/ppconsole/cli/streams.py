@@ -53,8 +53,8 @@ def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
         return "-" if number is None else f"m{number}"
 
     rows = [
-        [str(one.index), s.name, step(s.begun_step), step(s.done_step), str(s.pending), ms_text(s.age_ms),
-         s.waits_for or ""]
+        [str(one.index), s.name, step(s.begun_step), step(s.done_step), str(s.pending),
+         ms_text(s.age_ms) if s.pending else "-", s.waits_for or ""]
         for one in snapshot.stages
         for s in one.streams
         if s.on_device and stage in (None, one.index)

@@ -76,6 +76,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float | None = None
     streams: tuple[StreamInfo, ...] = ()
     """Those of its device."""
+    card: str | None = None
+    """UUID of its GPU."""
     xids: tuple[Xid, ...] = ()
     """What the driver has reported of its card lately, whoever of those that share the card it was."""
 

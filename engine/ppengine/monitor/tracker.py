@@ -12,7 +12,7 @@ import msgspec
 
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
-from ppengine.protocol.gpu import GpuInfo, Xid
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
 from ppengine.protocol.snapshot import StreamInfo
 
@@ -114,13 +114,9 @@ class EvidenceTracker:
         core_state: tuple[int, str | None] | None,
         *,
         stacks: Mapping[int, Stack] | None = None,
-        gpus: Mapping[str, tuple[GpuInfo, int]] | None = None,
         stopping: bool = False,
     ) -> Evidence:
-        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
-
-        `gpus`: by UUID, with the time of their report.
-        """
+        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid."""
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
         self._note_retired(now_ns, views)
@@ -129,14 +125,7 @@ class EvidenceTracker:
             for key in self._keys
         )
         known = stacks or {}
-        stages = tuple(
-            msgspec.structs.replace(
-                stage,
-                stack=known.get(stage.pid or 0),
-                xids=_lately(now_ns, views.get((stage.stage, stage.rank)), gpus or {}),
-            )
-            for stage in stages
-        )
+        stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
         driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state)
         return Evidence(
             stages=stages,
@@ -173,6 +162,7 @@ class EvidenceTracker:
             unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
+            card=view.device_uuid if view else None,
         )
         if pid is None:
             return base
@@ -279,15 +269,14 @@ def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
     return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
 
 
-def _lately(now_ns: int, view: StageView | None, gpus: Mapping[str, tuple[GpuInfo, int]]) -> tuple[Xid, ...]:
-    """Return the newest XIDs of a stage's card, with the ages of this moment."""
-    known = None if view is None or view.device_uuid is None else gpus.get(view.device_uuid)
-    if known is None:
-        return ()
-    gpu, seen_ns = known
+def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
+    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
+    if stage.card is None or stage.card not in gpus:
+        return stage
+    gpu, seen_ns = gpus[stage.card]
     late_ms = (now_ns - seen_ns) / 1e6
     aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
-    return tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS)
+    return msgspec.structs.replace(stage, xids=tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS))
 
 
 def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:

@@ -70,6 +70,7 @@ class StageWorker:
         self._pending: deque[Pending] = deque()
         self._leaving = False
         self._newest = 0
+        self._kept: Exception | None = None
         self._arms: Any = None
         self._checks = StageChecks(stage, rank, self._generations)
         self._checks.ledger.thread("main")
@@ -183,6 +184,9 @@ class StageWorker:
         except Exception as error:
             log.exception("step %d failed", self._newest)
             text = f"{type(error).__name__}: {_one_line(error)}"
+            if runner.launches:
+                # Behind a CUDA error, freeing pinned memory or a graph may abort the process, before its last words.
+                self._kept = error
         # Out here no frame of the error keeps an edge open that is to be left.
         self._lose(text, peer)
 

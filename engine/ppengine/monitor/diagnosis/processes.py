@@ -77,7 +77,9 @@ def _since(stage: StageEvidence) -> float:
 
 
 def _last_words(stage: StageEvidence) -> str:
-    told = stage.exit_detail if (stage.exit_code or 0) >= 0 else ""
+    told = stage.exit_detail
+    if (stage.exit_code or 0) < 0:
+        told = told.partition(": ")[2]  # Behind the signal: what was thrown.
     words = stage.lost or told
     return "" if _NO_WORDS.fullmatch(words) else words
 
