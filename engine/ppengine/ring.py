@@ -28,8 +28,6 @@ _U64 = struct.Struct("<Q")
 _NAME_OFFSET, _NAME_BYTES = 1024, 64
 _GAUGE_OFFSET = 2048
 _WORDS = struct.Struct("<12Q")
-_DEVICE_OFFSET, _DEVICE_SLOTS = 3072, 16
-_DEVICE = struct.Struct(f"<{_DEVICE_SLOTS * 8}Q")
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
 """What messages are made of, in the order of their codes (from 1)."""
 
@@ -260,15 +258,6 @@ class RingReader:
     def gauges(self) -> dict[str, int]:
         """Return all published figures by their names in lower case."""
         return dict(zip(_GAUGE_NAMES, _GAUGES.unpack_from(self._map, _GAUGE_OFFSET), strict=True))
-
-    def device_words(self) -> list[tuple[int, ...]]:
-        """Return what the device wrote of its progress: 8 words a stream, a cache line each. All 0: nothing yet.
-
-        Word 0 is for the operations that the stream has finished, word 1 for the time of the last one; a kernel or a
-        stream memory operation writes them where a GPU has this page registered.
-        """
-        words = _DEVICE.unpack_from(self._map, _DEVICE_OFFSET)
-        return [words[slot * 8 : slot * 8 + 8] for slot in range(_DEVICE_SLOTS)]
 
     def record(self, seq: int) -> Record | None:
         """Return record `seq`, or None if it is torn, overwritten or not yet written."""

@@ -33,7 +33,7 @@ from ppengine.protocol.control import (
     SwapIn,
     SwapOut,
 )
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import Snapshot, StreamInfo
 
 
 @pytest.fixture
@@ -212,6 +212,21 @@ def test_streams_prints_the_ledger(cli: Cli, fake: FakeGateway) -> None:
     assert "result of m7 (thread main) send of m7 (stream send>2)" in lines[6]
     assert lines[7] == "! stream_order: stage 1: main rewrites send>2 buffer 0 while send>2 may still read it"
     assert cli("streams", "--json").rows[0]["stages"][0]["buffers"][0]["generation"] == 7
+
+
+def test_streams_begins_with_how_far_devices_are(cli: Cli, fake: FakeGateway) -> None:
+    at_work = StreamInfo(
+        name="compute", owner="main", op="device m8", age_ms=6000.0, pending=1, on_device=True, begun_step=8,
+        done_step=7,
+    )  # fmt: skip
+    idle = StreamInfo(name="upload", owner="main", pending=0, on_device=True)
+    fake.snapshot.stages[1].streams = [*fake.snapshot.stages[1].streams, at_work, idle]
+    head, first, second, empty, ledger = cli("streams").out.splitlines()[:5]
+    assert head.split() == ["STAGE", "STREAM", "BEGUN", "DONE", "PENDING", "AGE", "WAITS-FOR"]
+    assert first.split() == ["1", "compute", "m8", "m7", "1", "6.0s"]
+    assert second.split()[:5] == ["1", "upload", "-", "-", "0"]
+    assert (empty, ledger) == ("", "stage 1: 1 findings")
+    assert cli("streams", "--stage", "0").out.splitlines()[0].startswith("stage ")
 
 
 def test_explain_is_10_for_a_fault_and_0_for_none(cli: Cli, fake: FakeGateway) -> None:

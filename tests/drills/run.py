@@ -110,7 +110,9 @@ def _chosen(options: argparse.Namespace) -> list[Kind]:
     if options.kinds:
         return [known[name] for name in options.kinds]
     return [
-        kind for kind in known.values() if (options.held_out or not kind.held_out) and kind.name not in options.skip
+        kind
+        for kind in known.values()
+        if (options.held_out or not kind.held_out) and kind.name not in options.skip and not kind.gpu
     ]
 
 

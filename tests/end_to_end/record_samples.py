@@ -30,6 +30,7 @@ from ppengine.monitor.diagnosis.graph import Graph
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Event, Snapshot, StreamInfo, Verdict
+from ppengine.streams.fakes import FakeRuntime
 from ppengine.streams.incidents import INCIDENTS
 from ppengine.streams.ledger import Ledger
 from serving import Served
@@ -49,7 +50,7 @@ class Overlay:
         self._ledger = Ledger(self.stage)
         self._ledger.thread("main")  # as a stage calls its own
         self._ledger.switch(True)
-        INCIDENTS[name](self._ledger, False)
+        INCIDENTS[name](FakeRuntime(self._ledger), False)
         self.findings = self._ledger.troubles.findings()
         self._began = time.monotonic()
         self._events = 0

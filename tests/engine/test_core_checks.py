@@ -56,8 +56,17 @@ def test_a_switch_is_one_step_and_ends_when_every_stage_has_retired_it(world):
     assert end.text == f"in all stages from step {step.number} on"
 
 
-@pytest.mark.parametrize("check", ["ledger", "strict", "finite", "shadow"])
-def test_no_check_claims_to_look_at_a_gpu(world, check):
+@pytest.mark.parametrize(("check", "words"), [("ledger", "not yet the streams of the device"), ("finite", "graphs")])
+def test_what_a_check_does_on_a_gpu_is_said(world, check, words):
+    board = world.engine.board
+    board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
+    plan = switch(world, check, dry_run=True)
+    assert isinstance(plan, Outcome) and words in plan.text
+    assert isinstance(switch(world, check), Outcome)
+
+
+@pytest.mark.parametrize("check", ["strict", "shadow"])
+def test_a_check_that_gpus_do_not_have_is_refused(world, check):
     board = world.engine.board
     board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
     refused = switch(world, check)

@@ -110,3 +110,19 @@ def test_the_last_words_of_a_successor_are_its_own(tmp_path: Path, module_path: 
     assert second.info("stage", 0, 0).detail == "exit code 3"
     for child in (first, second):
         child.close()
+
+
+def test_an_abort_tells_what_was_thrown(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "terminate called after throwing an instance of 'c10::AcceleratorError'\n"
+        "  what():  CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in the documentation.\n"
+    )
+    thrown = "CUDA error: device-side assert triggered"
+    assert describe_exit(-signal.SIGABRT, log) == f"killed by SIGABRT: {thrown}"
+    assert describe_exit(-signal.SIGABRT, log, len("before\n  what():  CUDA error: of a predecessor\n")).endswith(
+        thrown
+    )
+    assert describe_exit(-signal.SIGSEGV, log) == "killed by SIGSEGV"
+    log.write_text("Fatal Python error: Aborted\n")
+    assert describe_exit(-signal.SIGABRT, log) == describe_exit(-signal.SIGABRT, None) == "killed by SIGABRT"

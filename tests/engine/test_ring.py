@@ -35,15 +35,6 @@ def test_the_shape_of_a_message_fits_32_bits(dtype, width, size, text):
     assert shape_text(size, shape_code(dtype, width)) == text and shape_code(dtype, width) < 2**32
 
 
-def test_there_is_room_for_what_a_device_writes(tmp_path):
-    RingWriter(tmp_path / "r", "main", 0, 0).close()
-    with (tmp_path / "r").open("r+b") as file:
-        file.seek(HEADER_BYTES - 64)
-        file.write(struct.pack("<2Q", 7, 8))
-    words = RingReader(tmp_path / "r").device_words()
-    assert len(words) == 16 and words[15][:2] == (7, 8) and set(words[0]) == {0}
-
-
 def test_gauges_phase_and_ticks(tmp_path):
     writer = RingWriter(tmp_path / "r", "main", 0, 0)
     reader = RingReader(tmp_path / "r")

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from ppengine.protocol.reports import Finding
+from ppengine.streams.fakes import FakeRuntime
 from ppengine.streams.incidents import INCIDENTS, Played
 from ppengine.streams.ledger import Ledger
 
@@ -18,7 +19,7 @@ def play(name: str, *, fixed: bool = False, on: bool = True, strict: bool = Fals
     ledger.thread("main")
     ledger.switch(on)
     ledger.strict = strict
-    return INCIDENTS[name](ledger, fixed), ledger.findings()
+    return INCIDENTS[name](FakeRuntime(ledger), fixed), ledger.findings()
 
 
 @pytest.mark.parametrize("name", INCIDENTS)

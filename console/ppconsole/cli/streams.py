@@ -1,4 +1,4 @@
-"""`streams`: the ledger of the stages as tables."""
+"""`streams`: how far the streams of GPUs are, and the ledger of the stages, as tables."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import attached, print_json, run
+from ppconsole.cli.session import attached, one_snapshot, print_json, run
 
 if TYPE_CHECKING:
     from ppengine.protocol.inspection import LedgerDetail
     from ppengine.protocol.reports import StageLedger
+    from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.link.source import Detail
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 @common_options
 @click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
 def streams_command(common: Common, stage: int | None) -> None:
-    """Print streams, hand-offs and buffers.
+    """Print the progress of device streams, then streams, hand-offs and buffers of the ledger.
 
-    The ledger has to be on: `ppconsole check ledger on`.
+    The ledger has to be on: `ppconsole check ledger on`. With --json: the ledger alone; `status --json` has the rest.
     """
     from ppengine.protocol.inspection import LedgerDetail
 
@@ -38,7 +39,28 @@ def streams_command(common: Common, stage: int | None) -> None:
     if common.json:
         print_json(detail)
     else:
-        click.echo("\n".join(ledger_lines(detail)))
+        told = device_lines(run(lambda: one_snapshot(common)), stage)
+        click.echo("\n".join([*told, *([""] if told else []), *ledger_lines(detail)]))
+
+
+def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
+    """Return how far each stream of a device is, by what the device itself has written; empty where there is none."""
+    from ppconsole.cli.render import table
+    from ppconsole.model.safe import clean
+    from ppconsole.model.units import ms_text
+
+    def step(number: int | None) -> str:
+        return "-" if number is None else f"m{number}"
+
+    rows = [
+        [str(one.index), s.name, step(s.begun_step), step(s.done_step), str(s.pending),
+         ms_text(s.age_ms) if s.pending else "-", s.waits_for or ""]
+        for one in snapshot.stages
+        for s in one.streams
+        if s.on_device and stage in (None, one.index)
+    ]  # fmt: skip
+    right = ("STAGE", "PENDING", "AGE")
+    return [clean(line) for line in table("STAGE STREAM BEGUN DONE PENDING AGE WAITS-FOR", rows, right)] if rows else []
 
 
 def ledger_lines(detail: LedgerDetail) -> list[str]:

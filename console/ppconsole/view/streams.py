@@ -5,7 +5,7 @@ from __future__ import annotations
 from ppengine.protocol.control import CheckName, SetCheck
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo
+from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo, StreamInfo
 
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
@@ -96,7 +96,7 @@ def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]
             "stage": (label, "bad" if is_faulty else "strong"),
             "name": (stream.name, "strong"),
             "owner": (stream.owner, ""),
-            "op": ((f"! {stream.op}" if old else stream.op or "idle"), "bad" if old else "" if stream.op else "dim"),
+            "op": ((f"! {stream.op}" if old else stream.op or _idle(stream)), _op_style(stream, old)),
             "age": (figures.age(stream.age_ms) if stream.op else "-", "warn" if old else "dim"),
             "pending": (count_text(stream.pending), "warn" if (stream.pending or 0) > 1 else "dim"),
             "waits": (stream.waits_for or "", "warn"),
@@ -105,6 +105,15 @@ def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]
     if not stage.streams:
         lines.append(row((f"  {stage.index:>2} ", "strong"), (f"reports no streams: {stage.state}", "dim")))
     return lines
+
+
+def _idle(stream: StreamInfo) -> str:
+    """Return what is said of a stream in nothing; of a device's, what it has done last."""
+    return "idle" if stream.done_step is None else f"idle, done m{stream.done_step}"
+
+
+def _op_style(stream: StreamInfo, old: bool) -> str:
+    return "bad" if old else "" if stream.op else "dim"
 
 
 def _findings(findings: list[Finding] | None, checks: ChecksInfo, problem: str, width: int) -> list[Row]:

@@ -31,6 +31,11 @@ _PLANS = {
     "finite": "from the next step on every stage looks once over what it hands on; at the first value that is not "
     "finite it runs the step's layers once more to name the part",
 }
+_ON_GPUS = {
+    "ledger": "of stages on GPUs it follows messages between stages, not yet the streams of the device",
+    "finite": "stages on GPUs run without graphs meanwhile, and look when a step is done",
+}
+"""The checks that stages on GPUs have, and what is different there."""
 _OFF = {
     "strict": "stages work side by side again",
     "shadow": "the reference process ends, and its findings go",
@@ -69,8 +74,8 @@ class Checks:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
         gpus = [str(ready.stage) for ready in engine.board.ready.values() if ready.device_kind != "cpu"]
-        if on and gpus:
-            text = f"no live check is built for stages on GPUs yet, and stages {' '.join(gpus)} are on some"
+        if on and gpus and verb.check not in _ON_GPUS:
+            text = f"check {verb.check} is not built for stages on GPUs yet, and stages {' '.join(gpus)} are on some"
             engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
             return
         plan = self._plan(verb, share)
@@ -97,7 +102,8 @@ class Checks:
         if not on:
             return _OFF.get(verb.check, f"the stages stop looking from the next step on, and {verb.check} findings go")
         if verb.check != "shadow":
-            return _PLANS[verb.check]
+            gpus = any(ready.device_kind != "cpu" for ready in self._engine.board.ready.values())
+            return _PLANS[verb.check] + (f"; {_ON_GPUS[verb.check]}" if gpus else "")
         weights = sum(ready.weights_bytes for ready in self._engine.board.ready.values())
         return (
             f"a reference process loads the checkpoint into host memory ({weights / 2**20:.1f} MiB of weights) and "

@@ -5,7 +5,7 @@ Here is the order alone; `lanes` has the copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,7 +43,7 @@ class BlockMover:
     something else, and the step that asked be acknowledged, only when that event is done.
     """
 
-    def __init__(self, compute: Ordered, lanes: dict[MoveKind, Lane]) -> None:
+    def __init__(self, compute: Ordered, lanes: Mapping[MoveKind, Lane]) -> None:
         self._compute = compute
         self._lanes = lanes
         self._under_way: list[_UnderWay] = []

@@ -48,7 +48,7 @@ class ChunkGraphs:
         hidden: Tensor | None,
     ) -> None:
         self.sizes = [size for size in SIZES if size <= most]
-        self._model, self._layers, self._compute = model, layers, compute
+        self._model, self._layers, self.compute = model, layers, compute
         self._block_size, self._latest, self._hidden = block_size, latest, hidden
         tokens = max(self.sizes, default=0)
         self._wide = _BY_TOKEN * tokens, _BY_ROW * _ALIGNED
@@ -65,13 +65,13 @@ class ChunkGraphs:
         """Capture all sizes, the largest first. `told` hears how many are done."""
         for done, size in enumerate(reversed(self.sizes)):
             told(done)
-            with self._compute.use():
+            with self.compute.use():
                 self._staging.on_device.zero_()
                 self._by_token[-1].fill_(-1)
                 self._forward(size)  # compiles, and sets up what must not happen while capturing
-                self._compute.synchronize()
+                self.compute.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self._compute.raw):
+            with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
                 output = self._forward(size)
             self._graphs[size] = graph, output
 
@@ -103,7 +103,7 @@ class ChunkGraphs:
         """Launch the step that was loaded."""
         size, count, sampled = self._next
         graph, output = self._graphs[size]
-        with self._compute.use():
+        with self.compute.use():
             graph.replay()
         _, _, _, slots, positions = self._by_row
         return Launched(output[: sampled if self._model.last else count], slots[:sampled], positions[:sampled])

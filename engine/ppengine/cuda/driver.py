@@ -142,6 +142,16 @@ class Driver:
         """Copy within the device, or to what `open` gave, on a stream."""
         _check("cuMemcpyDtoDAsync", cuda.cuMemcpyDtoDAsync(target, source, size, stream))
 
+    def show(self, address: int, size: int) -> int:
+        """Let the device write host memory, whole pages of it; return where the device sees it."""
+        mapped = cuda.CU_MEMHOSTREGISTER_DEVICEMAP
+        _check(f"cuMemHostRegister of {size} bytes", cuda.cuMemHostRegister(address, size, mapped))
+        return int(_check("cuMemHostGetDevicePointer", cuda.cuMemHostGetDevicePointer(address, 0)))
+
+    def write_word(self, address: int, value: int, stream: int) -> None:
+        """Write 8 bytes on a stream; `address` is the device's. Nothing before it is waited for but in its order."""
+        _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, address, value, 0))
+
     def to_host(self, host: int, device: int, size: int, stream: int) -> None:
         """Copy from the device, on a stream. One copy stays within one `pin`."""
         _check("cuMemcpyDtoHAsync", cuda.cuMemcpyDtoHAsync(host, device, size, stream))

@@ -64,7 +64,7 @@ class DecodeGraphs:
         hidden: Tensor | None,
     ) -> None:
         self.sizes = batch_sizes(rows)
-        self._model, self._layers, self._compute = model, layers, compute
+        self._model, self._layers, self.compute = model, layers, compute
         self._rows, self._blocks, self._block_size = rows, blocks, block_size
         self._latest, self._hidden = latest, hidden
         device = layers[0].device
@@ -84,11 +84,11 @@ class DecodeGraphs:
             told(done)
             self._pad(self._staging.next(), 0, size)
             self._staging.send(len(self._staging.on_device))
-            with self._compute.use():
+            with self.compute.use():
                 self._forward(size)  # compiles, and sets up what must not happen while capturing
-                self._compute.synchronize()
+                self.compute.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self._compute.raw):
+            with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
                 output = self._forward(size)
             self._graphs[size] = graph, output
 
@@ -118,7 +118,7 @@ class DecodeGraphs:
         """Launch the step that was loaded."""
         size, rows = self._next
         graph, output = self._graphs[size]
-        with self._compute.use():
+        with self.compute.use():
             graph.replay()
         _, slots, _, _, lengths = self._columns  # after a row's last token comes what it samples
         return Launched(output[:rows], slots[:rows], lengths[:rows])

@@ -20,6 +20,7 @@ from ppengine.cuda.runner import CudaRunner
 from ppengine.cuda.state import CudaState
 from ppengine.cuda.streams import Stream
 from ppengine.cuda.virtual_memory import handle_bytes
+from ppengine.device_page import DevicePage, page_path
 from ppengine.models import StageModel
 from ppengine.stage.hardware import Furniture, Hardware
 from ppengine.stage.kv_cache import KvCache, KvShape
@@ -37,6 +38,7 @@ class CudaHardware(Hardware):
     half = pinned = True
 
     def __init__(self, config: EngineConfig, stage: int) -> None:
+        self.page = DevicePage(page_path(config, stage))
         cards = torch.cuda.device_count()
         index = stage % cards
         properties = torch.cuda.get_device_properties(index)

@@ -33,7 +33,7 @@ class DeviceLane:
 
     def copy(self, pairs: Pairs) -> None:
         """See `Lane`."""
-        with self.stream.use():
+        with self.stream.working(), self.stream.use():
             copy_blocks(self._cache.blocks, self._cache.blocks, pairs)
 
 
@@ -55,7 +55,7 @@ class SwapLane:
     def copy(self, pairs: Pairs) -> None:
         """See `Lane`."""
         self._check(pairs)
-        with self.stream.use():
+        with self.stream.working(), self.stream.use():
             for run in independent_runs(pairs, same=False):
                 # By slot, so that neighbours go in one copy.
                 ordered = sorted(run, key=lambda pair: pair[self._out])
@@ -100,15 +100,19 @@ class SwapLane:
                 raise IndexError(f"block copy {pair[0]} -> {pair[1]}; there are {limits[0]} and {limits[1]} blocks")
 
 
+def make_lanes(
+    cache: CudaKvCache, host: PinnedPool, driver: Driver, compute: Stream, staging_bytes: int = STAGING_BYTES
+) -> dict[MoveKind, DeviceLane | SwapLane]:
+    """Return the lanes of a stage; each direction has a staging buffer of at most `staging_bytes`."""
+    return {
+        MoveKind.DEVICE: DeviceLane(cache, compute),
+        MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes),
+        MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes),
+    }
+
+
 def block_mover(
     cache: CudaKvCache, host: PinnedPool, driver: Driver, compute: Stream, staging_bytes: int = STAGING_BYTES
 ) -> BlockMover:
-    """Return the mover of a stage; each direction has a staging buffer of at most `staging_bytes`."""
-    return BlockMover(
-        compute,
-        {
-            MoveKind.DEVICE: DeviceLane(cache, compute),
-            MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes),
-            MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes),
-        },
-    )
+    """Return a mover over new lanes."""
+    return BlockMover(compute, make_lanes(cache, host, driver, compute, staging_bytes))

@@ -9,7 +9,10 @@ waits.
 from __future__ import annotations
 
 import itertools
+import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,8 @@ import torch
 from ppkernels.gpu.sampling import Parameters, choose, logprobs
 from torch import Tensor
 
-from ppengine.cuda.graphs import Launched
+from ppengine.cuda.chunk_graphs import ChunkGraphs
+from ppengine.cuda.graphs import DecodeGraphs, Launched
 from ppengine.cuda.state import LANDING_SLOTS, SLOTS, CudaState
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
 from ppengine.ring import Kind
@@ -35,6 +39,11 @@ class CudaRunner(Runner):
 
     launches = True
     card: CudaState
+
+    def execute(self, step: Step) -> Pending:
+        """See `Runner`."""
+        self.card.progress.step = step.number
+        return super().execute(step)
 
     def check_neighbours(self) -> None:
         """See `Runner`."""
@@ -85,20 +94,30 @@ class CudaRunner(Runner):
         number, card = step.number, self.card
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
-        graphs = next((graphs for graphs in card.graphs if graphs.serves(plan)), None)
+        # Values are looked at inside of a step, where a graph has no room for it.
+        fitting = () if self._checks.looks_for_non_finite else card.graphs
+        graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
         ids: Ints = np.zeros(count, np.int64) if self._inlet is not None else self._input_ids(plan)
         if graphs is not None:
             graphs.load(plan, ids)
         self._receive(number, count)
-        with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
-            out, slots, positions = self._eager(plan, ids, count) if graphs is None else graphs.run()
-        if self._model.last:
-            if len(plan.sampled):
-                self._sample(number, plan, out, slots, positions, pending)
-        elif self.outbox is not None:
-            self._send_hidden(number, out, pending)
+        self._launch(number, plan, ids, graphs, pending)
         if self._inlet is None and self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
+
+    def _launch(
+        self, number: int, plan: Plan, ids: Ints, graphs: DecodeGraphs | ChunkGraphs | None, pending: Pending
+    ) -> None:
+        """Launch the layers, and what becomes of what they give."""
+        count, last = int(plan.query_start[-1]), self._model.last
+        with self.card.compute.working():
+            with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
+                out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
+            if last and len(plan.sampled):
+                self._sample(number, plan, out, slots, positions, pending)
+        # Not part of that work: the stream may have to wait for the next stage to take what was sent before.
+        if not last and self.outbox is not None:
+            self._send_hidden(number, out, pending)
 
     def _input_ids(self, plan: Plan) -> Ints:
         """Return the input tokens [T]; -1 where only the device knows them."""
@@ -115,7 +134,8 @@ class CudaRunner(Runner):
             with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
                 hidden = self._inlet.take(number)
                 if not self._inlet.by_device:
-                    self._upload(hidden)
+                    with self.card.upload.working():
+                        self._upload(hidden)
         elif self._tokens is not None:
             self._tokens.arrive()
 
@@ -136,10 +156,10 @@ class CudaRunner(Runner):
         card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
 
-    def _eager(self, plan: Plan, ids: Ints, count: int) -> Launched:
+    def _eager(self, number: int, plan: Plan, ids: Ints, pending: Pending) -> Launched:
         """Launch any step operation by operation."""
-        card = self.card
-        device = card.device
+        card, device, count = self.card, self.card.device, int(plan.query_start[-1])
+        look, finite = self._checks.looks_for_non_finite, self._finite
         with card.compute.use():
             batch = card.batch(plan.batch)
             more = np.concatenate([ids, plan.last_tokens, plan.sampled_slots, plan.ends[plan.sampled], _owner(plan)])
@@ -153,9 +173,27 @@ class CudaRunner(Runner):
             else:
                 hidden = card.incoming[:count]
             out = self._model.run(hidden, batch, self.cache.layers)
-            if self._model.last:
-                out = self._model.logits(out[last]) if sampled else out
+            if look:
+                # The next step overwrites what came in.
+                self._look(out, pending, partial(finite.explain, number, plan, batch, hidden.clone(), out))
+            if self._model.last and sampled:
+                out = self._model.logits(out[last])
+                if look:
+                    self._look(out, pending, partial(finite.explain_logits, number, plan, out))
         return Launched(out, slots, positions)
+
+    def _look(self, values: Tensor, pending: Pending, explain: Callable[[], None]) -> None:
+        """Have `explain` called at the end of the step, should `values` not all be finite."""
+        compute = self.card.compute
+        ends = _to_host(torch.stack(torch.aminmax(values)))
+        pending.until(compute.record("values looked at"))
+
+        def judge() -> None:
+            if self._checks.looks_for_non_finite and not all(map(math.isfinite, ends.tolist())):
+                with compute.use():
+                    explain()
+
+        pending.finally_do(judge)
 
     def _sample(
         self, number: int, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending

@@ -11,15 +11,18 @@ from ppkernels.gpu.sampling import DeviceSampling, choose, logprobs
 from torch import Tensor
 
 from ppengine.config import EngineConfig
+from ppengine.cuda.block_mover import BlockMover
 from ppengine.cuda.chunk_graphs import ChunkGraphs
 from ppengine.cuda.graphs import DecodeGraphs
 from ppengine.cuda.host_pool import PinnedPool
 from ppengine.cuda.kv_cache import CudaKvCache
-from ppengine.cuda.lanes import block_mover
+from ppengine.cuda.lanes import make_lanes
 from ppengine.cuda.peer_memory import SharedMemory
+from ppengine.cuda.progress import DeviceProgress
 from ppengine.cuda.streams import Event, Stream
 from ppengine.models import StageModel
 from ppengine.protocol.sampling import MAX_STOP_TOKENS
+from ppengine.protocol.steps import MoveKind
 
 if TYPE_CHECKING:
     from ppengine.cuda.hardware import CudaHardware
@@ -45,7 +48,11 @@ class CudaState:
         scheduler, device = config.profile.scheduler, hardware.device
         self.device, self.batch, self.compute = device, hardware.batch, hardware.compute
         self.upload = Stream("upload", device)
-        self.mover = block_mover(cache, host, hardware.driver, self.compute)
+        lanes = make_lanes(cache, host, hardware.driver, self.compute)
+        self.mover = BlockMover(self.compute, lanes)
+        self.progress = DeviceProgress(hardware.page, hardware.driver)
+        for stream in (self.compute, self.upload, lanes[MoveKind.OUT].stream, lanes[MoveKind.IN].stream):
+            self.progress.follow(stream)
         # Beside a request's own stop tokens, the model's ends of sequence.
         self.sampling = DeviceSampling(SLOTS, device, banned=2 * MAX_STOP_TOKENS) if model.last else None
         self.uuid: str = hardware.uuid

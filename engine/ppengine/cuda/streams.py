@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -30,6 +30,9 @@ class Ordered(Protocol):
         """Let what is launched from here on wait for `event`."""
 
 
+_UNTOLD = nullcontext()
+
+
 class Event:
     """A point in the order of a stream of this device."""
 
@@ -55,6 +58,8 @@ class Stream:
         if stream is None:
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.raw: torch.cuda.Stream = stream
+        self.progress: AbstractContextManager[None] | None = None
+        """Writes down on the device what is launched; see `ppengine.cuda.progress`."""
 
     @property
     def handle(self) -> int:
@@ -76,6 +81,10 @@ class Stream:
     def synchronize(self) -> None:
         """Wait in the calling thread for everything launched so far."""
         self.raw.synchronize()
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return a block whose launches are one piece of work, to be told from outside. What it waits for is before."""
+        return self.progress or _UNTOLD
 
     def use(self) -> AbstractContextManager[object]:
         """Return a block in which torch's operations go to this stream."""

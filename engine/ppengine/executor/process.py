@@ -20,6 +20,7 @@ from ppengine.protocol.reports import ProcessInfo
 
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARACTERS = 500
+_THROWN = "what():"
 
 
 class Process(Protocol):
@@ -160,11 +161,16 @@ def kill_all(pids: Iterable[int]) -> None:
 
 
 def describe_exit(code: int, log: Path | None, start: int = 0) -> str:
-    """Return one line about an end: the signal, or the last words of the log from byte `start` on; empty for 0."""
+    """Return one line about an end: the signal, or the last words of the log from byte `start` on; empty for 0.
+
+    C++ code that aborts over an exception, as torch's does when memory is freed behind a CUDA error, has said which.
+    """
     if code == 0:
         return ""
     if code < 0:
-        return f"killed by {signal_name(-code)}"
+        how = f"killed by {signal_name(-code)}"
+        thrown = thrown_words(log, start) if log is not None and code == -signal.SIGABRT else ""
+        return f"{how}: {thrown}" if thrown else how
     return (last_words(log, start) if log is not None else "") or f"exit code {code}"
 
 
@@ -181,6 +187,12 @@ def last_words(log: Path, start: int = 0) -> str:
     lines = [line.strip() for line in tail(log, 200, start) if line.strip() and not logs.is_routine(line)]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[-1][:_LINE_CHARACTERS]
+
+
+def thrown_words(log: Path, start: int = 0) -> str:
+    """Return what the C++ runtime has written of the exception that ended a process; empty where it has not."""
+    found = [line.strip() for line in tail(log, 200, start) if line.strip().startswith(_THROWN)]
+    return found[-1].removeprefix(_THROWN).strip()[:_LINE_CHARACTERS] if found else ""
 
 
 def tail(log: Path, count: int, start: int = 0) -> list[str]:

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ppengine.faults.registry import Kind
@@ -26,6 +27,7 @@ class Site:
     inlet: Any
     outbox: Any
     control: threading.Thread
+    run_dir: Path = Path()
 
 
 class Fault:
@@ -33,6 +35,8 @@ class Fault:
 
     def __init__(self, kind: Kind, site: Site, aim: int) -> None:
         self.kind, self.site, self.aim = kind, site, aim
+        self.tool: Any = None
+        """What `Kind.prepare` made."""
         self.over = threading.Event()
         self.late: deque[Callable[[], object]] = deque()
         """What it kept back, to be done by the step loop once it is lifted: a socket belongs to one thread."""
@@ -139,6 +143,15 @@ class ModelPoint(_StandIn):
     def run(self, *args: Any) -> Any:
         """Point `forward`."""
         return self._points.through("forward", self._part.run, *args)
+
+
+class GraphsPoint(_StandIn):
+    """The layers of a stage on a GPU, where a step is the replay of a graph."""
+
+    def run(self, *args: Any) -> Any:
+        """Point `forward`, with the stream of the layers as the current one, as it is without a graph."""
+        with self._part.compute.use():
+            return self._points.through("forward", self._part.run, *args)
 
 
 class CachePoint(_StandIn):

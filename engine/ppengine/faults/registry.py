@@ -25,7 +25,7 @@ Undo = Callable[[], None]
 Action = Callable[..., Any]
 
 POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
-_MODULES = ("hangs", "edges", "ends", "slow", "numbers", "incidents", "watchers")
+_MODULES = ("hangs", "edges", "ends", "slow", "numbers", "incidents", "watchers", "devices")
 _KINDS: dict[str, Kind] = {}
 
 
@@ -54,9 +54,13 @@ class Kind:
     where: Where = "any"
     pair: bool = False
     """It strikes the edge behind the stage (at the last one, the edge before it): both ends are right."""
-    needs: Literal["", "swap", "resize", "ledger", "finite"] = ""
+    needs: Literal["", "swap", "resize", "restart", "ledger", "finite"] = ""
     """What must be asked of the engine for the fault to show: an act, or a live check that is on."""
     before: Callable[[Any], Undo] | None = None
+    gpu: bool = False
+    """It strikes what only a stage on a GPU has."""
+    prepare: Callable[[Any], Any] | None = None
+    """Called with the site in the fault thread, ahead of the first strike; what it returns is `Fault.tool`."""
 
     def stages(self, stage: int, count: int) -> tuple[int, ...]:
         """Return the stages that it strikes, and any of which is rightly named; none where it strikes no stage."""
@@ -87,7 +91,7 @@ class Kind:
         """Return where it strikes, in words."""
         if self.on != "stage":
             return f"the {self.on}"
-        pair = "an edge, by the stage before it" if self.pair else "any stage"
+        pair = "an edge, by the stage before it" if self.pair else "any stage on a GPU" if self.gpu else "any stage"
         return {
             "any": pair,
             "last": "the last stage",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -26,7 +27,7 @@ class Arms:
         self, config: EngineConfig, stage: int, context: zmq.Context[Any], control: threading.Thread, ring: RingWriter
     ) -> None:
         self._points = at.Points()
-        self._site = at.Site(stage, config.stages, ring, None, None, None, control)
+        self._site = at.Site(stage, config.stages, ring, None, None, None, control, Path(config.run_dir))
         self._thread = FaultThread(context, config, self._points, self._site)
 
     def socket(self, socket: Any) -> Any:
@@ -42,6 +43,9 @@ class Arms:
         if runner.outbox is not None:
             runner.outbox = at.OutboxPoint(runner.outbox, points)
         runner._model = at.ModelPoint(runner._model, points)
+        card = runner.card
+        if card is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in card.graphs):
+            card.graphs = [at.GraphsPoint(graphs, points) for graphs in card.graphs]  # For life, as the card is.
         runner.cache = at.CachePoint(runner.cache, points)
         runner._host = at.HostPoint(runner._host, points)
         if not self._thread.ident:
@@ -95,10 +99,14 @@ class FaultThread(threading.Thread):
         return Done("", stage, error="not a message for the fault thread")
 
     def _inject(self, kind: Kind, aim: int) -> str:
+        if kind.gpu and self._site.runner.card is None:
+            raise FaultError(f"{kind.name} strikes a GPU, and stage {self._site.stage} has none")
         if kind.how == "arm":
             self._on.append((kind, None, kind.act(self._site)))
             return f"{kind.name} at stage {self._site.stage} is on"
         fault, point = at.Fault(kind, self._site, aim), self._point(kind)
+        if kind.prepare is not None:
+            fault.tool = kind.prepare(self._site)
         self._on.append((kind, fault, None))
         if kind.effect == "death":
             self._deadly.append((fault, point))

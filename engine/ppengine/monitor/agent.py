@@ -26,7 +26,7 @@ from ppengine.config import EngineConfig
 from ppengine.monitor import nvml, steps
 from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
-from ppengine.monitor.watch import StageWatch
+from ppengine.monitor.watch import DEVICE_PAGE, StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail
@@ -38,7 +38,7 @@ CALM_S, ALERT_S = 0.3, 0.1
 """From one look to the next: most of what one costs is to wake up, so that it is seldom while all goes well."""
 CALM_MS = 400.0
 """A stage that serves moves within this, also an idle one; one that does not is looked at more closely."""
-_RING_NAME = re.compile(r"s(\d+)\.(\d+)\.([A-Za-z0-9_-]+)\.ring")
+_RING_NAME = re.compile(r"s(\d+)\.(\d+)\.(?:([A-Za-z0-9_-]+)\.ring|device\.page)")
 _SPIES = 4
 STACKS_FILE = "stacks.txt"
 """In the run folder: what the self-test of the stacks found."""
@@ -110,7 +110,7 @@ class Sampler:
             match = _RING_NAME.fullmatch(entry.name)
             if match is not None:
                 key = int(match[1]), int(match[2])
-                self._found.setdefault(key, {})[match[3]] = Path(entry.path), entry.inode()
+                self._found.setdefault(key, {})[match[3] or DEVICE_PAGE] = Path(entry.path), entry.inode()
         return self._found
 
 

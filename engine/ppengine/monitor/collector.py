@@ -16,7 +16,7 @@ from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.fallen import Fallen
 from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
-from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
+from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process, with_xids
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport
@@ -201,6 +201,8 @@ class Collector:
         )  # fmt: skip
         samples = {key: seen.sample for key, seen in self._sightings.items()}
         stages = self._fallen.keep(now_ns, evidence.stages, samples, processes.processes if processes else [])
+        # What the driver says of a card comes up to a second late, when the stage may be dead already.
+        stages = tuple(with_xids(now_ns, stage, self._gpus) for stage in stages)
         self._evidence = msgspec.structs.replace(evidence, stages=stages)
         before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.gpu import Xid
 from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample, WireLoss
+from ppengine.protocol.snapshot import StreamInfo
 
 Key = tuple[int, int]
 """(stage, tensor rank)."""
@@ -72,6 +74,12 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     expected_s: float | None = None
     """What that step should take here by the stage's own history."""
     cpu_s: float | None = None
+    streams: tuple[StreamInfo, ...] = ()
+    """Those of its device."""
+    card: str | None = None
+    """UUID of its GPU."""
+    xids: tuple[Xid, ...] = ()
+    """What the driver has reported of its card lately, whoever of those that share the card it was."""
 
 
 class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):

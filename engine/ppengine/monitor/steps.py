@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ppengine.monitor.rings import kind_name
+from ppengine.monitor.watch import DEVICE_PAGE
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings, ThreadRing
 from ppengine.ring import Gauge, Record, RingReader, Word
 
@@ -41,7 +42,7 @@ def read_stage(stage: int, rank: int, files: Files, steps: int) -> StageRings:
     answer = StageRings(stage=stage, rank=rank, pid=None)
     latest: list[tuple[str, str, int, list[Record]]] = []
     with contextlib.ExitStack() as stack:
-        for name in sorted(files, key=lambda name: (name != "main", name)):
+        for name in sorted(files.keys() - {DEVICE_PAGE}, key=lambda name: (name != "main", name)):
             try:
                 reader = stack.enter_context(contextlib.closing(RingReader(files[name][0])))
             except (OSError, ValueError) as error:

@@ -12,12 +12,17 @@ import msgspec
 
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
+from ppengine.protocol.snapshot import StreamInfo
 
 TICK_OLD_S = 1.0
 """The control thread ticks ten times a second; older than this is not bad luck."""
 OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
 """A kill is counted before its victim is gone, which can take a while; and read a moment later."""
+
+XID_TOLD_MS = 30_000.0
+"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
 
 
 class Run(msgspec.Struct):
@@ -157,6 +162,7 @@ class EvidenceTracker:
             unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
+            card=view.device_uuid if view else None,
         )
         if pid is None:
             return base
@@ -204,6 +210,7 @@ class EvidenceTracker:
             finished_step=sample.finished_step,
             expected_s=_seconds(expected),
             cpu_s=sample.cpu_s,
+            streams=tuple(aged_stream(stream, age * 1e3) for stream in sample.streams if stream.on_device),
         )
 
     def _driver(
@@ -255,6 +262,21 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
+
+
+def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
+    """Return a stream as it is `late_ms` after it was looked at, if it has not moved since."""
+    return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
+
+
+def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
+    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
+    if stage.card is None or stage.card not in gpus:
+        return stage
+    gpu, seen_ns = gpus[stage.card]
+    late_ms = (now_ns - seen_ns) / 1e6
+    aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
+    return msgspec.structs.replace(stage, xids=tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS))
 
 
 def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from ppengine.monitor import proc
+from ppengine.monitor.devices import DeviceWatch
 from ppengine.monitor.history import History
 from ppengine.monitor.messages import MessageTrack
 from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
@@ -23,6 +24,8 @@ _RSS_PAGES = 256
 _STEPS_SHOWN = 8
 _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; of the thousands of others none is looked at for one."""
+DEVICE_PAGE = "device.page"
+"""What is not a ring among the files of a stage (see `ppengine.device_page`)."""
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
@@ -75,6 +78,7 @@ class StageWatch:
     def __init__(self, stage: int, rank: int) -> None:
         self.stage, self.rank = stage, rank
         self._files: dict[str, RingFile] = {}
+        self._device: DeviceWatch | None = None
         self._history = History()
         """Of the main ring."""
         self._slow_due = 0.0
@@ -97,7 +101,9 @@ class StageWatch:
         return self._pid or None
 
     def update(self, paths: dict[str, tuple[Path, int]]) -> None:
-        """Follow the ring files: `paths` maps a ring's name to its path and inode."""
+        """Follow the ring files, and the page of a device: `paths` maps a name to path and inode."""
+        paths = dict(paths)
+        self._follow_page(*paths.pop(DEVICE_PAGE, (Path(), 0)))
         for name in [name for name in self._files if name not in paths or paths[name][1] != self._files[name].inode]:
             self._files.pop(name).reader.close()
         for name, (path, inode) in paths.items():
@@ -165,7 +171,8 @@ class StageWatch:
             streams=[
                 stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
                 for name, file in self._files.items()
-            ],
+            ]
+            + (self._device.look(self._pid) if self._device is not None else []),
             timeline=past.timeline(now_ns),
             oom_kills=self._oom_kills(),
             cpu_s=stat.cpu_s if stat else None,
@@ -190,6 +197,15 @@ class StageWatch:
         for file in self._files.values():
             file.reader.close()
         self._files.clear()
+        self._follow_page(Path(), 0)
+
+    def _follow_page(self, path: Path, inode: int) -> None:
+        """Look at the page of that inode from here on; 0: there is none."""
+        if self._device is not None and self._device.inode != inode:
+            self._device.close()
+            self._device = None
+        if self._device is None and inode:
+            self._device = DeviceWatch(path, inode)
 
     def _follow(self, groups: str) -> None:
         """Go along to another cgroup, at once: where a dead process was, can be known from before alone."""

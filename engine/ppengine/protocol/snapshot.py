@@ -137,6 +137,11 @@ class StreamInfo(msgspec.Struct, kw_only=True):
     age_ms: float | None = None
     pending: int | None = None
     waits_for: str | None = None
+    on_device: bool = False
+    """A stream of a GPU, by what the device itself has written; else a thread that works, by its ring."""
+    begun_step: int | None = None
+    """The step whose work the device has begun last on it; None: none, or a thread's."""
+    done_step: int | None = None
 
 
 class CordonInfo(msgspec.Struct, kw_only=True):

@@ -184,8 +184,15 @@ class Boot:
             run([Row(0, length - 1, 1, True, 0)])
             self._ring.phase(Phase.PROFILE)
             self._report(f"stage {self._stage}: profile run")
+            if self._config.allow_faults:
+                from ppengine.faults.boot import before_profile
+
+                before_profile(Path(self._config.run_dir), self._stage, device)
             for rows in largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length):
-                peak = max(peak, run(rows))
+                try:
+                    peak = max(peak, run(rows))
+                except torch.OutOfMemoryError as error:
+                    raise ConfigError(_no_room(rows, model.weights_bytes, error)) from None
         return peak + self._buffer_bytes(model)
 
     def _buffer_bytes(self, model: StageModel) -> int:
@@ -240,3 +247,14 @@ class Boot:
         }
         for gauge, value in figures.items():
             self._ring.gauge(gauge, value)
+
+
+def _no_room(rows: list[Row], weights: int, error: torch.OutOfMemoryError) -> str:
+    """Return what the profile run asked for and what there was, without the advice of torch's allocator."""
+    tokens = sum(row.count for row in rows)
+    told = str(error).partition(" If reserved but")[0]
+    return (
+        f"out of memory in the profile run of {tokens} tokens in {len(rows)} rows, beside weights of "
+        f"{size_text(weights)}: {told} Lower scheduler.max_num_batched_tokens or scheduler.max_num_seqs, add stages, "
+        "or free what other processes hold of the card"
+    )

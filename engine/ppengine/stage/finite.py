@@ -1,6 +1,7 @@
 """The finite check: values that leave a stage are looked at, and the first that is not finite is traced to its origin.
 
-While all is well it costs one pass over what leaves the stage. At the first value that is no number, the step's layers
+While all is well it costs one pass over what leaves the stage (on a GPU the host looks when the step is done, and waits
+for nothing before: `cuda.runner`). At the first value that is no number, the step's layers
 run once more on the same input (they write the same keys and values) and stop at the first part that fails.
 """
 
@@ -10,6 +11,7 @@ import math
 
 import numpy as np
 import torch
+from ppkernels.batch import Batch
 from torch import Tensor
 
 from ppengine.models import StageModel
@@ -44,10 +46,13 @@ class FiniteCheck:
 
     def look(self, number: int, plan: Plan, hidden: Tensor, out: Tensor) -> None:
         """Check `out` [T, H], which the layers of this stage made of `hidden` [T, H] in step `number`."""
-        if is_finite(out):
-            return
+        if not is_finite(out):
+            self.explain(number, plan, plan.batch, hidden, out)
+
+    def explain(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
+        """Find where what is not finite in `out` comes from. `batch` is the plan's where the kernels want it."""
         if is_finite(hidden):
-            self._trace(number, plan, hidden, out)
+            self._trace(number, plan, batch, hidden, out)
         elif self._model.first:
             self._tell(number, plan, "embedding", hidden, self._weights())
         else:
@@ -57,10 +62,14 @@ class FiniteCheck:
     def look_at_logits(self, number: int, plan: Plan, logits: Tensor) -> None:
         """Check `logits` [R, V]; what they were made of has been found finite."""
         if not is_finite(logits):
-            self._tell(number, plan, "head", logits, self._weights(), rows=plan.sampled)
+            self.explain_logits(number, plan, logits)
 
-    def _trace(self, number: int, plan: Plan, hidden: Tensor, out: Tensor) -> None:
-        for layer, part, behind in self._model.parts(hidden, plan.batch, self._cache.layers):
+    def explain_logits(self, number: int, plan: Plan, logits: Tensor) -> None:
+        """Say whose `logits` are not finite."""
+        self._tell(number, plan, "head", logits, self._weights(), rows=plan.sampled)
+
+    def _trace(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
+        for layer, part, behind in self._model.parts(hidden, batch, self._cache.layers):
             if not is_finite(behind):
                 causes = self._weights(layer) or self._blocks(layer, plan)
                 name = f"layer {layer} {part}"
@@ -81,7 +90,7 @@ class FiniteCheck:
         rows: Ints | None = None,
     ) -> None:
         bad = ~torch.isfinite(values)
-        at = bad.any(1).nonzero().flatten().numpy()
+        at = bad.any(1).nonzero().flatten().cpu().numpy()
         if rows is None:
             owners = np.unique(np.searchsorted(plan.query_start, at, side="right") - 1)
         else:

@@ -70,6 +70,7 @@ class StageWorker:
         self._pending: deque[Pending] = deque()
         self._leaving = False
         self._newest = 0
+        self._kept: Exception | None = None
         self._arms: Any = None
         self._checks = StageChecks(stage, rank, self._generations)
         self._checks.ledger.thread("main")
@@ -187,6 +188,9 @@ class StageWorker:
         except Exception as error:
             log.exception("step %d failed", self._newest)
             text = f"{type(error).__name__}: {_one_line(error)}"
+            if runner.launches:
+                # Behind a CUDA error, freeing pinned memory or a graph may abort the process, before its last words.
+                self._kept = error
         # Out here no frame of the error keeps an edge open that is to be left.
         self._lose(text, peer)
 
@@ -329,7 +333,9 @@ def main() -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    # CUDA's errors go on with advice for who compiles torch.
+    text = str(error).partition("\n")[0] if isinstance(error, torch.AcceleratorError) else str(error)
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":

@@ -2,5 +2,5 @@
 
 `ledger` keeps vector clocks of streams and threads and compares them at every access; `actors` and `sites` are what it
 is made of, `troubles` says in words what it finds. `fakes` are streams, events and a buffer pool without a device, and
-`incidents` replays known failures on them. Nothing here imports torch.
+`incidents` replays known failures on them, or on any other `runtime`. Nothing here imports torch.
 """

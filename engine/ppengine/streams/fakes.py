@@ -14,11 +14,16 @@ from queue import SimpleQueue
 
 from ppengine.streams.actors import Actor, Buffer, Mark
 from ppengine.streams.ledger import Ledger
+from ppengine.streams.runtime import StreamError
 
 _PATIENCE_S = 30.0
 
 
-class FakeError(RuntimeError):
+_HOME = 2
+"""Of the stage whose incidents are replayed; a thread that sets no device is on 0."""
+
+
+class FakeError(StreamError):
     """What a CUDA call would have returned."""
 
 
@@ -40,6 +45,18 @@ class FakeRuntime:
         """Make `device` the calling thread's current one."""
         self._local.device = device
         self.ledger.thread(device=f"cuda:{device}")
+
+    def enter(self) -> None:
+        """See `Runtime`."""
+        self.set_device(_HOME)
+
+    def stray(self) -> None:
+        """See `Runtime`."""
+        self.set_device(0)
+
+    def pool(self) -> LifoPool:
+        """See `Runtime`."""
+        return LifoPool(self)
 
     def stream(self, name: str, purpose: str, *, lag: bool = False) -> FakeStream:
         """Return a new stream on the calling thread's current device."""
@@ -174,6 +191,26 @@ class FakeMemory:
     def __init__(self, buffer: Buffer, size: int) -> None:
         self.buffer = buffer
         self.data: list[float] = [0.0] * size
+
+    def set(self, values: Sequence[float]) -> None:
+        """See `Memory`."""
+        self.data[:] = values
+
+    def double(self, source: FakeMemory) -> None:
+        """See `Memory`."""
+        self.data[:] = [2 * value for value in source.data]
+
+    def read(self, into: list[float]) -> None:
+        """See `Memory`."""
+        into.extend(self.data)
+
+    def preset(self, values: Sequence[float]) -> None:
+        """See `Memory`."""
+        self.data[:] = values
+
+    def values(self) -> list[float]:
+        """See `Memory`."""
+        return list(self.data)
 
 
 class LifoPool:

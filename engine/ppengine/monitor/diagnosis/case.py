@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ppengine.monitor.diagnosis.budgets import SPINS, holds_gil, wants_core
+from ppengine.monitor.diagnosis.device import device_lines
 from ppengine.monitor.diagnosis.graph import Graph
 from ppengine.monitor.diagnosis.words import percent, seconds
 from ppengine.monitor.evidence import Evidence, StageEvidence
@@ -29,7 +30,7 @@ class Case(NamedTuple):
 
 
 def thread_lines(stage: StageEvidence) -> list[str]:
-    """Return what is known of the main thread from outside: state, kernel wait, cores, ticks, stacks."""
+    """Return what is known from outside: the main thread's state, kernel wait, cores, ticks, the device, stacks."""
     where = f" in {stage.wchan}" if stage.wchan else ""
     lines = [f"pid {stage.pid}: process state {stage.process_state or 'unknown'}"]
     state = stage.main_state or "unknown"
@@ -44,7 +45,7 @@ def thread_lines(stage: StageEvidence) -> list[str]:
     if stage.tick_age_s is not None:
         free = "" if holds_gil(stage) else ": the GIL is not held for long" if stage.tick_age_s < 1.0 else ""
         lines.append(f"control thread (10 Hz) ticked {seconds(stage.tick_age_s)} ago{free}")
-    return lines + stack_lines(stage)
+    return lines + device_lines(stage) + stack_lines(stage)
 
 
 def stack_lines(stage: StageEvidence) -> list[str]:

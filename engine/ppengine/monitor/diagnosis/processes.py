@@ -12,6 +12,7 @@ import msgspec
 
 from ppengine.monitor.diagnosis.budgets import is_lost, is_stopped
 from ppengine.monitor.diagnosis.case import Case
+from ppengine.monitor.diagnosis.device import device_lines
 from ppengine.monitor.diagnosis.words import doing, exit_words, seconds
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, Verdict
@@ -22,7 +23,8 @@ STATUS_WITHIN_S = 0.5
 _ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "lost stage ")
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|outofmemory|memoryerror|not enough memory|(can't|cannot|could not) allocate memory|does not fit",
+    r"out[ _]of[ _]memory|outofmemory|memoryerror|not enough memory|"
+    r"(can't|cannot|could not) allocate memory|does not fit",
     re.IGNORECASE,
 )
 _LOST_PEER = re.compile(r"lost stage (\d+)")
@@ -75,7 +77,9 @@ def _since(stage: StageEvidence) -> float:
 
 
 def _last_words(stage: StageEvidence) -> str:
-    told = stage.exit_detail if (stage.exit_code or 0) >= 0 else ""
+    told = stage.exit_detail
+    if (stage.exit_code or 0) < 0:
+        told = told.partition(": ")[2]  # Behind the signal: what was thrown.
     words = stage.lost or told
     return "" if _NO_WORDS.fullmatch(words) else words
 
@@ -133,6 +137,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     if stage.op is not None and stage.dead_for_s is not None:
         until_then = max(0.0, (stage.op_age_s or 0.0) - _since(stage))
         evidence.append(f"was in {doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
+    evidence += device_lines(stage)
     return Verdict(
         stage=stage.stage,
         cause=cause,

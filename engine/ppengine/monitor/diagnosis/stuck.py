@@ -13,6 +13,7 @@ from ppengine.monitor.diagnosis.budgets import (
     stuck_limit_s,
 )
 from ppengine.monitor.diagnosis.case import Case, thread_lines
+from ppengine.monitor.diagnosis.device import stuck_stream
 from ppengine.monitor.diagnosis.graph import (
     Node,
     Wait,
@@ -25,7 +26,7 @@ from ppengine.monitor.diagnosis.graph import (
 )
 from ppengine.monitor.diagnosis.words import doing, seconds, where
 from ppengine.monitor.evidence import StageEvidence
-from ppengine.protocol.snapshot import Cause, Verdict
+from ppengine.protocol.snapshot import Cause, StreamInfo, Verdict
 
 _WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
 
@@ -107,10 +108,20 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
         text = f"work stands still; stage {root.stage} was {age} sampled"
         return _verdict(root, "undetermined", text, since, ["missing: a fresh sample; does the agent run?"])
+    if (stream := stuck_stream(root)) is not None:
+        return _stream_stuck(case, root, stream, since)
     if root.op in _WAITS and not _in_own_code(root):
         return _waits_for_nobody(case, root, last, since)
     lines = [*_who_waits(case, root), *thread_lines(root)]
     return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{_line(root)}", since, lines)
+
+
+def _stream_stuck(case: Case, root: StageEvidence, stream: StreamInfo, since: float) -> Verdict:
+    k, age = root.stage, seconds((stream.age_ms or 0.0) / 1e3)
+    text = f"stage {k}: stream {stream.name} is stuck in m{stream.begun_step}, begun on the device {age} ago"
+    lines = [*_who_waits(case, root), f"the host is in {where(root)}", *thread_lines(root)]
+    suggest = f"ppconsole restart-stage {k} ends the kernel with its process; ppconsole logs --stage {k}"
+    return _verdict(root, "stream_stuck", text, since, lines, suggest)
 
 
 def _in_own_code(stage: StageEvidence) -> bool:
