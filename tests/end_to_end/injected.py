@@ -100,7 +100,7 @@ def forget_to_receive(seconds):
 
 
 def lose_a_step(seconds):
-    StageWorker = sys.modules["__main__"].StageWorker
+    StageWorker = sys.modules["ppengine.stage.worker"].StageWorker
     take = StageWorker._take
 
     def losing(self, runner, timeout_ms):
@@ -112,7 +112,7 @@ def lose_a_step(seconds):
 
 
 def lose_an_answer(seconds):
-    StageWorker = sys.modules["__main__"].StageWorker
+    StageWorker = sys.modules["ppengine.stage.worker"].StageWorker
     from ppengine.protocol.steps import Retired
     send = StageWorker._send
 

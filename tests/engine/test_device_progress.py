@@ -208,6 +208,24 @@ def test_a_kernel_that_never_ends_is_named_with_its_stream(count: int, k: int) -
     assert not any(other.root for other in others)
 
 
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_devices_that_wait_for_the_one_that_is_stuck_are_no_roots(count: int, k: int) -> None:
+    # Messages go from card to card: every host has launched, and waits for its own device.
+    ahead = stream(op=None, begun_step=9, done_step=9, waits_for="another stream")
+    behind = stream(op=None, begun_step=7, done_step=7, waits_for="another stream")
+    stages = [
+        msgspec.structs.replace(
+            one, op="device", op_age_s=6.0, unretired_age_s=6.0, unretired_tokens=1, outbox=0, edges=(),
+            streams=(stream() if one.stage == k else ahead if one.stage < k else behind,),
+        )
+        for one in pipeline_held_at(count, k)
+    ]  # fmt: skip
+    root, *others = diagnose(stuck(stages))
+    assert (root.stage, root.cause) == (k, "stream_stuck")
+    assert not any(other.root for other in others)
+    assert {other.cause for other in others} <= {"starved", "blocked"}
+
+
 def test_a_swap_that_never_ends() -> None:
     stages = with_stage(pipeline_held_at(2, 1), 1, op="device", streams=(IDLE, stream("swap out", 5)))
     root = diagnose(stuck(stages))[0]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from monitor_helpers import core_report, make_config, processes, remove, sample, stage_process
 from ppengine.config import EngineConfig
+from ppengine.monitor import fallen
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
 from ppengine.protocol.reports import AgentReport, StageSample
@@ -49,7 +50,7 @@ def rig() -> Iterator[Rig]:
     remove(config)
 
 
-def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig) -> None:
+def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.roots() == []
     # Both reports come before anybody judges: the supervisor is that quick.
     rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
@@ -61,6 +62,8 @@ def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig) -> None:
     rig.look(sample(0), sample(1, pid=NEW, phase="load", op="load"))
     assert rig.roots() == [(1, "dead")]
     rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == [(1, "dead")], "it was back sooner than anybody reads"
+    monkeypatch.setattr(fallen, "_TOLD_NS", 0)
     assert rig.roots() == []
     assert (rig.told("verdict.raised"), rig.told("verdict.cleared")) == (1, 1)
 

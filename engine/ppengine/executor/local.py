@@ -18,12 +18,24 @@ END_S = 2.0
 
 
 class _Place(NamedTuple):
-    """Of one stage: the generation that its newest process was begun for, and that process once it is there."""
+    """Of one stage: its newest process that is there, if any, and the generation that it was begun for."""
 
     generation: int
     child: Child | None = None
+    replaced: bool = False
+    """It was ended here, to make room: its end is no fault."""
     failed: ProcessInfo | None = None
     """What is told where there will be none."""
+
+    def info(self, stage: int) -> ProcessInfo | None:
+        """Return what a report says of it; None: nothing yet."""
+        if self.child is None:
+            return self.failed
+        info = self.child.info("stage", stage, 0)
+        info.generation = self.generation
+        if self.replaced:
+            info.exit_code, info.detail, info.replaced = None, "", True
+        return info
 
 
 class LocalExecutor:
@@ -34,6 +46,8 @@ class LocalExecutor:
         self._folder = Path()
         self._nursery: Nursery | None = None
         self._places: list[_Place] = []
+        self._wanted: list[int] = []
+        """The generation of each stage's newest order."""
         self._ordered: deque[tuple[int, int]] = deque()
         """Stages that the nursery was asked for and that are not there yet, with their generations."""
         self._old: list[Child] = []
@@ -43,30 +57,27 @@ class LocalExecutor:
         """Order every stage."""
         self._folder = Path(config.run_dir)
         self._places = [_Place(FIRST_GENERATION) for _ in range(config.stages)]
+        self._wanted = [FIRST_GENERATION] * config.stages
         for stage in range(config.stages):
             self._order(stage)
 
     def poll(self) -> list[ProcessInfo]:
         """Return all stages that are there, or could not be made, in order."""
         self._take_born()
-        infos = []
-        for stage, place in enumerate(self._places):
-            info = place.child.info("stage", stage, 0) if place.child is not None else place.failed
-            if info is not None:
-                info.generation = place.generation
-                infos.append(info)
-        return infos
+        infos = (place.info(stage) for stage, place in enumerate(self._places))
+        return [info for info in infos if info is not None]
 
     def restart(self, stage: int, generation: int) -> None:
-        """Kill the stage if it still runs, stopped or not, and order it anew."""
-        child = self._places[stage].child
-        if child is not None:
-            self._end(child)
-        self._places[stage] = _Place(generation)
+        """Kill the stage if it still runs, stopped or not, and order it anew; the old one is told of until then."""
+        place = self._places[stage]
+        if place.child is not None:
+            self._places[stage] = place._replace(replaced=place.replaced or place.child.poll() is None)
+            self._end(place.child)
+        self._wanted[stage] = generation
         try:
             self._order(stage)
         except (OSError, ExecutorError) as error:
-            self._fail(stage, 0 if child is None else child.pid, f"could not be started: {error}")
+            self._fail(stage, 0 if place.child is None else place.child.pid, f"could not be started: {error}")
 
     def stop(self, timeout: float) -> None:
         """Wait for the stages, then kill what is left."""
@@ -89,7 +100,7 @@ class LocalExecutor:
             self._nursery = None
         if self._nursery is None:
             self._nursery = Nursery(self._module, self._folder)
-        generation = self._places[stage].generation
+        generation = self._wanted[stage]
         place = ["--stage", str(stage), "--rank", "0", "--generation", str(generation)]
         args = ["--engine", str(self._folder / "engine.json"), *place]
         self._nursery.order(self._module, args, self._folder / f"stage{stage}.log")
@@ -104,7 +115,7 @@ class LocalExecutor:
                     self._give_up(reason)
                 return
             stage, generation = self._ordered.popleft()
-            if generation == self._places[stage].generation:
+            if generation == self._wanted[stage]:
                 self._places[stage] = _Place(generation, child)
             else:  # It was ordered again meanwhile.
                 self._end(child)
@@ -112,12 +123,15 @@ class LocalExecutor:
     def _give_up(self, reason: str) -> None:
         while self._ordered:
             stage, generation = self._ordered.popleft()
-            if generation == self._places[stage].generation and self._nursery is not None:
+            if generation == self._wanted[stage] and self._nursery is not None:
                 self._fail(stage, self._nursery.pid, f"the process that makes stages ended: {reason}")
 
     def _fail(self, stage: int, pid: int, text: str) -> None:
-        info = ProcessInfo(role="stage", stage=stage, rank=0, pid=pid, exit_code=1, detail=text)
-        self._places[stage] = _Place(self._places[stage].generation, failed=info)
+        generation = self._wanted[stage]
+        info = ProcessInfo(
+            role="stage", stage=stage, rank=0, pid=pid, exit_code=1, detail=text, generation=generation
+        )  # fmt: skip
+        self._places[stage] = _Place(generation, failed=info)
 
     def _end(self, child: Child) -> None:
         child.kill()

@@ -16,6 +16,9 @@ from ppengine.monitor.evidence import Key, StageEvidence
 from ppengine.monitor.tracker import newest_process
 from ppengine.protocol.reports import ProcessInfo, StageSample
 
+_TOLD_NS = 2_000_000_000
+"""A death is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
+
 
 @dataclass(slots=True)
 class _Death:
@@ -61,7 +64,7 @@ class Fallen:
         death = self._deaths.get(key)
         if death is None:
             return stage
-        if stage.phase == "serving" and stage.pid != death.evidence.pid:
+        if stage.phase == "serving" and stage.pid != death.evidence.pid and now_ns - death.dead_ns >= _TOLD_NS:
             del self._deaths[key]
             return stage
         return self._dead(death, now_ns, sample)

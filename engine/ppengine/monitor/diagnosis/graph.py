@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ppengine.monitor.diagnosis.budgets import holds_gil, idles_in_vain, is_lost, is_stopped, is_unseen, really_waits
 from ppengine.monitor.evidence import Evidence, StageEvidence
 from ppengine.protocol.reports import EdgeSample, Message
+from ppengine.protocol.snapshot import StreamInfo
 from ppengine.ring import shape_text
 
 
@@ -134,6 +135,8 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
         and edge_of(stage, "send", -1 if stage.op_peer is None else stage.op_peer) is not None
     ):
         return Wait(node, Node("send", stage.stage), f"room to hand over m{stage.op_step}", since, stage.op_step)
+    if stage.op == "device":
+        return _device_wait(stage, stages, since)
     if not really_waits(stage):
         return None
     peer = stages.get(number) if (number := receiving_from(stage, len(stages))) is not None else None
@@ -144,6 +147,29 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
     if stage.op == "room":
         return Wait(node, main(peer.stage), f"room for m{stage.op_step}", since, stage.op_step, known=on_the_wire)
     return _receive_wait(stage, peer, since) if stage.op in ("receive", "token_return") else None
+
+
+def _device_wait(stage: StageEvidence, stages: dict[int, StageEvidence], since: float) -> Wait | None:
+    """Return whom the device of a stage waits for: it has work, and has not begun it.
+
+    What lies before it in the stream is a wait for the stage before to have done the same step (for the first stage:
+    for tokens that the last one samples), or else for room at the next stage.
+    """
+    compute = layers_of(stage)
+    if compute is None or not compute.pending or compute.op is not None:
+        return None
+    k, count, done = stage.stage, len(stages), compute.done_step or 0
+    before, after = stages.get((k - 1) % count), stages.get(k + 1)
+    theirs = None if before is None else layers_of(before)
+    if before is not None and before is not stage and theirs is not None and (theirs.done_step or 0) < done + (k > 0):
+        what = f"m{done + 1} on its device" if k else "tokens that its device samples"
+        return Wait(main(k), main(before.stage), what, since, stage.op_step)
+    return None if after is None else Wait(main(k), main(after.stage), "room on its device", since, stage.op_step)
+
+
+def layers_of(stage: StageEvidence) -> StreamInfo | None:
+    """Return the device's stream that the layers are on; None for a stage without a device."""
+    return next((each for each in stage.streams if each.name == "compute"), None)
 
 
 def _receive_wait(stage: StageEvidence, peer: StageEvidence, since: float) -> Wait | None:
