@@ -3,5 +3,6 @@
 `runner` launches steps, decodes through `graphs`; `state` is what it keeps on the card for life.
 `driver` calls the CUDA driver, `virtual_memory` maps and unmaps what `kv_cache` shows as tensors, `host_pool` is the
 pinned memory of swapped blocks, `block_mover` orders the copies of `lanes` between streams, `accounts` says where the
-card's memory is. `streams` names streams and events.
+card's memory is. `streams` names streams and events, `progress` has the device tell how far they are, `rehearsal`
+replays the incidents of `ppengine.streams` on them.
 """
