@@ -13,11 +13,10 @@ from diagnosis_world import PLACES, pipeline_held_at, stuck, with_stage
 from ppengine.cuda.progress import DeviceProgress, StreamProgress
 from ppengine.device_page import PAGE_BYTES, DevicePage, DevicePageReader, Line, word_of
 from ppengine.monitor.agent import Sampler
-from ppengine.monitor.devices import DeviceWatch
+from ppengine.monitor.devices import DeviceWatch, with_xids
 from ppengine.monitor.diagnosis import diagnose
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.monitor.fallen import Fallen
-from ppengine.monitor.tracker import with_xids
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import StreamInfo

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ppengine.monitor.devices import aged_stream
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
-from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
-from ppengine.protocol.snapshot import StreamInfo
 
 TICK_OLD_S = 1.0
 """The control thread ticks ten times a second; older than this is not bad luck."""
@@ -23,8 +22,6 @@ OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
 
 SLOWED_NS = 3_000_000_000
 """Until the steps of a stage have been as they are without a check for more than a second."""
-XID_TOLD_MS = 30_000.0
-"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
 
 
 class Run(msgspec.Struct):
@@ -279,21 +276,6 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
-
-
-def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
-    """Return a stream as it is `late_ms` after it was looked at, if it has not moved since."""
-    return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
-
-
-def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
-    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
-    if stage.card is None or stage.card not in gpus:
-        return stage
-    gpu, seen_ns = gpus[stage.card]
-    late_ms = (now_ns - seen_ns) / 1e6
-    aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
-    return msgspec.structs.replace(stage, xids=tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS))
 
 
 def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:
