@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ppengine.protocol.control import Outcome, Verb
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import Event, Snapshot
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -121,6 +121,8 @@ class ConsoleApp(App[int]):
     def on_update(self, update: Update) -> None:
         """Take one update. It is painted with the next tick; a link or a verdict that has changed, at once."""
         old, self.state = self.state, reduce(self.state, update, self.clock())
+        if isinstance(update, Event):
+            return  # the log alone has changed
         if old.epoch is not None and self.state.epoch != old.epoch:
             self.main.requests.forget()
             self.following.request, self._frozen = None, None

@@ -38,6 +38,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What stages run on. auto: a GPU where there is one, unless `memory.device_mib` makes it a CPU's matter."""
     eager: bool = False
     """On a GPU: launch decode steps operation by operation instead of as graphs."""
+    peer_to_peer: bool = True
+    """On GPUs: messages between stages go from card to card where the cards can reach each other, not through hosts."""
     restart: Literal["auto", "never"] | None = None
     """What is done when a stage dies: start it anew and recompute, or stay degraded. None: auto, never on `ray`."""
 

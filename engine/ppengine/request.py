@@ -89,6 +89,11 @@ class Request:
         return self.id if self.leader is None else self.leader.id
 
     @property
+    def begun(self) -> bool:
+        """Whether this sample, or sample 0 of its prompt, has ever been given blocks."""
+        return self.admitted_time is not None or (self.leader is not None and self.leader.admitted_time is not None)
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens that the core knows."""
         return len(self.prompt_ids) + len(self.output_ids)

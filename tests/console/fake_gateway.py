@@ -24,13 +24,14 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import snapshots
 import zmq
 from ppengine.protocol.control import (
     Abort,
     Accepted,
-    BlocksDetail,
     Command,
     Continue,
+    Cordon,
     Deferred,
     Drain,
     Failed,
@@ -39,8 +40,6 @@ from ppengine.protocol.control import (
     Hello,
     Inspect,
     Inspected,
-    LedgerDetail,
-    LogsDetail,
     Outcome,
     Pause,
     Ping,
@@ -50,12 +49,9 @@ from ppengine.protocol.control import (
     Release,
     Replay,
     Replayed,
-    RequestDetail,
     RestartStage,
     Resume,
     SetMemory,
-    StacksDetail,
-    StageStacks,
     Submit,
     SwapIn,
     SwapOut,
@@ -77,12 +73,20 @@ from ppengine.protocol.frames import (
     header,
     split,
 )
-from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerHandOff, LedgerStream, StageLedger
+from ppengine.protocol.inspection import (
+    BlocksDetail,
+    LogsDetail,
+    RequestDetail,
+    StacksDetail,
+    StageStacks,
+)
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
+    CordonInfo,
     DeviceInfo,
     EngineInfo,
     Event,
+    Events,
     KvBlocks,
     Queues,
     RequestInfo,
@@ -197,27 +201,6 @@ def count_queues(snapshot: Snapshot) -> None:
     snapshot.queues = Queues(**{name: states.count(name) for name in Queues.__struct_fields__})
 
 
-def ledger_detail() -> LedgerDetail:
-    """Return the ledger of one stage whose main thread rewrites a buffer that is still being sent."""
-    finding = Finding(
-        stage=1,
-        cause="stream_order",
-        summary="stage 1: main rewrites send>2 buffer 0 while send>2 may still read it",
-        since_s=3.0,
-        evidence=["read by: send of m1, at stage/transport.py:200 _see_through"],
-    )
-    stream = LedgerStream(
-        name="send>2", owner="send", device="cpu", purpose="send", alive=True, op="send of m7", age_ms=2.5, pending=1
-    )
-    buffer = LedgerBuffer(
-        name="send>2 buffer 0", device="cpu", bytes=2048, generation=7, writer="result of m7 (thread main)",
-        readers=["send of m7 (stream send>2)"], in_flight=["send of m7 (stream send>2)"],
-    )  # fmt: skip
-    handoff = LedgerHandOff(producer="thread main", consumer="thread send", event="queue", count=7)
-    stage = StageLedger(stage=1, rank=0, streams=[stream], handoffs=[handoff], buffers=[buffer], findings=[finding])
-    return LedgerDetail(on=True, stages=[stage])
-
-
 class FakeGateway:
     """See the module. Everything that touches a socket runs in the thread."""
 
@@ -295,7 +278,7 @@ class FakeGateway:
         self.events.append(event)
         self.snapshot.event_seq = event.seq
         if publish:
-            self._todo.put(lambda: self._publish(TOPIC_EVENT, event, event.seq))
+            self._todo.put(lambda: self._publish(TOPIC_EVENT, Events([event]), event.seq))
         return event
 
     def lose_events(self, count: int) -> None:
@@ -441,6 +424,9 @@ class FakeGateway:
             engine.state = "paused"
         elif isinstance(verb, Drain):
             engine.state = "serving" if verb.undo else "draining"
+        elif isinstance(verb, Cordon):
+            stage = self.snapshot.stages[verb.stage]
+            stage.cordon = None if verb.undo else CordonInfo(by="eve", since_s=0.0)
         elif isinstance(verb, Resume | Continue | RestartStage):
             engine.state = "serving"
         count_queues(self.snapshot)
@@ -535,7 +521,7 @@ class FakeGateway:
                 lines=[line for line in lines if question.stage is None or f" {question.stage}:" in line]
             )
         elif question.what == "ledger":
-            detail = ledger_detail()
+            detail = snapshots.ledger()
         else:
             detail = BlocksDetail(mapped=100, runs=[(1, "null", ""), (60, "used", "r-8f2c"), (39, "free", "")])
         return Inspected(nonce=question.nonce, what=question.what, data=msgspec.Raw(encode(detail)))

@@ -109,7 +109,8 @@ class FakeSource:
             "stacks": snapshots.stacks, "logs": snapshots.logs, "blocks": lambda: snapshots.blocks(picture),
             "rings": lambda: snapshots.rings(len(picture.stages), None),
             "findings": lambda: FindingsDetail(findings=[]),
-            "audit": lambda: AuditDetail(lines=['{"verb":"pause"}']), "about": snapshots.about,
+            "audit": lambda: AuditDetail(lines=['{"verb":"pause"}']),
+            "ledger": snapshots.ledger, "about": snapshots.about,
         }  # fmt: skip
         return made[what]()
 

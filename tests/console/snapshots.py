@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import random
 
-from ppengine.protocol.control import BlocksDetail, LogsDetail, RequestDetail, StacksDetail, StageStacks, ThreadStack
-from ppengine.protocol.inspection import AboutDetail, FaultDetail, OpRecord, RingsDetail, StageRings, ThreadRing
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.inspection import (
+    AboutDetail,
+    BlocksDetail,
+    FaultDetail,
+    LedgerDetail,
+    LogsDetail,
+    OpRecord,
+    RequestDetail,
+    RingsDetail,
+    StacksDetail,
+    StageRings,
+    StageStacks,
+    ThreadRing,
+    ThreadStack,
+)
+from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerHandOff, LedgerStream, StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
     DeviceInfo,
@@ -450,6 +463,27 @@ def findings() -> list[Finding]:
             ],
         )
     ]
+
+
+def ledger() -> LedgerDetail:
+    """Return the ledger of one stage whose main thread rewrites a buffer that is still being sent."""
+    finding = Finding(
+        stage=1,
+        cause="stream_order",
+        summary="stage 1: main rewrites send>2 buffer 0 while send>2 may still read it",
+        since_s=3.0,
+        evidence=["read by: send of m1, at stage/transport.py:200 _see_through"],
+    )
+    stream = LedgerStream(
+        name="send>2", owner="send", device="cpu", purpose="send", alive=True, op="send of m7", age_ms=2.5, pending=1
+    )
+    buffer = LedgerBuffer(
+        name="send>2 buffer 0", device="cpu", bytes=2048, generation=7, writer="result of m7 (thread main)",
+        readers=["send of m7 (stream send>2)"], in_flight=["send of m7 (stream send>2)"],
+    )  # fmt: skip
+    handoff = LedgerHandOff(producer="thread main", consumer="thread send", event="queue", count=7)
+    stage = StageLedger(stage=1, rank=0, streams=[stream], handoffs=[handoff], buffers=[buffer], findings=[finding])
+    return LedgerDetail(on=True, stages=[stage])
 
 
 def about() -> AboutDetail:

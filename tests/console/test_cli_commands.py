@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Accepted,
     Command,
     Continue,
+    Cordon,
     Drain,
     Outcome,
     Pause,
@@ -205,7 +206,7 @@ def test_streams_prints_the_ledger(cli: Cli, fake: FakeGateway) -> None:
     run = cli("streams")
     assert run.code == 0, run.err
     lines = run.out.splitlines()
-    assert lines[0] == "stage 1: 1 findings"
+    assert lines[0] == "stage 1: 1 findings, told 0.0s ago"
     assert lines[2].split(maxsplit=7) == ["send>2", "send", "cpu", "send", "yes", "1", "2.5ms", "send of m7"]
     assert lines[4].split() == ["thread", "main", "thread", "send", "queue", "7"]
     assert "result of m7 (thread main) send of m7 (stream send>2)" in lines[6]
@@ -263,6 +264,8 @@ VERBS = [
     (["check", "strict", "off"], SetCheck(check="strict", mode="off")),
     (["check", "shadow", "on", "--share", "0.05"], SetCheck(check="shadow", share=0.05)),
     (["restart-stage", "1"], RestartStage(stage=1)),
+    (["cordon", "--stage", "1"], Cordon(stage=1)),
+    (["cordon", "--stage", "1", "--undo"], Cordon(stage=1, undo=True)),
 ]
 
 

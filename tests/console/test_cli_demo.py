@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,8 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_gateway import FakeGateway
+from ppconsole.cli import demo as demo_module
 from ppconsole.cli.demo import PROMPTS
 
 pytest.importorskip("torch")
@@ -102,3 +106,21 @@ def test_a_loaded_demo_that_is_interrupted_at_work_leaves_nothing(tmp_path: Path
     assert demo.process.returncode == 130, err
     assert "Traceback" not in err
     assert demo.left() == []
+
+
+async def test_the_wait_for_the_engine_is_no_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    class Started:
+        """An engine process that has announced itself."""
+
+        async def notices(self) -> asyncio.Queue[dict[str, Any] | None]:
+            queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+            queue.put_nowait({"event": "started", "id": fake.id})
+            return queue
+
+    with FakeGateway() as fake:
+        record = await demo_module._until_serving(Started())  # type: ignore[arg-type]
+        assert record.id == fake.id
+        assert [hello.passing for hello in fake.hellos] == [True]

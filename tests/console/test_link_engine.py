@@ -14,18 +14,8 @@ from fake_gateway import FakeGateway
 from link_helpers import FAST, Seen
 from ppconsole.link.engine import EngineLink
 from ppconsole.link.source import LinkLost, QueryFailed
-from ppengine.protocol.control import (
-    Abort,
-    Accepted,
-    Deferred,
-    Outcome,
-    Pause,
-    Refused,
-    RequestDetail,
-    StacksDetail,
-    Submit,
-    SwapOut,
-)
+from ppengine.protocol.control import Abort, Accepted, Deferred, Outcome, Pause, Refused, Submit, SwapOut
+from ppengine.protocol.inspection import RequestDetail, StacksDetail
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.control import (
     Abort,
     Continue,
+    Cordon,
     Drain,
     Pause,
     Preempt,
@@ -33,6 +34,7 @@ from ppengine.protocol.control import (
     SwapIn,
     SwapOut,
 )
+from ppengine.protocol.snapshot import CordonInfo
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Button
@@ -238,6 +240,26 @@ async def test_keys_fit_the_state_of_the_engine():
         rig.source.commands.clear()
         dialog = await rig.confirm("P")
         assert dialog.verb == Resume()
+
+
+async def test_a_cordon_is_placed_and_lifted_from_the_stage_row():
+    async with console() as rig:
+        await rig.pilot.press("C")
+        assert rig.app.screen is rig.app.main, "no stage is chosen"
+        assert any(note.message == "no stage is chosen (Tab)" for note in rig.app._notifications)
+        await rig.pilot.press("tab", "down")
+        dialog = await rig.confirm("C")
+        assert dialog.verb == Cordon(stage=1) and "free 45 blocks" in rig.board("dialog-body")
+        assert "cordon --stage 1" in rig.board("dialog-body")
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: bool(rig.source.acted()))
+        picture = snapshots.snapshot(4, 8)
+        picture.stages[1].cordon = CordonInfo(by="eve", since_s=1.0)
+        rig.source.send(picture)
+        await rig.pilot.press("escape")
+        await rig.until(lambda: " CORDON 1 " in rig.board("top") and "#" in rig.board("left"))
+        dialog = await rig.confirm("C")
+        assert dialog.verb == Cordon(stage=1, undo=True)
 
 
 async def test_a_lost_link_greys_disables_and_comes_back():

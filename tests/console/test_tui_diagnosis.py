@@ -155,6 +155,25 @@ async def test_the_streams_and_the_keys_of_the_checks():
         assert not rig.source.acted()
 
 
+async def test_tab_goes_to_the_findings_then_to_the_ledger_then_back():
+    picture = snapshots.stuck()
+    picture.engine.checks.ledger = True
+    details = {"findings": FindingsDetail(findings=snapshots.findings() * 4)}
+    async with console(picture, details=details) as rig:
+        await rig.pilot.press("v")
+        await rig.until(lambda: "send>2 buffer 0" in "\n".join(rows(rig)))
+        await rig.pilot.press("tab")
+        assert rig.screen().splitlines()[1].startswith(" FINDINGS  4") and " LEDGER" not in rig.screen()
+        await rig.pilot.press("tab")
+        assert " LEDGER" in rig.screen() and "send>2 buffer 0" in rig.screen() and "send of m7" in rig.screen()
+        await rig.pilot.press("tab")
+        assert rig.screen().splitlines()[1].startswith(" LIVE CHECKS")
+        rig.source.details["ledger"] = QueryFailed("NO_CORE", "the core is away")
+        await rig.app.screen._load()
+        assert "the core is away" in "\n".join(rows(rig))
+        assert "4 findings" in rig.screen(), "the one without the other"
+
+
 async def test_checks_are_not_switched_read_only():
     async with console(snapshots.stuck(), read_only=True) as rig:
         await rig.pilot.press("colon", *"streams", "enter", "2")

@@ -10,6 +10,7 @@ from ppconsole.view.cursor import Cursor
 from ppengine.protocol.control import (
     Abort,
     Continue,
+    Cordon,
     Drain,
     Outcome,
     Pause,
@@ -47,6 +48,8 @@ from ppengine.protocol.control import (
         ("check finite on", SetCheck(check="finite"), "check finite on"),
         ("check shadow on --share=0.05", SetCheck(check="shadow", share=0.05), "check shadow on --share 0.05"),
         ("restart-stage 2", RestartStage(stage=2), "restart-stage 2"),
+        ("cordon --stage 2", Cordon(stage=2), "cordon --stage 2"),
+        ("cordon --undo --stage=2", Cordon(stage=2, undo=True), "cordon --stage 2 --undo"),
         ("stop", Stop(), "stop"),
     ],
 )
@@ -69,6 +72,9 @@ def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
         ("check finite maybe", "Invalid enum value 'maybe'"),
         ("check shadow on --share lots", "Expected `float | null`"),
         ("abort 'r-1", "No closing quotation"),
+        ("cordon 2", "cordon needs --stage and a number; it is written: cordon --stage K"),
+        ("cordon --stage two", "needs --stage and a number"),
+        ("cordon --undo", "needs --stage and a number"),
     ],
 )
 def test_a_wrong_line_says_what_would_be_right(line, says):
@@ -83,6 +89,8 @@ def test_completion():
     assert commands.complete("preempt r-1 --mode s", picture) == "preempt r-1 --mode swap"
     assert commands.complete("check f", picture) == "check finite"
     assert commands.complete("check finite of", picture) == "check finite off"
+    assert commands.complete("cordon --s", picture) == "cordon --stage"
+    assert commands.complete("cordon --stage ", picture) == "cordon --stage 0"
     assert commands.complete("", picture) is None and commands.complete("zzz", picture) is None
 
 

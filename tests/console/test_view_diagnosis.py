@@ -11,8 +11,7 @@ from ppconsole.model.waits import DRIVER, arrows
 from ppconsole.view import diagnosis, pipeline, steps
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
-from ppengine.protocol.control import StacksDetail, StageStacks
-from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings, ThreadRing
+from ppengine.protocol.inspection import OpRecord, RingsDetail, StacksDetail, StageRings, StageStacks, ThreadRing
 from ppengine.protocol.snapshot import Verdict, WaitInfo
 
 WIDTHS = (60, 80, 120, 200)

@@ -12,7 +12,7 @@ from ppconsole.view import banner, board, details, diagnosis, events, kvmap, req
 from ppconsole.view.cells import char_width, cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.gpu import GpuInfo, Xid
-from ppengine.protocol.snapshot import Event
+from ppengine.protocol.snapshot import CordonInfo, Event
 
 LIVE = banner.Link(state="live", age_s=0.1)
 
@@ -34,6 +34,26 @@ def test_stage_rows_at_80_columns():
         "!  2 X █████·│···  55% 812/1024/1390     12   2>1 m410 6.2s   0% comp:fwd   6.2s",
         "   3 S █████·│···  54% 812/1024/1427     12   0>0    - 25ms  98% p2p:recv<2 6.2s",
     ]
+
+
+def test_a_cordon_is_told_without_colour_in_every_place():
+    picture = snapshots.stuck()
+    picture.stages[2].cordon = CordonInfo(by="eve", since_s=190.0, reason="fan")
+    rows = texts(stages.rows(picture, 80, selected=2))
+    assert rows[2:4] == [
+        "   1 B  █████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2 6.2s",
+        "!  2 X# █████·│···  55% 812/1024/1390     12  2>1 m410 6.2s   0% comp:fwd   6.2s",
+    ]
+    assert text_of(banner.banner(picture, LIVE, 80)) == (
+        " opt@n0  DEGRADED  CORDON 2  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"
+    )
+    said = "stage 2 is cordoned by eve 3m (fan): no request begins"
+    assert said in " ".join(" ".join(texts(details.stage_rows(picture, picture.stages[2], 80))).split())
+    calm = msgspec.structs.replace(snapshots.snapshot(), stages=picture.stages, verdicts=[], operations=[])
+    assert text_of(banner.verdict_line(calm, LIVE, 80)).strip() == said
+    for stage in picture.stages:
+        stage.cordon = CordonInfo(by="eve", since_s=1.0)
+    assert " CORDON 4 STAGES " in text_of(banner.banner(picture, LIVE, 80))
 
 
 def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():

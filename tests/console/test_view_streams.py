@@ -7,7 +7,8 @@ import snapshots
 from ppconsole.view import streams
 from ppconsole.view.cells import text_of, width_of
 from ppengine.protocol.control import SetCheck
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.inspection import LedgerDetail
+from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerStream
 from ppengine.protocol.snapshot import ChecksInfo
 
 
@@ -34,9 +35,45 @@ def test_streams_findings_and_checks_at_80_columns():
     assert "read by  pickling of seqstart" in text and "broadcast.py:51" in text and "to fix  record an event" in text
 
 
+def test_the_ledger_of_a_stage_at_80_columns():
+    known = snapshots.ledger()
+    (stage,) = known.stages
+    stage.age_s = 0.4
+    free = LedgerBuffer(name="send>2 buffer 1", device="cpu", bytes=64, generation=2, writer="", readers=[],
+                        in_flight=[], freed=True)  # fmt: skip
+    stage.buffers.insert(0, free)
+    stage.streams.append(
+        LedgerStream(
+            name="compute", owner="main", device="cuda:0", purpose="compute", alive=True, op="attention m7",
+            age_ms=2100.0, pending=3,
+        )
+    )  # fmt: skip
+    lines = [line.rstrip() for line in texts(streams.rows(checked(ledger=True), [], "", 80, known=known))]
+    assert lines[lines.index(" LEDGER") + 1 :] == [
+        " stage 1  2 streams, 1 of 2 buffers in use, 1 finding  0.4s ago",
+        "  STREAM         OWNER THREAD   OPERATION                AGE PEND FOR",
+        "  send>2         send           send of m7              0.4s    1 send",
+        "  compute        main           ! attention m7          2.5s    3 compute cuda:0",
+        "  PRODUCER                 CONSUMER                 ORDERED BY             TIMES",
+        "  thread main              thread send              queue                      7",
+        "  BUFFER                 GEN  SIZE LAST WRITER                    READ NOW BY",
+        "  send>2 buffer 0          7  2.0K result of m7 (thread main)     send of m7 (s…",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ledger", "missing", "says"),
+    [(None, "", "asking"), (None, "no core", "no core"), (LedgerDetail(on=True, stages=[]), "", "no stage has told")],
+)
+def test_without_a_ledger_it_says_why(ledger, missing, says):
+    lines = texts(streams.rows(checked(ledger=True), [], "", 80, known=ledger, missing=missing))
+    assert says in lines[lines.index(next(line for line in lines if line.startswith(" LEDGER"))) + 1]
+    assert not any(line.startswith(" LEDGER") for line in texts(streams.rows(checked(), [], "", 80)))
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_every_width(width):
-    rows = streams.rows(checked(ledger=True), snapshots.findings(), "", width)
+    rows = streams.rows(checked(ledger=True), snapshots.findings(), "", width, known=snapshots.ledger())
     assert all(width_of(text_of(line)) <= width for line in rows)
     assert any("OPERATION" in text_of(line) for line in rows)
 
@@ -76,5 +113,10 @@ def test_hostile_texts_stay_text():
     )
     picture.engine.checks = ChecksInfo(shadow=0.5, shadow_state=bad)
     found = [Finding(stage=0, cause="stream_order", summary=bad, since_s=1.0, evidence=[bad, f"read by: {bad}"])]
-    for line in texts(streams.rows(picture, found, bad, 80)):
+    picture.engine.checks.ledger = True
+    known = snapshots.ledger()
+    for each in (known.stages[0].streams[0], known.stages[0].buffers[0]):
+        each.name = bad
+    known.stages[0].handoffs[0].event = bad
+    for line in texts(streams.rows(picture, found, bad, 80, known=known)):
         assert not any(char in line for char in "\x1b\u202e\n\x07\r")

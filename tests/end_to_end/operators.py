@@ -21,12 +21,12 @@ from ppengine.protocol.control import (
     Outcome,
     Pause,
     Refused,
-    RequestDetail,
     Resume,
     SetMemory,
     Submit,
     Verb,
 )
+from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
 

@@ -13,7 +13,8 @@ import torch
 from checkpoints import make_checkpoint
 from engines import wait_until
 from ppengine.executor.process import session
-from ppengine.protocol.control import LedgerDetail, SetCheck
+from ppengine.protocol.control import SetCheck
+from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.snapshot import Event
 from safetensors.torch import load_file, save_file
 from serving import Operator, Served

@@ -16,6 +16,7 @@ import reference
 from checkpoints import make_checkpoint
 from operators import Operator
 from ppengine import LLM, SamplingParams
+from ppengine.faults.wires import between
 from ppengine.protocol.control import Release, RestartStage, Resume, SetMemory, SwapOut
 from ppengine.protocol.snapshot import Snapshot
 from serving import Served, stage_pids
@@ -197,6 +198,32 @@ async def test_a_stage_killed_while_memory_shrinks(engine: Served, expected: lis
         picture = await back(op)
         assert {stage.kv_blocks.mapped for stage in picture.stages} == {int(end.figures["blocks_after"])}
         await op.do(SetMemory(utilization=before))
+        await whole(op, names, expected)
+
+
+async def test_a_wire_that_closes_is_healed_without_a_new_process(
+    fresh: Served, expected: list[list[int]]
+) -> None:  # fmt: skip
+    engine = fresh
+    async with engine.operator() as op:
+        names = await mixed(op)
+        old = dict(engine.pids)
+        (connection,) = between(old["stage0"], old["stage1"])
+        await op.do(Resume())
+        await op.written(names[RUNNING], 8)
+        since = time.monotonic()
+        connection.shut_down()
+        picture = await op.until(lambda picture: bool(roots(picture)), "the wire is named", core=False)
+        ((stage, cause),) = roots(picture)
+        assert (stage in (0, 1), cause) == (True, "link"), "whoever noticed it first"
+        await op.until(lambda picture: picture.engine.state == "serving", "it serves again")
+        print(f"wire closed: serving again after {time.monotonic() - since:.2f} s")
+        picture = await back(op)
+        assert engine.pids == old, "no process was started anew"
+        assert picture.stages[1].pid == old["stage1"]
+        await op.heard()
+        assert len(told(op, "wire.lost")) == 1
+        assert told(op, "stage.lost") == told(op, "stage.restart") == []
         await whole(op, names, expected)
 
 

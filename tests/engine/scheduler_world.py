@@ -49,7 +49,8 @@ class World:
         self.resize: tuple[int, int | None] | None = None
         """Target, and the number of its map step once that was sent."""
         self.reports = []
-        self.first_admissions: list[Request] = []
+        self.began: set[str] = set()
+        """Ids of the requests that were once seen with device blocks."""
         self.max_in_flight = 0
         self.two_unretired = 0
 
@@ -79,12 +80,19 @@ class World:
             min_tokens=sampling.min_tokens,
         )  # fmt: skip
 
+    def new(self):
+        """Return the requests that never held a block, and whose sample 0 never did."""
+        return [r for r in self.scheduler.requests.values() if not {r.id, r.group} & self.began]
+
     # --- steps ----------------------------------------------------------------------------------------------
 
     def schedule(self):
         """Let the scheduler make one step, if it can, and send it."""
-        waiting = list(self.scheduler._lines.waiting)
+        waiting, new = list(self.scheduler._lines.waiting), self.new()
         step = self.scheduler.schedule()
+        if self.scheduler.cordon:
+            assert all(request.state != "running" for request in new), "a new request was admitted past the cordon"
+            waiting = [request for request in waiting if request not in new]
         admitted = [request.arrival for request in waiting if request.state == "running"]
         left = [request.arrival for request in self.scheduler._lines.waiting if request in waiting]
         assert not admitted or not left or max(admitted) < min(left), "somebody who came later was admitted first"
@@ -129,6 +137,22 @@ class World:
             if not self.round():
                 return
         raise AssertionError(f"still busy after {limit} rounds: {list(self.scheduler.requests.values())}")
+
+    def run_cordoned(self):
+        """Go on under a cordon until nothing happens: the new ones alone are left, or held. Then lift it."""
+        scheduler = self.scheduler
+        scheduler.cordon = scheduler.cordon or "stage 0 is cordoned by eve"
+        self.run()
+        new = self.new()
+        assert all(request in new or request.state == "held" for request in scheduler.requests.values())
+        for request in new:
+            code = scheduler.why(request).code
+            assert code == ("held" if request.state == "held" else "behind" if self.parked(request) else "cordoned")
+        scheduler.cordon = ""
+
+    def parked(self, request):
+        """Whether it waits for the prompt of its sample 0."""
+        return request.leader is not None and request in request.leader.followers
 
     # --- a lost stage, as a core recovers from it -------------------------------------------------------------
 
@@ -180,6 +204,7 @@ class World:
         scheduler = self.scheduler
         for request in scheduler.requests.values():
             self.seen_states[request.state] += 1
+            self.began.update([request.id] if request.blocks else [])
             assert request.pending <= (2 if self.config.schedule_ahead else 1)
             if request.pending == 2:
                 self.two_unretired += 1
@@ -247,6 +272,8 @@ class Driver:
         if draw < 0.30:
             if world.scheduler.paused and self.random.random() < 0.1:
                 world.scheduler.paused = False
+            if world.scheduler.cordon and self.random.random() < 0.05:
+                world.scheduler.cordon = ""
             self.counts["schedule"] += world.schedule() is not None
         elif draw < 0.62:
             stages = [stage for stage in range(len(world.model.stages)) if world.model.can_run(stage)]
@@ -326,6 +353,10 @@ class Driver:
             world.lose(draw.randrange(len(world.model.stages)))
             self.counts["lose a stage"] += 1
             return
+        if draw.random() < 0.2:
+            world.scheduler.cordon = "" if world.scheduler.cordon else "stage 0 is cordoned by eve"
+            self.counts["cordon"] += 1
+            return
         if world.scheduler.paused or draw.random() < 0.2:
             world.scheduler.paused = not world.scheduler.paused
             self.counts["pause"] += 1
@@ -348,6 +379,7 @@ class Driver:
         """Undo holds and pauses and run to the end: nobody may starve."""
         world = self.world
         world.scheduler.paused = False
+        world.run_cordoned()
         for _ in range(200):
             world.run()
             held = [request for request in world.scheduler.requests.values() if request.state == "held"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import tempfile
 import time
@@ -14,9 +13,10 @@ from typing import Any
 
 import msgspec
 import zmq
+from forks import fork
 from ppengine.checkpoint import partition_layers, read_spec
 from ppengine.config import EngineConfig, build_profile
-from ppengine.executor.process import Child, spawn
+from ppengine.executor.process import Child
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import (
     TOKEN_REGISTERED,
@@ -116,10 +116,8 @@ class FakeCore:
     def start(self, stage: int, generation: int = 1) -> None:
         args = ["--engine", f"{self.config.run_dir}/engine.json", "--stage", str(stage), "--rank", "0"]
         args += ["--generation", str(generation)]
-        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        log, module = self.folder / f"stage{stage}.log", self.modules.get(stage, "ppengine.stage.worker")
-        self.children[stage] = spawn(module, args, log=log, env=env)
+        module = self.modules.get(stage, "ppengine.stage.worker")
+        self.children[stage] = fork(module, args, self.folder / f"stage{stage}.log")
 
     def log(self, stage: int) -> str:
         return (self.folder / f"stage{stage}.log").read_text()

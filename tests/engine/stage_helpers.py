@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from forks import fork
+from ppengine import lifeline
+from ppengine.executor.process import Child
+from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge, Outbox
+from ppengine.stage.transport import Outbox
 from ppengine.stage.wire import meet
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -50,9 +53,9 @@ def hidden_states(step: int, tokens: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def start_upstream(folder: Path, mode: str) -> subprocess.Popen[bytes]:
-    """Start this file as the process before ours."""
-    return subprocess.Popen([sys.executable, __file__, str(folder), mode])
+def start_upstream(folder: Path, mode: str) -> Child:
+    """Start the process before ours: `main` of this file."""
+    return fork("stage_helpers", [str(folder), mode], folder / "upstream.log")
 
 
 def make_ring(folder: Path, name: str) -> Recorder:
@@ -83,5 +86,8 @@ def upstream(folder: Path, mode: str) -> None:
     outbox.finish(30)
 
 
-if __name__ == "__main__":
-    upstream(Path(sys.argv[1]), sys.argv[2])
+def main() -> None:
+    """Entry point of the upstream: folder, mode, and its lifeline."""
+    folder, mode, _, line = sys.argv[1:]
+    lifeline.adopt(int(line))
+    upstream(Path(folder), mode)

@@ -7,8 +7,8 @@ import pytest
 from core_world import CoreWorld
 from ppengine.core.report import Reporter
 from ppengine.protocol.control import Accepted, Outcome, Pause, Refused, SetCheck
-from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import Check, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
+from ppengine.protocol.reports import Finding, StageLedger
+from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
 
 
 @pytest.fixture
@@ -153,6 +153,18 @@ def test_stages_that_begin_anew_are_told_what_is_on(world):
     world.engine.checks.restate()
     assert world.steps[-1].checks == Check.FINITE | Check.LEDGER
     assert told(world) == []
+
+
+def test_the_ledger_says_how_old_it_is(world, monkeypatch):
+    switch(world, "ledger")
+    now = 50.0
+    monkeypatch.setattr("ppengine.core.checks.time.monotonic", lambda: now)
+    empty = StageLedger(stage=1, rank=0, streams=[], handoffs=[], buffers=[])
+    world.engine.on_stage(LedgerPicture(generation=world.generation, ledger=empty))
+    now = 53.5
+    (told_of,) = world.engine.checks.ledger(None).stages
+    assert (told_of.stage, told_of.age_s) == (1, 3.5)
+    assert world.engine.checks.ledger(0).stages == []
 
 
 # --- the reference ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from ppengine.config import ConfigError, build_profile
 from ppengine.protocol.control import (
     Abort,
+    Cordon,
     Outcome,
     Pause,
     Preempt,
@@ -105,9 +106,11 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
     world.engine.on_stage(Retired(1, 3, 0, 0, error="lost stage 1", fatal=True, peer=1))
     world.engine.advance()
     assert world.generation == 1
-    world.now += 0.6
-    world.engine.advance()
-    assert world.started == [(1, 2)]
+    later(world, 0.6)
+    assert (world.generation, world.started) == (2, []), "a closed wire alone: everybody is to meet again"
+    world.quiet(0, 2)
+    later(world, 2.1)
+    assert world.started == [(1, 2)], "who does not leave is gone, or as good as gone"
 
 
 def test_what_was_heard_of_a_stage_that_meets_the_others_is_moot() -> None:
@@ -377,6 +380,9 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             world.now += 300
         elif chance < 0.06:
             world.say(RestartStage(stage=source.randrange(3)))
+        elif chance < 0.08:
+            closes(world, *source.choice([(0, 1), (1, 2), (2, 0)]))
+            world.now += source.choice([1, 100])
         elif chance < 0.2 and live:
             name = source.choice(live)
             world.say(source.choice([SwapOut(request=name), SwapIn(request=name), Preempt(request=name)]))
@@ -472,3 +478,98 @@ def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
     says(world, 2, 1)
     world.engine.on_stage(Retired(1, 3, 0, 0, error=CLOSED, fatal=True, peer=1))
     assert world.generation == 2, "and what an old generation says is nothing"
+
+
+def closes(world: CoreWorld, first: int = 0, second: int = 1) -> None:
+    """Let both ends of a wire say that it closed, and the supervisor nothing."""
+    for stage, peer in ((first, second), (second, first)):
+        text = f"lost stage {peer}: it closed the connection"
+        world.engine.on_stage(Retired(world.generation, 3, stage, 0, error=text, fatal=True, peer=peer))
+    world.engine.advance()
+    later(world, 0.6)
+
+
+def test_a_wire_that_closes_between_live_processes_needs_no_new_process() -> None:
+    world = running()
+    world.counting = True
+    assert world.engine.scheduler.requests["r0"].host_blocks
+    closes(world)
+    assert (world.generation, world.started) == (2, [])
+    assert world.told_to_leave == [(0, 2), (1, 2), (2, 2)]
+    assert world.engine.state == "degraded"
+    assert events(world, "wire.lost") == [
+        "stage 1: its connection to stage 0 closed, and no process has ended; all meet again, generation 2"
+    ]
+    later(world, 1.0)
+    back(world)
+    assert (world.engine.state, world.generation, world.started) == ("serving", 2, [])
+    assert events(world, "stage.lost") == events(world, "stage.restart") == []
+    (told,) = world.engine.recovery.losses.report()
+    assert (told.stage, told.peer, told.healed_s) == (0, 1, 0.0)
+    world.say(Release(request="r0"))
+    world.run()
+    assert world.engine.live() == []
+    assert all(len(world.tokens(f"r{index}")) == 12 for index in range(6))
+    world.check()
+
+
+def test_a_wire_that_closes_again_within_a_minute_costs_the_processes() -> None:
+    world = running()
+    closes(world)
+    back(world)
+    later(world, 61.0)
+    closes(world)
+    assert (world.generation, world.started) == (3, [])
+    back(world)
+    later(world, 50.0)
+    closes(world, 1, 2)
+    assert (world.generation, world.started) == (4, [(1, 4)]), "stage 1 again, stage 2 for the first time"
+    back(world)
+    assert world.engine.state == "serving"
+
+
+def test_a_wire_that_closes_while_the_stages_meet() -> None:
+    world = running()
+    closes(world)
+    world.quiet(0, 1, 2)
+    world.ready(stages=[2])
+    closes(world)
+    assert (world.generation, world.started) == (3, [(0, 3), (1, 3)])
+    back(world)
+    assert world.engine.state == "serving"
+
+
+def test_a_process_that_turns_out_to_have_ended_is_started_all_the_same() -> None:
+    world = running()
+    closes(world)
+    ended(world, 1)
+    assert (world.generation, world.started) == (3, [(1, 3)])
+    assert world.engine.recovery.losses.report() == []
+    later(world, 1.0)
+    assert world.generation == 3
+    back(world)
+    assert world.engine.state == "serving"
+
+
+def test_what_was_not_due_costs_its_sender_the_process() -> None:
+    world = running()
+    says(world, 2, 1, "stage 1 sent message 4 (m4), due was message 3 (m3)")
+    later(world, 0.6)
+    assert (world.generation, world.started) == (2, [(1, 2)])
+
+
+def test_a_wire_that_closes_is_left_alone_where_nothing_is_restarted() -> None:
+    world = running(restart="never")
+    closes(world)
+    assert (world.generation, world.started, world.engine.state) == (1, [], "degraded")
+
+
+def test_a_cordon_does_not_keep_a_wire_from_healing() -> None:
+    world = running()
+    world.say(Cordon(stage=1))
+    closes(world)
+    assert (world.generation, world.started, world.engine.recovery.down) == (2, [], "")
+    back(world)
+    closes(world)
+    assert world.started == []
+    assert "stage 1 is lost: its connection to stage 0 closed; it is cordoned by eve" in world.engine.message

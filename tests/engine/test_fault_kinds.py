@@ -12,8 +12,9 @@ from monitor_helpers import Client, FakeCore, make_config, remove, started, unti
 from ppengine.faults import groups
 from ppengine.faults.points import Fault, Points, Site
 from ppengine.faults.registry import FaultError, Kind, edge_of, find, kinds, strike
-from ppengine.protocol.control import Failed, FaultsDetail, Inspect, Refused
+from ppengine.protocol.control import Failed, Inspect, Refused
 from ppengine.protocol.control import Fault as FaultVerb
+from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.snapshot import Cause
 
 GATEWAY = "ppengine.monitor.gateway"

@@ -89,13 +89,14 @@ def test_a_replay_is_a_forward_on_the_stream_of_the_layers() -> None:
 def test_graphs_are_wrapped_once_for_all_generations() -> None:
     config = make_config()
     try:
-        card = SimpleNamespace(graphs=Graphs())
+        card = SimpleNamespace(graphs=[Graphs(), Graphs()])
         with zmq.Context() as context:
             arms = Arms(config, 0, context, None, None)  # type: ignore[arg-type]
             for _ in range(2):
                 parts = dict.fromkeys(("_inlet", "outbox", "_model", "cache", "_host"))
                 arms.runner(SimpleNamespace(card=card, **parts))
-            assert isinstance(card.graphs, GraphsPoint) and isinstance(card.graphs._part, Graphs)
+            assert [type(graphs) for graphs in card.graphs] == [GraphsPoint, GraphsPoint]
+            assert [type(graphs._part) for graphs in card.graphs] == [Graphs, Graphs]
             arms._thread.close()
     finally:
         remove(config)

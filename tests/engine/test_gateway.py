@@ -40,7 +40,6 @@ from ppengine.protocol.control import (
     Hello,
     Inspect,
     Inspected,
-    LogsDetail,
     Outcome,
     Ping,
     Pong,
@@ -53,10 +52,11 @@ from ppengine.protocol.control import (
     Submit,
     Welcome,
 )
+from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.reports import Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.snapshot import Event
+from ppengine.protocol.snapshot import Event, Events
 
 GATEWAY = "ppengine.monitor.gateway"
 
@@ -115,7 +115,7 @@ def events_of(client, kinds, timeout=20.0):
     while not set(kinds) <= {event.kind for event in seen}:
         topic, head, body = client.published(max(0.01, deadline - time.monotonic()))
         if topic == frames.TOPIC_EVENT:
-            seen.append(frames.decode_as(Event, body))
+            seen += frames.decode_as(Events, body).events
             assert head.seq == seen[-1].seq
     return seen
 

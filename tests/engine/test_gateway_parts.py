@@ -7,7 +7,9 @@ from ppengine.monitor.events import EventLog
 from ppengine.monitor.logs import tail
 from ppengine.monitor.publisher import Publisher
 from ppengine.monitor.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
+from ppengine.protocol import frames
 from ppengine.protocol.control import Hello, Replay
+from ppengine.protocol.snapshot import Events
 
 
 def test_only_what_somebody_subscribed_to_is_wanted():
@@ -28,6 +30,26 @@ def test_only_what_somebody_subscribed_to_is_wanted():
         until(lambda: publisher.read_subscriptions() is not None and not publisher.wanted(b"snap1"))
         reader.subscribe(b"")
         until(lambda: publisher.read_subscriptions() and publisher.wanted(b"event"))
+
+
+def test_events_of_one_turn_are_one_message():
+    with zmq.Context() as context, context.socket(zmq.XPUB) as state, context.socket(zmq.SUB) as reader:
+        state.linger = reader.linger = 0
+        state.bind("inproc://state")
+        reader.connect("inproc://state")
+        reader.subscribe(b"event")
+        publisher = Publisher(state, "id", "epoch")
+        until(lambda: publisher.read_subscriptions())
+        events = EventLog(publisher.event)
+        for number in range(1, 1004):
+            events.say("test", f"n{number}")
+        publisher.flush()
+        publisher.flush()  # nothing is left to send
+        got = []
+        while reader.poll(200):
+            _, head, body = reader.recv_multipart()
+            got.append((frames.decode_header(head).seq, [one.seq for one in frames.decode_as(Events, body).events]))
+        assert got == [(1000, list(range(1, 1001))), (1003, [1001, 1002, 1003])]
 
 
 def hello(user="eve", read_only=False):

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import zmq
-from monitor_helpers import TRIES, make_config, remove, started, until
+from monitor_helpers import TRIES, make_config, remove, sample, started, until
 from ppengine.monitor import proc, stacks
-from ppengine.monitor.agent import Sampler
+from ppengine.monitor.agent import Sampler, is_calm
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.reports import ToCollector
 
 PAGE = 4096
@@ -303,3 +304,17 @@ def test_counts_of_a_cgroup_are_read_from_either_version(tmp_path):
     assert found == {"oom_kill": 1, "oom": 2, "max": 9, "high": 3, "nr_throttled": 4, "throttled_usec": 1700}
     found = proc.cgroup_counts([tmp_path / "memory.oom_control", tmp_path / "v1.stat", tmp_path / "none"])
     assert found == {"oom_kill": 4, "nr_throttled": 2, "throttled_usec": 3000}
+
+
+@pytest.mark.parametrize(
+    ("changes", "calm"),
+    [
+        ({}, True), ({"process_state": "D"}, True), ({"process_state": "T"}, False), ({"process_state": None}, False),
+        ({"process_state": "Z"}, False), ({"progress_age_ms": 399.0}, True), ({"progress_age_ms": 400.0}, False),
+        ({"tick_age_ms": 400.0}, False), ({"progress_age_ms": 9000.0, "phase": "load"}, True),
+        ({"progress_age_ms": 9000.0, "phase": "load", "process_state": "T"}, False),
+    ],
+)  # fmt: skip
+def test_what_does_not_move_is_looked_at_more_often(changes, calm):
+    moving = {"process_state": "S", "progress_age_ms": 10.0, "tick_age_ms": 10.0, "phase": "serving"}
+    assert is_calm(sample(0, **{**moving, **changes})) is calm

@@ -10,8 +10,8 @@ import pytest
 from ppengine.monitor.blackbox import NONCE, STEPS, BlackBox
 from ppengine.monitor.steps import read_rings
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail, StageStacks
-from ppengine.protocol.inspection import RingsDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import RingsDetail, StacksDetail, StageStacks
 from ppengine.protocol.snapshot import Verdict
 from ppengine.ring import Gauge, Kind, RingWriter
 

@@ -1,7 +1,8 @@
-"""Sessions of consoles: what is told when one falls silent."""
+"""Sessions of consoles: who is counted, and what is told when one falls silent."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from ppengine.monitor.sessions import ATTACHED_S, Session, Sessions
 from ppengine.protocol.control import Hello
@@ -26,3 +27,15 @@ def test_silent_console_gives_up_its_requests(pings: int) -> None:
     assert sessions.count(ATTACHED_S + 1) == 0
     assert sessions.count(ATTACHED_S + 2) == 0
     assert told == [("attached", [])] * pings + [("detached", ["r-1"])]
+
+
+def test_who_is_only_passing_is_neither_counted_nor_told_of() -> None:
+    told: list[str] = []
+    sessions = Sessions(lambda kind, session: told.append(f"{kind} {session.user}"))
+    sessions.hello(b"console", HELLO, 0.0)
+    sessions.hello(b"probe", msgspec.structs.replace(HELLO, user="bob", passing=True), 0.0)
+    for client in (b"probe", b"console"):
+        sessions.ping(client, 0.0)
+    assert sessions.count(1.0) == 1
+    assert sessions.count(ATTACHED_S + 1) == 0
+    assert told == ["attached alice", "detached alice"]

@@ -12,7 +12,8 @@ from ppengine.monitor import proc, stacks
 from ppengine.monitor.evidence import Stack
 from ppengine.monitor.probe import NONCE, StackProbe
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspected, StacksDetail, StageStacks, ThreadStack
+from ppengine.protocol.control import Failed, Inspected
+from ppengine.protocol.inspection import StacksDetail, StageStacks, ThreadStack
 from ppengine.protocol.snapshot import Verdict
 
 TARGET = textwrap.dedent("""

@@ -101,6 +101,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.scheduler.paused = not self.world.scheduler.paused
 
     @rule()
+    def cordon(self):
+        self.world.scheduler.cordon = "" if self.world.scheduler.cordon else "stage 0 is cordoned by eve"
+
+    @rule()
     def ask_why(self):
         for request in self.alive():
             why = self.world.scheduler.why(request)
@@ -112,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.scheduler.paused = False
+        world.run_cordoned()
         world.run()
         while held := [request for request in self.alive() if request.state == "held"]:
             for request in held:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from ppengine.protocol.steps import Check, StageFindings
-from ppengine.stage.transport import Edge, Inlet, Outbox
+from ppengine.stage.edge import Edge
+from ppengine.stage.transport import Inlet, Outbox
 from ppengine.stage.wire import meet
 from ppengine.streams.ledger import Ledger
 from stage_core import FakeCore, Sequence

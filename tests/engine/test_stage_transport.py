@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from ppengine.ring import Gauge, Kind, RingReader, shape_text
+from ppengine.stage.edge import Edge
 from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import MAX_UNDELIVERED, Edge, Inlet
+from ppengine.stage.transport import MAX_UNDELIVERED, Inlet
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire, meet
 from stage_helpers import BIG, DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
 
@@ -54,7 +55,8 @@ def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
         assert_both_sides_agree(RingReader(tmp_path / "send.ring"), RingReader(tmp_path / "receive.ring"), step)
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()
 
 
 def is_ring(path: Path) -> bool:
@@ -91,7 +93,8 @@ def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> Non
         assert process.wait(20) == 0
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,8 @@ def test_what_was_not_due_is_refused(
         assert raised.value.peer == 0
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()
 
 
 def test_a_wait_is_left_when_told_so(tmp_path: Path) -> None:
@@ -127,7 +131,8 @@ def test_a_wait_is_left_when_told_so(tmp_path: Path) -> None:
             edge.receive(torch.zeros(4), 1)
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()
 
 
 def test_a_rendezvous_is_left_when_told_so(tmp_path: Path) -> None:
@@ -155,7 +160,8 @@ def test_who_does_not_know_the_key_is_turned_away(tmp_path: Path) -> None:
         assert answered and not path.exists()
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()
 
 
 def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
@@ -175,7 +181,8 @@ def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
         assert process.wait(20) == 0
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()
 
 
 def test_a_killed_peer_is_noticed_at_once(tmp_path: Path) -> None:
@@ -204,4 +211,5 @@ def kill_peer(tmp_path: Path) -> float:
         return took
     finally:
         process.kill()
-        process.wait()
+        process.wait(10)
+        process.close()

@@ -243,3 +243,36 @@ def test_long_runtime_folder_is_refused_with_the_limit(tmp_path: Path, reports: 
     assert "a socket path at most 107; set XDG_RUNTIME_DIR" in engine.errors.read_text()
     assert engine.leftovers() == []
     engine.end()
+
+
+def test_nursery_that_cannot_load_ends_the_engine_with_its_words(start: Start) -> None:
+    engine = start(STANDIN_STATE="loading", STANDIN_STAGE="standins.nothing")
+    assert engine.wait(15) == 1
+    said = engine.errors.read_text().splitlines()[-1]
+    assert said.startswith("error: stage 0 ended: the process that makes stages ended: ModuleNotFoundError")
+    assert engine.leftovers() == []
+
+
+def test_engine_goes_on_without_its_nursery(start: Start) -> None:
+    engine = start()
+    serve(engine)
+    nursery = next(pid for pid, words in command_lines(engine) if "ppengine.stage.nursery" in words)
+    os.kill(nursery, signal.SIGKILL)
+    wait_until(lambda: nursery not in dict(command_lines(engine)), "it is gone")
+    engine.process.terminate()
+    assert engine.wait(15) == 0
+    assert engine.read() == {"event": "stopped", "code": 0, "reason": "SIGTERM received"}
+    assert engine.leftovers() == []
+
+
+def command_lines(engine: Engine) -> list[tuple[int, list[str]]]:
+    """Return pid and words of every process that runs for this engine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if any(engine.event["id"] in word for word in words):
+            found.append((int(path.name), words))
+    return found

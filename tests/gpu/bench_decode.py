@@ -22,9 +22,11 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from bench_attention import copy_rate, median_us
 from ppengine.checkpoint import read_spec
+from ppengine.cuda.edges import DeviceTokens
 from ppengine.cuda.graphs import DecodeGraphs
 from ppengine.cuda.hardware import CudaHardware
 from ppengine.cuda.runner import CudaRunner
@@ -110,17 +112,20 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float) -
     latest = torch.zeros(1 << 16, dtype=torch.int32, device=DEVICE)
     graphs = DecodeGraphs(model, caches, compute, max(sizes), -(-LENGTH // BLOCK), BLOCK, latest, None)
     graphs.sizes = sorted(sizes)
-    graphs.capture(lambda done, total: None)
+    graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
     state = BatchState(LENGTH, BLOCK)
     card = SimpleNamespace(
-        compute=compute, device=DEVICE, graphs=graphs, latest=latest, incoming=None,
+        compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None,
         sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None,
         batch=lambda batch: CudaHardware.batch(SimpleNamespace(device=DEVICE), batch),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        ring = Recorder(Path(folder) / "main.ring", "main", 0, 0)
+        known = DeviceTokens(ring)
+        known.expect(0, np.arange(max(sizes)))
         runner = CudaRunner(
             stage=0, rank=0, generation=1, model=model, state=state, cache=SimpleNamespace(layers=caches), host=None,
-            ring=Recorder(Path(folder) / "main.ring", "main", 0, 0), inlet=None, outbox=None, tokens=None,
+            ring=ring, inlet=None, outbox=None, tokens=known,
             checks=StageChecks(0, 0, Generations(1)),
         )  # fmt: skip
         runner.card = card

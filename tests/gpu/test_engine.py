@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,16 +28,16 @@ STEPS = 24
 TINY = profiles_dir() / "models" / "tiny"
 
 
-def profile(folder: Path, dtype: str, stages: int, eager: bool, **scheduler: Any) -> Profile:
+def profile(folder: Path, dtype: str, stages: int, eager: bool, peer_to_peer: bool = True) -> Profile:
     from ppengine.config import build_profile
 
     return build_profile(
         {
             "name": f"gpu-{os.getpid()}",
             "model": {"path": str(folder), "dtype": dtype, "max_model_len": 256, "skip_tokenizer": True},
-            "parallel": {"pipeline": stages, "device": "cuda", "eager": eager},
+            "parallel": {"pipeline": stages, "device": "cuda", "eager": eager, "peer_to_peer": peer_to_peer},
             "memory": {"device_mib": 4096, "swap_space_gib": 0.01},
-            "scheduler": {"max_num_seqs": 32, "max_num_batched_tokens": 64, "schedule_ahead": True, **scheduler},
+            "scheduler": {"max_num_seqs": 32, "max_num_batched_tokens": 64, "schedule_ahead": True},
         },
         base=Path(),
     )
@@ -66,6 +65,16 @@ def test_tokens_are_as_near_as_those_of_transformers(
     with LLM(profile(folder, dtype, stages, eager)) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_through_host_memory_where_cards_are_kept_apart(folders: dict[str, Path], eager: bool) -> None:
+    folder = folders["opt"]
+    prompts = reference.prompts(24, 100, low=3, high=90, seed=8)
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
+    with LLM(profile(folder, "float32", 2, eager, peer_to_peer=False)) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    reference.assert_as_near(folder, "float32", prompts, [output.outputs[0] for output in outputs])
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("opt", "float32"), ("opt", "float16"), ("tiny", "bfloat16")])

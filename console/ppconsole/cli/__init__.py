@@ -17,9 +17,9 @@ COMMANDS = {
     "events": "watching", "show": "details", "logs": "details", "doctor": "doctor", "submit": "submitting",
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
-    "stop": "effects", "continue": "effects", "restart-stage": "effects", "check": "effects", "explain": "details",
-    "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings", "export": "exporting",
-    "bench": "serving", "fault": "faults",
+    "stop": "effects", "continue": "stages", "restart-stage": "stages", "cordon": "stages", "check": "effects",
+    "explain": "details", "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings",
+    "export": "exporting", "bench": "serving", "fault": "faults",
 }  # fmt: skip
 
 

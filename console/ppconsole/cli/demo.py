@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ppconsole.cli.launch import EngineProcess
     from ppconsole.link.engine import EngineLink
+    from ppconsole.link.source import Update
 
 PROFILE = "tiny"
 START_S = 120.0
@@ -94,9 +95,13 @@ async def _until_serving(engine: EngineProcess) -> EngineRecord:
             ended = asyncio.create_task(notices.get())
             common = Common(engine=str(notice["id"]))
             record = find(common.engine)
-            async with attached(
-                common, lambda update: pictures.put_nowait(update) if isinstance(update, Snapshot) else None
-            ):
+
+            def take(update: Update) -> None:
+                if isinstance(update, Snapshot):
+                    pictures.put_nowait(update)
+
+            # The console that follows is the one to be told of.
+            async with attached(common, take, passing=True):
                 await _loaded(pictures, ended, engine)
             ended.cancel()
             return record

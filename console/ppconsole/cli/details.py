@@ -23,7 +23,7 @@ def show_command(common: Common, request: str) -> None:
 
     Block table, tokens, timing, and why it waits.
     """
-    from ppengine.protocol.control import RequestDetail
+    from ppengine.protocol.inspection import RequestDetail
 
     from ppconsole.cli.render import detail_lines
 
@@ -40,7 +40,7 @@ def show_command(common: Common, request: str) -> None:
 @click.option("--lines", type=click.IntRange(1, 10_000), default=200, show_default=True)
 def logs_command(common: Common, stage: int | None, lines: int) -> None:
     """Print the newest log lines of the engine."""
-    from ppengine.protocol.control import LogsDetail
+    from ppengine.protocol.inspection import LogsDetail
 
     from ppconsole.model.safe import clean
 
@@ -62,7 +62,7 @@ def stacks_command(common: Common, stage: int | None) -> None:
 
     What is the same in several stages is printed once.
     """
-    from ppengine.protocol.control import StacksDetail
+    from ppengine.protocol.inspection import StacksDetail
 
     from ppconsole.cli.render import stacks_lines
 

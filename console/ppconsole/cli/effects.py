@@ -1,4 +1,4 @@
-"""Verbs with an effect, on a request, on memory, on a stage or on the engine: each is sent once and has one end."""
+"""Verbs with an effect, on a request, on memory or on the engine: each is sent once and has one end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 END_S = 60.0
 """How long a verb waits for its end when no --timeout says otherwise."""
-LOAD_END_S = 900.0
-"""The same where a stage loads its weights."""
 
 
 @click.command("abort")
@@ -144,16 +142,6 @@ def stop_command(common: Common, effect: Effect) -> int:
     return carry_out(Stop(), common, effect)
 
 
-@click.command("continue")
-@click.argument("stage", type=click.IntRange(0))
-@effect_options
-def continue_command(stage: int, common: Common, effect: Effect) -> int:
-    """Wake a STAGE that a signal stopped."""
-    from ppengine.protocol.control import Continue
-
-    return carry_out(Continue(stage=stage), common, effect)
-
-
 @click.command("check")
 @click.argument("check", type=click.Choice(["ledger", "strict", "finite", "shadow"]))
 @click.argument("mode", type=click.Choice(["on", "off"]))
@@ -175,19 +163,6 @@ def check_command(check: Any, mode: Any, share: float | None, common: Common, ef
     from ppengine.protocol.control import SetCheck
 
     return carry_out(SetCheck(check=check, mode=mode, share=share), common, effect)
-
-
-@click.command("restart-stage")
-@click.argument("stage", type=click.IntRange(0))
-@effect_options
-def restart_stage_command(stage: int, common: Common, effect: Effect) -> int:
-    """Start a STAGE anew, dead, stuck or not.
-
-    The others keep their weights; every request is recomputed, and none is lost.
-    """
-    from ppengine.protocol.control import RestartStage
-
-    return carry_out(RestartStage(stage=stage), common, effect, LOAD_END_S)
 
 
 def carry_out(verb: Any, common: Common, effect: Effect, end_s: float = END_S) -> int:

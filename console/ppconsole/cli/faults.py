@@ -13,7 +13,7 @@ from ppconsole.cli.options import Common, Effect, effect_options
 from ppconsole.cli.session import print_json
 
 if TYPE_CHECKING:
-    from ppengine.protocol.control import FaultInfo
+    from ppengine.protocol.inspection import FaultInfo
 
 
 @click.command("fault")
@@ -41,7 +41,7 @@ def fault_command(
 
 
 def _list(common: Common) -> int:
-    from ppengine.protocol.control import FaultsDetail
+    from ppengine.protocol.inspection import FaultsDetail
 
     detail = inspect(common, "faults")
     if common.json or not isinstance(detail, FaultsDetail):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ppengine.protocol.control import RequestDetail, StacksDetail
 from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
 
-from ppconsole.model.facts import verdict_text
+from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
@@ -42,6 +42,7 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
         lines.append(f"  checks: {text}")
     if snapshot.engine.message:
         lines.append(f"  {clean(snapshot.engine.message)}")
+    lines += [f"  {text}: no request begins" for text in map(cordon_text, snapshot.stages) if text]
     lines += [f"!{verdict_text(verdict)}" for verdict in snapshot.verdicts]
     if snapshot.stages:
         lines += ["", *stage_lines(snapshot.stages), pool_line(snapshot)]
@@ -97,7 +98,7 @@ def _stage_row(stage: StageInfo) -> list[str]:
         op = f"{op} ({waiting.what} {'driver' if waiting.stage is None else waiting.stage})"
     return [
         f"{stage.index}" if not stage.tensor_rank else f"{stage.index}.{stage.tensor_rank}",
-        stage.state,
+        stage.state if stage.cordon is None else f"{stage.state},cordoned",
         memory_bar(ratio(memory.used, memory.total), ratio(memory.limit, memory.total)),
         f"{bytes_text(memory.used)}/{bytes_text(memory.limit)}",
         f"{_count(blocks.used)}/{_count(blocks.mapped)}/{_count(blocks.capacity)}{binding}",

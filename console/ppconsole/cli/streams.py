@@ -12,7 +12,7 @@ from ppconsole.cli.options import Common, common_options
 from ppconsole.cli.session import attached, one_snapshot, print_json, run
 
 if TYPE_CHECKING:
-    from ppengine.protocol.control import LedgerDetail
+    from ppengine.protocol.inspection import LedgerDetail
     from ppengine.protocol.reports import StageLedger
     from ppengine.protocol.snapshot import Snapshot
 
@@ -27,7 +27,7 @@ def streams_command(common: Common, stage: int | None) -> None:
 
     The ledger has to be on: `ppconsole check ledger on`. With --json: the ledger alone; `status --json` has the rest.
     """
-    from ppengine.protocol.control import LedgerDetail
+    from ppengine.protocol.inspection import LedgerDetail
 
     async def ask() -> Detail:
         async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
@@ -76,7 +76,7 @@ def ledger_lines(detail: LedgerDetail) -> list[str]:
 def _stage_lines(ledger: StageLedger) -> list[str]:
     from ppconsole.cli.render import table
     from ppconsole.model.safe import clean
-    from ppconsole.model.units import bytes_text, ms_text
+    from ppconsole.model.units import age_text, bytes_text, ms_text
 
     streams = [
         [s.name, s.owner, s.device, s.purpose, "yes" if s.alive else "no", str(s.pending), ms_text(s.age_ms), s.op]
@@ -88,7 +88,7 @@ def _stage_lines(ledger: StageLedger) -> list[str]:
          "free" if b.freed else ""]
         for b in ledger.buffers
     ]  # fmt: skip
-    lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings"]
+    lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings, told {age_text(ledger.age_s)} ago"]
     lines += table("STREAM OWNER DEVICE PURPOSE ALIVE PENDING AGE OP", streams, ("PENDING", "AGE"))
     lines += table("PRODUCER CONSUMER BY COUNT", handoffs, ("COUNT",))
     lines += table("BUFFER BYTES GEN LAST-WRITER READERS-IN-FLIGHT STATE", buffers, ("BYTES", "GEN"))

@@ -41,7 +41,8 @@ class EngineLink:
     """A `Source` on a running engine. Never gives up by itself: `lost` is a state, not an end.
 
     `backlog`: how many older events to ask for when it attaches. `slow`: one snapshot a second instead of ten, and
-    what follows upon another in less than `GATHER_S` waits for it.
+    what follows upon another in less than `GATHER_S` waits for it. `passing`: no console, but somebody who waits for
+    something and goes.
     """
 
     live = True
@@ -55,11 +56,13 @@ class EngineLink:
         read_only: bool = False,
         backlog: int = 100,
         slow: bool = False,
+        passing: bool = False,
         timing: Timing | None = None,
     ) -> None:
         self.record = record
         self.user = user or local_user()
         self.read_only = read_only
+        self._passing = passing
         self._find = find or rediscover(record)
         self._backlog = backlog
         self._topic = TOPIC_SNAPSHOT_SLOW if slow else TOPIC_SNAPSHOT
@@ -211,11 +214,12 @@ class EngineLink:
         if record is None:
             return f"no engine {self.record.name} ({self.record.id}) runs here"
         session = await Session.open(
-            context, record, user=self.user, read_only=self.read_only, topic=self._topic, timing=self._timing
-        )
+            context, record, user=self.user, read_only=self.read_only, passing=self._passing, topic=self._topic,
+            timing=self._timing,
+        )  # fmt: skip
         self.record = record
         self._enter(session)
-        handlers = Handlers(self._on_snapshot, self._on_event, self._commands.take, self._on_stale)
+        handlers = Handlers(self._on_snapshot, self._on_events, self._commands.take, self._on_stale)
         try:
             await session.run(handlers)
         finally:
@@ -260,10 +264,11 @@ class EngineLink:
             self._behind_since = None
             self._replay(snapshot.event_seq)
 
-    def _on_event(self, event: Event) -> None:
-        self._deliver(self._order.take(event))
-        if self._order.missing is not None:
-            self._replay(event.seq)
+    def _on_events(self, events: list[Event]) -> None:
+        for event in events:
+            self._deliver(self._order.take(event))
+        if events and self._order.missing is not None:
+            self._replay(events[-1].seq)
 
     def _on_stale(self, age_s: float, text: str) -> None:
         self._up = False

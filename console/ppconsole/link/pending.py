@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Event, Snapshot
@@ -45,7 +46,9 @@ class Commands:
 
     def drop(self, command_id: str) -> None:
         """Forget a command that ended or that nobody waits for."""
-        self._pending.pop(command_id, None)
+        pending = self._pending.pop(command_id, None)
+        if pending is not None:
+            forsake(pending.answer)
 
     def take(self, message: Accepted | Deferred | Outcome | Refused) -> None:
         """Hand an answer to whom it belongs; answers to unknown commands are dropped."""
@@ -118,6 +121,15 @@ def command_id() -> str:
     """Return a new UUIDv7: unique, and sorted by time."""
     value = (time.time_ns() // 1_000_000) << 80 | 0x7 << 76 | secrets.randbits(12) << 64
     return str(uuid.UUID(int=value | 0b10 << 62 | secrets.randbits(62)))
+
+
+def forsake(answer: asyncio.Future[Any]) -> None:
+    """Await `answer` no more. An end that came while the question was still being sent is no oversight.
+
+    Else the loop would print it, once more and out of place: "Future exception was never retrieved".
+    """
+    if not answer.cancel() and not answer.cancelled():
+        answer.exception()
 
 
 def _end_unknown(pending: Pending, text: str) -> None:

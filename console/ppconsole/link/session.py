@@ -44,8 +44,9 @@ from ppengine.protocol.frames import (
     decode_header,
     split,
 )
-from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.snapshot import Event, Events, Snapshot
 
+from ppconsole.link.pending import forsake
 from ppconsole.link.sockets import Sockets, receive, send
 from ppconsole.link.source import LinkLost, QueryFailed
 
@@ -80,7 +81,7 @@ class Handlers:
     """Who takes what arrives."""
 
     snapshot: Callable[[Snapshot], None]
-    event: Callable[[Event], None]
+    events: Callable[[list[Event]], None]
     answer: Callable[[Accepted | Deferred | Outcome | Refused], None]
     stale: Callable[[float, str], None]
 
@@ -109,6 +110,7 @@ class Session:
         *,
         user: str,
         read_only: bool,
+        passing: bool = False,
         topic: bytes = TOPIC_SNAPSHOT,
         timing: Timing | None = None,
     ) -> Session:
@@ -120,6 +122,7 @@ class Session:
             client=f"ppconsole/{os.getpid()}",
             user=user,
             read_only=read_only,
+            passing=passing,
         )
         try:
             sockets = Sockets(context, record, topic)
@@ -184,6 +187,7 @@ class Session:
             raise LinkLost(f"no answer within {limit:g} s", sent=True) from None
         finally:
             del self._questions[question.nonce]
+            forsake(future)
 
     async def _put(self, socket: zmq.asyncio.Socket, message: Command | Replay | Fetch | Inspect) -> None:
         try:
@@ -217,7 +221,7 @@ class Session:
                 if topic == self._topic:  # a subscription is a prefix: `snap` brings `snap1` too
                     newest = body
                 elif topic == TOPIC_EVENT:
-                    handlers.event(decode_as(Event, body))
+                    handlers.events(decode_as(Events, body).events)
             if newest is not None:
                 self._last_snapshot = time.monotonic()
                 handlers.snapshot(decode_as(Snapshot, newest))

@@ -6,23 +6,20 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
-from ppengine.protocol.control import (
-    Accepted,
+from ppengine.protocol.control import Accepted, Deferred, ErrorCode, Fetched, InspectWhat, Outcome, Refused, Verb
+from ppengine.protocol.inspection import (
+    AboutDetail,
+    AuditDetail,
     BlocksDetail,
-    Deferred,
-    ErrorCode,
+    FaultDetail,
     FaultsDetail,
-    Fetched,
-    InspectWhat,
+    FindingsDetail,
     LedgerDetail,
     LogsDetail,
-    Outcome,
-    Refused,
     RequestDetail,
+    RingsDetail,
     StacksDetail,
-    Verb,
 )
-from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.snapshot import Event, Snapshot
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]

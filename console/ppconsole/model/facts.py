@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.snapshot import Snapshot, StageInfo, Verdict
 
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
@@ -48,6 +48,15 @@ def why_no_verbs(state: ConsoleState, now: float) -> str:
 def root_verdicts(snapshot: Snapshot) -> list[Verdict]:
     """Return the verdicts that are causes and not consequences, longest first."""
     return sorted((verdict for verdict in snapshot.verdicts if verdict.root), key=lambda verdict: -verdict.since_s)
+
+
+def cordon_text(stage: StageInfo) -> str:
+    """Return `stage 1 is cordoned by eve 3m (reason)`; empty where it is not, and for all but its first rank."""
+    cordon = stage.cordon
+    if cordon is None or stage.tensor_rank:
+        return ""
+    reason = f" ({clean(cordon.reason)})" if cordon.reason else ""
+    return f"stage {stage.index} is cordoned by {clean(cordon.by)} {age_text(cordon.since_s)}{reason}"
 
 
 def verdict_text(verdict: Verdict) -> str:

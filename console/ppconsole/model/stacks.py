@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ppengine.protocol.control import StacksDetail, ThreadStack
+from ppengine.protocol.inspection import StacksDetail, ThreadStack
 
 from ppconsole.model.safe import clean
 

@@ -24,6 +24,7 @@ MAIN: list[BindingType] = [
     _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
     _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
     _verb("c", "continue", "continue"), _verb("x", "restart-stage", "restart stage"),
+    _verb("C", "cordon", "cordon the stage, or undo"),
     Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
     Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ppengine.protocol.control import StacksDetail
-from ppengine.protocol.inspection import FaultDetail, RingsDetail
+from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Snapshot
 from textual.binding import Binding, BindingType
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ppengine.protocol.control import BlocksDetail, Verb
+from ppengine.protocol.control import Verb
+from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -263,8 +264,11 @@ class MainScreen(Screen[None]):
         stage = self.stages.sync(self._stage_ids()) if self.stages_focused else None
         verb = commands.on_engine(name, snapshot, stage)
         if verb is None:
-            lacking = "is dead; choose one (Tab)" if name == "restart-stage" else "is stopped by a signal"
-            self.console.report(f"no stage {lacking}", bad=True)
+            lacking = {
+                "restart-stage": "is dead; choose one (Tab)", "cordon": "is chosen (Tab)",
+                "continue": "is stopped by a signal",
+            }  # fmt: skip
+            self.console.report(f"no stage {lacking[name]}", bad=True)
         return verb
 
     # --- the line at the bottom -------------------------------------------------------------------------------

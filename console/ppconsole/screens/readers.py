@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
+from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 

@@ -1,13 +1,14 @@
-"""The Streams screen: what every stream does, and the live checks with what they have found."""
+"""The Streams screen: what every stream does, the live checks with what they have found, and the ledger."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from ppengine.protocol.inspection import FindingsDetail
+from ppengine.protocol.inspection import FindingsDetail, LedgerDetail
 from ppengine.protocol.reports import Finding
 from textual.binding import Binding, BindingType
 
+from ppconsole.link.source import QueryFailed
 from ppconsole.screens.reader import Reader
 from ppconsole.view import streams
 from ppconsole.view.cells import Row, text_of
@@ -15,7 +16,7 @@ from ppconsole.view.keys import STREAMS_KEYS, Key
 
 
 class StreamsScreen(Reader):
-    """Streams come with every snapshot; findings are asked for once a second."""
+    """Streams come with every snapshot; findings, and the ledger where it is on, are asked for once a second."""
 
     every_s: ClassVar[float] = 1.0
     keys: ClassVar[tuple[Key, ...]] = STREAMS_KEYS
@@ -24,13 +25,16 @@ class StreamsScreen(Reader):
         Binding("2", "check(1)", "strict", show=False),
         Binding("3", "check(2)", "finite", show=False),
         Binding("4", "check(3)", "shadow", show=False),
-        Binding("tab", "findings", "findings", show=False),
+        Binding("tab", "section", "next section", show=False),
         Binding("d", "diagnosis", "diagnosis", show=False),
     ]
 
     def __init__(self) -> None:
         super().__init__()
         self._findings: list[Finding] | None = None
+        self._ledger: LedgerDetail | None = None
+        self._missing = ""
+        """Why there is no ledger, where there should be one."""
 
     def heading(self) -> str:
         """Return what is shown."""
@@ -38,17 +42,30 @@ class StreamsScreen(Reader):
 
     def cli(self) -> str:
         """Return the verb that prints the same."""
-        return "status --json"
+        return "streams" if self._ledger_on() else "status --json"
 
     def body(self, width: int) -> list[Row]:
         """Return checks, streams and findings."""
         act = not (self.console.state.read_only or not self.console.state.live_source)
-        return streams.rows(self.console.shown.snapshot, self._findings, self.problem, width, act)
+        return streams.rows(
+            self.console.shown.snapshot, self._findings, self.problem, width, act,
+            known=self._ledger, missing=self._missing,
+        )  # fmt: skip
 
     async def load(self) -> None:
-        """Fetch the findings."""
+        """Fetch the ledger where it is on, and the findings. A recording may have the one without the other."""
+        self._missing = ""
+        try:
+            found = await self.console.source.inspect("ledger") if self._ledger_on() else None
+        except QueryFailed as error:
+            found, self._missing = None, str(error)
+        self._ledger = found if isinstance(found, LedgerDetail) else None
         answer = await self.console.source.inspect("findings")
         self._findings = answer.findings if isinstance(answer, FindingsDetail) else None
+
+    def _ledger_on(self) -> bool:
+        snapshot = self.console.shown.snapshot
+        return snapshot is not None and snapshot.engine.checks.ledger
 
     def action_check(self, index: int) -> None:
         """Switch a check, after its confirm."""
@@ -59,11 +76,13 @@ class StreamsScreen(Reader):
         elif snapshot is not None:
             self.console.ask(streams.toggle(name, snapshot.engine.checks))
 
-    def action_findings(self) -> None:
-        """Scroll to the findings, and from there to the top."""
+    def action_section(self) -> None:
+        """Scroll to the findings, from there to the ledger, and from the last of them to the top."""
         rows = self.body(self.size.width)
-        place = next((index for index, line in enumerate(rows) if text_of(line).startswith(f" {streams.FINDINGS}")), 0)
-        self.scroll_to_row(0 if self.top >= min(place, len(rows) - self.size.height + 2) else place)
+        titles = (f" {streams.FINDINGS}", f" {streams.LEDGER}")
+        last = len(rows) - self.size.height + 2
+        places = [min(index, last) for index, line in enumerate(rows) if text_of(line).startswith(titles)]
+        self.scroll_to_row(next((place for place in places if place > self.top), 0))
 
     def action_diagnosis(self) -> None:
         """Open the diagnosis; back to it where it is below, so that what it froze is still there."""

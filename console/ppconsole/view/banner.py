@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
+from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
@@ -46,6 +47,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
     head: list[Seg] = [
         (f" {clean(engine.name)} ", "chip.name"),
         (f" {clean(engine.state).upper()} ", ENGINE.get(engine.state, "chip.info")),
+        *_cordon_chip(snapshot),
         (" ", ""),
         *link_segs(link),
         (" ", ""),
@@ -75,6 +77,13 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         head += [(" ", ""), (label, "dim"), (value, "")]
         used += size
     return clip(Row(tuple(head), "bar"), width)
+
+
+def _cordon_chip(snapshot: Snapshot) -> list[Seg]:
+    """Return which stages are cordoned: no request begins, whatever the engine's state is."""
+    placed = sorted({stage.index for stage in snapshot.stages if stage.cordon})
+    which = ",".join(map(str, placed)) if len(placed) <= 3 else f"{len(placed)} STAGES"
+    return [(f" CORDON {which} ", "chip.warn")] if placed else []
 
 
 def link_segs(link: Link) -> list[Seg]:
@@ -134,6 +143,9 @@ def calm(snapshot: Snapshot, width: int, history: Sequence[float]) -> Row:
         op = working[0]
         more = f" (+{len(working) - 1})" if len(working) > 1 else ""
         return row((fit(f"  {op.verb} by {op.by}: {op.progress or op.state}{more}", width), "info"))
+    if placed := [text for text in map(cordon_text, snapshot.stages) if text]:
+        more = f" (+{len(placed) - 1})" if len(placed) > 1 else ""
+        return row((fit(f"  {placed[0]}{more}: no request begins", width), "warn"))
     left: list[Seg] = [("  ", "")]
     peak = max(history, default=0.0)
     room = max(8, min(60, width - 56))

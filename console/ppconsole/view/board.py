@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ppengine.protocol.control import BlocksDetail
+from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo, StageInfo
 
 from ppconsole.model.state import ConsoleState, Output

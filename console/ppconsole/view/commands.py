@@ -9,6 +9,7 @@ import msgspec
 from ppengine.protocol.control import (
     Abort,
     Continue,
+    Cordon,
     Drain,
     Pause,
     Preempt,
@@ -52,6 +53,7 @@ VERBS: dict[str, Usage] = {
     "continue": Usage("continue STAGE", "wake a stage that was stopped by a signal"),
     "check": Usage("check ledger|strict|finite|shadow on|off [--share S]", "switch a live check in all stages"),
     "restart-stage": Usage("restart-stage STAGE", "start a stage anew; requests are recomputed, none is lost"),
+    "cordon": Usage("cordon --stage K [--undo]", "begin no request and leave a stage alone, to look at it"),
     "stop": Usage("stop", "stop the engine and all its processes"),
     "submit": Usage("submit PROMPT", "send a prompt"),
 }
@@ -84,6 +86,7 @@ _ALLOWED: dict[str, dict[str, tuple[str, ...] | None]] = {
     "swap-out": {"--no-hold": ()},
     "pause": {"--mode": ("wait", "keep", "abort")},
     "drain": {"--undo": ()},
+    "cordon": {"--stage": None, "--undo": ()},
     "check": {"--share": None},
 }
 """Options of a verb and what each may be: nothing at all, one of these, or (None) what the engine takes."""
@@ -123,6 +126,8 @@ def _of_engine(name: str, plain: list[str], options: dict[str, str]) -> Verb | N
             raise UsageError(f"{value!r} is not a number; it is written: {VERBS[name].form}") from None
     if name == "check":
         return _check(plain, options)
+    if name == "cordon":
+        return _cordon(plain, options)
     if name not in ("pause", "resume", "drain", "stop"):
         return None
     if plain:
@@ -144,6 +149,14 @@ def _check(plain: list[str], options: dict[str, str]) -> Verb:
         return msgspec.convert(words, SetCheck, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"check {shlex.join(plain)}: {error}; it is written: {VERBS['check'].form}") from None
+
+
+def _cordon(plain: list[str], options: dict[str, str]) -> Verb:
+    """Return the cordon of a stage, or its end."""
+    stage = options.get("--stage", "")
+    if plain or not stage.isdecimal():
+        raise UsageError(f"cordon needs --stage and a number; it is written: {VERBS['cordon'].form}")
+    return Cordon(stage=int(stage), undo="--undo" in options)
 
 
 def _of_request(name: str, plain: list[str], options: dict[str, str], selected: str | None) -> Verb:
@@ -180,15 +193,18 @@ def on_request(name: str, request: str) -> Verb:
 
 
 def on_engine(name: str, snapshot: Snapshot, stage: int | None) -> Verb | None:
-    """Return the verb of a key on the engine as it is: pause or resume, drain or its undo, continue or restart a stage.
+    """Return the verb of a key on the engine as it is: pause or resume, drain or cordon or its undo, continue, restart.
 
-    None where no stage is given and none is stopped by a signal, or dead.
+    None where no stage is given and none is stopped by a signal, or dead, or one has to be chosen.
     """
     state = snapshot.engine.state
     if name == "pause":
         return Resume() if state == "paused" else Pause()
     if name == "drain":
         return Drain(undo=state == "draining")
+    if name == "cordon":
+        placed = {each.index for each in snapshot.stages if each.cordon is not None}
+        return None if stage is None else Cordon(stage=stage, undo=stage in placed)
     wanted = "dead" if name == "restart-stage" else "stopped"
     halted = [each.index for each in snapshot.stages if each.state == wanted] if stage is None else [stage]
     return _ON_STAGE[name](stage=halted[0]) if halted else None
@@ -199,7 +215,7 @@ def target_of(verb: Verb) -> str:
     match verb:
         case Abort() | Preempt() | SwapOut() | SwapIn() | Release():
             return f"request {clean(verb.request)}"
-        case Continue() | RestartStage():
+        case Continue() | RestartStage() | Cordon():
             return f"stage {verb.stage}"
         case SetMemory():
             return "memory of all stages"
@@ -245,6 +261,8 @@ def words_of(verb: Verb) -> list[str]:
             return ["drain", *(["--undo"] if verb.undo else [])]
         case Continue() | RestartStage():
             return [name_of(verb), str(verb.stage)]
+        case Cordon():
+            return ["cordon", "--stage", str(verb.stage), *(["--undo"] if verb.undo else [])]
         case Submit():
             return ["submit", verb.prompt or ""]
         case _:
@@ -271,6 +289,8 @@ def complete(line: str, snapshot: Snapshot | None) -> str | None:
         options = [*_ALLOWED.get(verb, {})]
         if head.endswith("--mode"):
             options = list(_ALLOWED.get(verb, {}).get("--mode") or ())
+        elif head.endswith("--stage"):
+            options = [str(stage.index) for stage in snapshot.stages] if snapshot else []
         elif snapshot is not None and ("REQUEST" in VERBS.get(verb, Usage("", "")).form or verb == "show"):
             options += [request.id for request in snapshot.requests if request.state != "finished"]
         elif verb == "check" and "--" not in last:

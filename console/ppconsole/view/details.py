@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ppengine.protocol.control import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.gpu import GpuInfo
+from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
 
+from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
@@ -155,6 +156,8 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
     for verdict in snapshot.verdicts:
         if verdict.stage == stage.index:
             rows += field(verdict.cause, verdict.summary, "bad" if verdict.root else "warn", width)
+    if text := cordon_text(stage):
+        rows += field("cordon", f"{text}: no request begins", "warn", width)
     rows += field("operation", f"{stages.operation(stage)}", "", width)
     waiting = stage.waiting_on
     if waiting is not None:

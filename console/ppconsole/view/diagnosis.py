@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from ppengine.protocol.control import StacksDetail
-from ppengine.protocol.inspection import FaultDetail, RingsDetail
+from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
 from ppconsole.model.safe import clean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
-from ppconsole.view.marks import ENGINE, REQUEST, STAGE, STAGE_WORDS
+from ppconsole.view.marks import CORDONED, ENGINE, REQUEST, STAGE, STAGE_WORDS
 
 Key = tuple[str, str, bool]
 """Key, what it does, and whether it is a verb (hidden in read-only, grey when the link is not live)."""
@@ -19,9 +19,9 @@ REQUEST_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 STAGE_KEYS: tuple[Key, ...] = (
     ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
-    ("c", "continue", True), ("x", "restart", True), ("m", "memory", True), ("⇥", "requests", False),
-    ("?", "help", False), ("v", "streams", False), ("e", "events", False), ("P", "pause", True), ("D", "drain", True),
-    (":", "command", False), ("spc", "freeze", False), ("q", "quit", False),
+    ("c", "continue", True), ("x", "restart", True), ("C", "cordon", True), ("m", "memory", True),
+    ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False), ("e", "events", False),
+    ("P", "pause", True), ("D", "drain", True), (":", "command", False), ("spc", "freeze", False), ("q", "quit", False),
 )  # fmt: skip
 DIAGNOSIS_KEYS: tuple[Key, ...] = (
     ("x", "run it", True), ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False),
@@ -30,7 +30,7 @@ DIAGNOSIS_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 STREAMS_KEYS: tuple[Key, ...] = (
     ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
-    ("⇥", "findings", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
+    ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
     ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
 PROMPT_KEYS: tuple[Key, ...] = (
@@ -73,7 +73,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("p", "preempt the request"), ("o", "swap it out and hold it"), ("n", "swap it in"),
         ("r", "release its hold"), ("a", "abort it"), ("m", "memory utilization"), ("P", "pause or resume"),
         ("D", "drain or undo it"), ("c", "continue halted stage"), ("x", "restart stage, none lost"),
-        (":", "command line"),
+        ("C", "cordon stage or undo it"), (":", "command line"),
     )),
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
@@ -108,6 +108,7 @@ def help_rows(width: int) -> list[Row]:
             ("█", "bar.used", "memory in use"), ("▒", "bar.free", "mapped for the KV cache, free"),
             ("│", "bar.limit", "limit: total × utilization"), ("*", "strong", "this stage sets the minimum"),
             ("!", "bad", "the root of a fault"), ("~", "warn", "its sample is older than 2 s"),
+            (CORDONED, "warn", "cordoned: no request begins"),
             ("I>O", "strong", "steps not begun > sends not done"),
         ], width, 38,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.control import BlocksDetail
+from ppengine.protocol.inspection import BlocksDetail
 
 from ppconsole.view.cells import Row, Seg, clip, fit, row, runs
 

@@ -28,6 +28,8 @@ STAGE: dict[str, Mark] = {
     "dead": Mark("D", "bad"),
 }
 FAULT = Mark("X", "bad")
+CORDONED = "#"
+"""Stands beside the letter of a cordoned stage."""
 STAGE_WORDS = {
     "L": "loading", "I": "idle", "R": "receiving", "C": "computing", "T": "transmitting", "W": "swapping",
     "Z": "resizing", "B": "blocked", "S": "starved", "H": "halted by a signal", "D": "dead", "X": "faulty",

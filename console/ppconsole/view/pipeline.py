@@ -11,7 +11,7 @@ from ppconsole.model.units import age_text
 from ppconsole.model.waits import DRIVER, Arrow, arrows
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row, wrap
-from ppconsole.view.marks import STAGE_WORDS, faulty_stages, root_verdict, stage_mark
+from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_stages, root_verdict, stage_mark
 
 LEAST, MOST, GAP = 15, 26, 3
 """Widths of a box and of the space between two."""
@@ -96,7 +96,7 @@ def _box(stage: StageInfo, snapshot: Snapshot, is_root: bool, width: int) -> lis
     frame = _DOUBLE if is_root else _THIN
     mark = stage_mark(stage, faulty_stages(snapshot))
     edge = "bad" if is_root else "dim"
-    title = f" {stage.index} ROOT " if is_root else f" {stage.index} "
+    title = f" {stage.index}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
     inner = width - 2
     old = (stage.sample_age_ms or 0.0) > 2000
     word = STAGE_WORDS.get(mark.text, stage.state) if mark.text not in ("H", "T") else stage.state

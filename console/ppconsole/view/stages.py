@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
 from ppconsole.model.units import UNKNOWN, count_text
 from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, runs, table_row
-from ppconsole.view.marks import STAGE, faulty_stages, stage_mark
+from ppconsole.view.marks import CORDONED, STAGE, faulty_stages, stage_mark
 
 MAX_ROWS = 8
 OLD_SAMPLE_MS = 2000.0
@@ -125,7 +126,7 @@ def fold(snapshot: Snapshot, limit: int) -> tuple[list[StageInfo], list[StageInf
 def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | None = None) -> list[Row]:
     """Return the header, one row a stage and, when folded, one row for the rest. `selected`: a stage index."""
     shown, rest = fold(snapshot, limit)
-    placed = place(COLUMNS if width < _WIDE_FROM else _WIDE_COLUMNS, width)
+    placed = place(_columns(snapshot, width), width)
     faulty = faulty_stages(snapshot)
     lines = [header(placed)]
     widths = {each.column.key: each.width for each in placed}
@@ -140,6 +141,14 @@ def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | 
         known = "  ".join(f"{number} {letter}" for letter, number in sorted(states.items()))
         lines.append(row((fit(f"   … {len(rest)} more: {known}", width), "dim")))
     return lines
+
+
+def _columns(snapshot: Snapshot, width: int) -> Sequence[Column]:
+    """Return the columns for `width`; the state's letter has room for a mark where a stage is cordoned."""
+    columns = COLUMNS if width < _WIDE_FROM else _WIDE_COLUMNS
+    if all(stage.cordon is None for stage in snapshot.stages):
+        return columns
+    return [column._replace(width=2) if column.key == "state" else column for column in columns]
 
 
 def _as_old(line: Row) -> Row:
@@ -162,7 +171,7 @@ def _cells(stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, se
     return {
         "mark": ("!", "bad") if bad else (">" if selected else " ", "accent"),
         "stage": (name, style or "strong"),
-        "state": (mark.text, mark.style),
+        "state": ((mark.text, mark.style), (CORDONED, "warn")) if stage.cordon else (mark.text, mark.style),
         "memory": bar(stage, bar_width),
         "used": (figures.percent(stage.memory.used, stage.memory.total), "bad" if over else ""),
         "kv": kv_figures(stage),

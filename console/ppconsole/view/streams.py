@@ -1,14 +1,15 @@
-"""The Streams screen as rows: every stage's streams, the live checks and their keys, and what they have found."""
+"""The Streams screen as rows: every stage's streams, the live checks with their keys and findings, and the ledger."""
 
 from __future__ import annotations
 
 from ppengine.protocol.control import CheckName, SetCheck
+from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo, StreamInfo
 
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
-from ppconsole.view import figures
+from ppconsole.view import figures, ledger
 from ppconsole.view.cells import EMPTY, FLEX, Column, Placed, Row, Seg, clip, fit, header, place, row, table_row, wrap
 from ppconsole.view.details import heading
 from ppconsole.view.marks import faulty_stages
@@ -22,7 +23,7 @@ CHECKS: tuple[tuple[CheckName, str], ...] = (
 SHADOW_SHARE = 0.01
 """Of the steps, when the key switches the shadow check on; the command line takes any."""
 OLD_MS = 2000.0
-FINDINGS = "FINDINGS"
+FINDINGS, LEDGER = "FINDINGS", "LEDGER"
 _COLUMNS = (
     Column("stage", "STG", 4, 0),
     Column("name", "STREAM", 12, 1, grow=6),
@@ -42,9 +43,13 @@ def toggle(name: CheckName, checks: ChecksInfo) -> SetCheck:
 
 
 def rows(
-    snapshot: Snapshot | None, findings: list[Finding] | None, problem: str, width: int, act: bool = True
+    snapshot: Snapshot | None, findings: list[Finding] | None, problem: str, width: int, act: bool = True, *,
+    known: LedgerDetail | None = None, missing: str = "",
 ) -> list[Row]:  # fmt: skip
-    """Return the screen. `findings` None: not asked for yet, or `problem` says why not; `act`: the keys act."""
+    """Return the screen. `findings` None: not asked for yet, or `problem` says why not; `act`: the keys act.
+
+    `known` None: the ledger was not asked for yet, or `missing` says why it is not known.
+    """
     if snapshot is None:
         return [row(("  waiting for the first sample", "dim"))]
     told = snapshot.engine.checks.findings if findings is None else len(findings)
@@ -57,7 +62,10 @@ def rows(
     for stage in snapshot.stages:
         found += _stage(stage, placed, stage.index in faulty)
     found += [EMPTY, heading(f"{FINDINGS}  {told}", width)]
-    return found + _findings(findings, snapshot.engine.checks, problem, width)
+    found += _findings(findings, snapshot.engine.checks, problem, width)
+    if snapshot.engine.checks.ledger:
+        found += [EMPTY, heading(LEDGER, width), *ledger.rows(known, missing, width)]
+    return found
 
 
 def _checks(checks: ChecksInfo, width: int, act: bool) -> list[Row]:

@@ -12,7 +12,8 @@ import msgspec
 
 from ppengine.core.operations import Operation
 from ppengine.core.shadow import Shadow
-from ppengine.protocol.control import Command, LedgerDetail, Outcome, Refused, SetCheck
+from ppengine.protocol.control import Command, Outcome, Refused, SetCheck
+from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
@@ -58,7 +59,8 @@ class Checks:
         self._step = 0
         self._switching: list[tuple[int, Operation]] = []
         self._told: dict[tuple[int, int], _Told] = {}
-        self._ledgers: dict[int, StageLedger] = {}
+        self._ledgers: dict[int, tuple[float, StageLedger]] = {}
+        """What each stage told last, and when."""
         self.shadow = Shadow(engine)
 
     # --- the verb -------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ class Checks:
     def take(self, message: StageFindings | LedgerPicture | ShadowReady | ShadowAnswer) -> None:
         """Take what a stage or the reference says."""
         if isinstance(message, LedgerPicture):
-            self._ledgers[message.ledger.stage] = message.ledger
+            self._ledgers[message.ledger.stage] = time.monotonic(), message.ledger
             return
         if not isinstance(message, StageFindings):
             self.shadow.take(message)
@@ -161,8 +163,12 @@ class Checks:
 
     def ledger(self, stage: int | None) -> LedgerDetail:
         """Return the newest pictures of the ledger, of one stage or of all."""
-        on = bool(self._flags & Check.LEDGER)
-        wanted = [ledger for index, ledger in sorted(self._ledgers.items()) if stage in (None, index)]
+        on, now = bool(self._flags & Check.LEDGER), time.monotonic()
+        wanted = [
+            msgspec.structs.replace(ledger, age_s=now - at)
+            for index, (at, ledger) in sorted(self._ledgers.items())
+            if stage in (None, index)
+        ]
         return LedgerDetail(on=on, stages=wanted if on else [])
 
     def info(self) -> ChecksInfo:

@@ -9,6 +9,7 @@ from ppengine.core.operations import Operation
 from ppengine.protocol.control import (
     Abort,
     Command,
+    Cordon,
     Drain,
     ErrorCode,
     Outcome,
@@ -100,7 +101,8 @@ class Commands:
                 self._idle = None
         if self._drain is not None:
             if left_over := len(engine.live()):
-                engine.operations.defer(self._drain, f"waits for {left_over} requests")
+                cordoned = f"; {engine.cordons}" if str(engine.cordons) else ""
+                engine.operations.defer(self._drain, f"waits for {left_over} requests{cordoned}")
             else:
                 engine.operations.end(self._drain, "applied", "drained: no request left")
                 self._drain = None
@@ -117,6 +119,8 @@ class Commands:
             raise CommandError("BUSY", f"the engine is {self._engine.state}: {self._engine.message}")
         elif isinstance(verb, RestartStage):
             self._engine.recovery.handle(client, command, verb)
+        elif isinstance(verb, Cordon):
+            self._engine.cordons.handle(client, command, verb)
         elif self._engine.recovery.down:
             # No step will retire any more, so nothing else that is asked for would ever have an end.
             raise CommandError("FAILED", f"the engine is degraded: {self._engine.message}; restart-stage or stop")

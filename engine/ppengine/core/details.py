@@ -9,7 +9,8 @@ import msgspec
 
 from ppengine.core.endings import history_of, since
 from ppengine.core.outputs import Ending, Sample
-from ppengine.protocol.control import BlocksDetail, Failed, Inspect, Inspected, RequestDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import BlocksDetail, RequestDetail
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine

@@ -12,6 +12,7 @@ from ppengine.config import EngineConfig
 from ppengine.core.capacity import Capacity
 from ppengine.core.checks import Checks
 from ppengine.core.commands import Commands
+from ppengine.core.cordons import Cordons
 from ppengine.core.endings import ending_of
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
@@ -64,6 +65,7 @@ class Engine:
         self.outputs = OutputHub(tokenizer, reply)
         self.operations = Operations(reply, happened)
         self.commands = Commands(self)
+        self.cordons = Cordons(self)
         self.recovery = Recovery(self, start_stage, tell_stage)
         self.submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.reply = reply

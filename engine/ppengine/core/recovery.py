@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from ppengine.config import NO_RESTART_ON_RAY
 from ppengine.core.capacity import Capacity
 from ppengine.core.losses import Losses
 from ppengine.core.operations import Operation
+from ppengine.core.restarts import Restarts, restart_plan
 from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
@@ -29,8 +29,6 @@ QUIET_S = 2.0
 """What a survivor gets to leave the old generation; then it is started anew too."""
 HEARSAY_S = 0.5
 """How long the supervisor's word is waited for when a neighbour says that a stage is gone: it knows how it went."""
-MOST_DEATHS, WINDOW_S = 3, 600.0
-"""A stage that dies more often in so many seconds stays down until an operator restarts it."""
 
 
 class Recovery:
@@ -60,7 +58,11 @@ class Recovery:
         """Lost stages that nothing was done about yet, and when that is to happen."""
         self._asked: set[int] = set()
         self.losses = Losses(lambda: engine.clock())
-        self._deaths: dict[int, deque[float]] = {stage: deque() for stage in self._stages}
+        self._restarts = Restarts(engine)
+        self._cut: set[int] = set()
+        """Those of the lost that are at an end of a wire that closed; neighbours say so, and no process has ended."""
+        self._rejoining: set[int] = set()
+        """Those of them for which a generation was begun."""
         self._operations: dict[int, Operation] = {}
         self._begun = 0.0
         self._recomputed = 0
@@ -89,7 +91,7 @@ class Recovery:
             closed = message.error.startswith("lost stage")
             self.losses.heard(message.stage, message.peer, message.error, closed=closed)
             why = f"its connection to stage {message.stage} closed" if closed else message.error
-            self._lose(message.peer, why, hearsay=True)
+            self._lose(message.peer, why, hearsay=True, closed=closed)
 
     def on_failed(self, message: StageFailed) -> None:
         """A stage could not load; its process ends."""
@@ -117,10 +119,12 @@ class Recovery:
             self._starting.discard(message.stage)
             self._engine.event("stage.ready", f"stage {message.stage} is ready", stage=message.stage)
 
-    def _lose(self, stage: int, why: str, *, hearsay: bool = False) -> None:
+    def _lose(self, stage: int, why: str, *, hearsay: bool = False, closed: bool = False) -> None:
         engine = self._engine
-        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting):
+        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting | self._rejoining):
             return
+        (self._cut.add if closed else self._cut.discard)(stage)
+        self._rejoining.discard(stage)
         if not self.down:
             engine.message = engine.board.loss
         self._due[stage] = engine.clock() + (HEARSAY_S if hearsay else 0.0)
@@ -130,8 +134,7 @@ class Recovery:
     def handle(self, client: bytes, command: Command, verb: RestartStage) -> None:
         """Plan or begin the restart of one stage; those that are lost are started with it."""
         engine, stage = self._engine, verb.stage
-        if stage not in self._stages:
-            text = f"no stage {stage}: this engine has 0 to {len(self._stages) - 1}"
+        if text := engine.board.unknown(stage):
             engine.reply(client, Refused(id=command.id, code="NOT_FOUND", text=text))
             return
         if engine.config.profile.parallel.executor == "ray":
@@ -139,7 +142,7 @@ class Recovery:
             engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
             return
         if command.dry_run:
-            lines, figures = self._plan(stage)
+            lines, figures = restart_plan(engine, stage, self.generation + 1)
             outcome = Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures=figures)
             engine.reply(client, outcome)
             return
@@ -147,38 +150,23 @@ class Recovery:
         if older is not None:
             engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
         self._operations[stage] = engine.operations.open(command, client, str(stage))
-        self._asked.add(stage)
-
-    def _plan(self, stage: int) -> tuple[list[str], dict[str, float]]:
-        board, live = self._engine.board, self._engine.live()
-        stages = sorted({stage, *board.lost})
-        ready = board.ready.get((stage, 0))
-        where = f"stage {stage}" + (f" (pid {ready.pid})" if ready is not None else "")
-        lines = [f"{where} is ended and started anew, generation {self.generation + 1}"]
-        lines += [f"stage {other}, which is lost, too" for other in stages if other != stage]
-        others = [str(other) for other in self._stages if other not in stages]
-        if others:
-            lines.append(f"stages {' '.join(others)} keep weights and memory and forget requests")
-        back = [request for request in live if request.num_computed]
-        tokens, host = sum(r.num_computed for r in back), sum(len(r.host_blocks) for r in live)
-        lines.append(f"{len(live)} requests stay; {len(back)} are recomputed, {tokens} tokens")
-        if host:
-            lines.append(f"{host} host blocks are void: swapped and held requests are recomputed too")
-        figures = {"requests": len(live), "recompute_requests": len(back), "recompute_tokens": tokens, "host": host}
-        return lines, {name: float(value) for name, value in figures.items()}
+        self.start([stage])
 
     # --- one turn ---------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Do what is due: begin a generation, hurry who does not leave the old one, go on when all have met."""
         now = self._engine.clock()
-        start = {stage for stage, at in self._due.items() if at <= now}
+        due = {stage for stage, at in self._due.items() if at <= now}
+        healed = set() if self.down else {stage for stage in due & self._cut if self._restarts.heals(stage)}
+        for stage in due:
+            del self._due[stage]
+        if any(self._engine.board.is_hearsay(stage) for stage in due):
+            self.losses.confirm()
+        start = due - healed
         for stage in sorted(start):
-            self._due.pop(stage, None)
             self._engine.event("stage.lost", f"stage {stage}: {self._engine.board.lost[stage]}", stage=stage)
-            if self._engine.board.is_hearsay(stage):
-                self.losses.confirm()
-            if not self.down and (why := self._refuses(stage, now)):
+            if not self.down and (why := self._refuses(stage)):
                 self.stay_down(why)
         asked, self._asked = self._asked, set()
         if asked:
@@ -186,53 +174,62 @@ class Recovery:
             self._due.clear()
             self.losses.drop()
             self._begin({*asked, *self._engine.board.lost})
-        elif start and not self.down:
-            self._begin(start)
+        elif due and not self.down:
+            self._begin(start, healed)
         if not self.active:
             return
-        if now >= self._deadline:
-            self._start_the_noisy()
+        self._start_the_noisy()
         if self._engine.board.all_ready(self.generation):
             self._go_on()
         else:
             self._tell_progress()
 
-    def _refuses(self, stage: int, now: float) -> str | None:
-        """Return why a stage that died is not started anew; None: it is."""
-        engine, deaths = self._engine, self._deaths[stage]
+    def _refuses(self, stage: int) -> str | None:
+        """Return why a lost stage is not started anew; None: it is."""
         loading = stage in self._starting
         self._starting.discard(stage)
-        if not engine.serving or not engine.config.profile.parallel.restarts:
-            return engine.board.loss
-        retry = f"restart-stage {stage} tries once more"
-        if loading:
-            return f"stage {stage} died again while loading: {engine.board.lost[stage]}; {retry}"
-        deaths.append(now)
-        while deaths[0] < now - WINDOW_S:
-            deaths.popleft()
-        if len(deaths) > MOST_DEATHS:
-            minutes = WINDOW_S / 60
-            return f"{engine.board.loss}, and {len(deaths)} times within {minutes:g} minutes; {retry}"
-        return None
+        return self._restarts.refuses(stage, loading=loading)
 
-    def _begin(self, stages: set[int]) -> None:
-        """Begin a generation in which `stages` are started anew and the others meet them."""
+    def kept_down(self, without: int) -> list[int]:
+        """Return the lost stages that only the cordon of stage `without` keeps from being started anew."""
+        lost = sorted(self._engine.board.lost)
+        others = any(stage in self._engine.cordons for stage in lost if stage != without)
+        return lost if self.down and self._restarts.cordoned and without in lost and not others else []
+
+    def start(self, stages: list[int]) -> None:
+        """Start stages anew at the next turn, and with them all that are lost."""
+        self._asked.update(stages)
+
+    def _begin(self, stages: set[int], healed: set[int] | None = None) -> None:
+        """Begin a generation in which `stages` are started anew and the others meet them.
+
+        `healed`: of the others, the ends of a wire that closed.
+        """
         engine = self._engine
+        self._rejoining = healed or set()
         if not self.active:
             self._begun = engine.clock()
             self._recomputed = sum(1 for request in engine.live() if request.num_computed)
         self.active, self.generation = True, self.generation + 1
         self._quiet, self._deadline = set(), engine.clock() + QUIET_S
+        # What was only heard of edges of an older generation is moot; who is gone will not get quiet.
+        self._due = {stage: at for stage, at in self._due.items() if not engine.board.is_hearsay(stage)}
         engine.board.begin()
         names = " and ".join(f"stage {stage}" for stage in sorted(stages))
-        for request in engine.scheduler.restart(f"{names} {'was' if len(stages) == 1 else 'were'} restarted"):
+        why = f"{names} {'was' if len(stages) == 1 else 'were'} restarted" if stages else engine.board.loss
+        for request in engine.scheduler.restart(why):
             engine.ended(request)
         for stage in self._stages:
             if stage in stages:
                 self._start(stage)
             else:
                 self._tell_stage(stage, NewGeneration(self.generation))
-        engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
+        if stages:
+            engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
+        else:
+            stage, text = next(iter(engine.board.lost.items()))
+            text = f"stage {stage}: {text}, and no process has ended; all meet again, generation {self.generation}"
+            engine.event("wire.lost", text, stage=stage)
 
     def _start(self, stage: int) -> None:
         self._born[stage] = self.generation
@@ -241,20 +238,28 @@ class Recovery:
         self._engine.board.progress[stage, 0] = f"stage {stage}: starting"
         self._start_stage(stage, self.generation)
 
+    def _noisy(self) -> list[int]:
+        """Return the survivors that should have left the old generation by now and have not."""
+        board = self._engine.board
+        if self._engine.clock() < self._deadline:
+            return []
+        gone = {*self._starting, *self._quiet, *(stage for stage in board.lost if not board.is_hearsay(stage))}
+        met = {stage for (stage, _), ready in board.ready.items() if ready.generation == self.generation}
+        return [stage for stage in self._stages if stage not in gone | met]
+
     def _start_the_noisy(self) -> None:
-        for stage in self._stages:
-            if stage not in self._starting and stage not in self._quiet and stage not in self._engine.board.lost:
-                ready = self._engine.board.ready.get((stage, 0))
-                if ready is not None and ready.generation == self.generation:
-                    continue
+        for stage in self._noisy():
+            if stage not in self._engine.cordons:
                 text = f"stage {stage} did not leave the old generation within {QUIET_S:g} s: started anew too"
                 self._engine.event("stage.restart", text, stage=stage)
                 self._start(stage)
 
     def _tell_progress(self) -> None:
         engine = self._engine
-        loading = [engine.board.progress.get((stage, 0), "") for stage in sorted(self._starting)]
-        text = "; ".join(filter(None, loading)) or "the stages meet"
+        words = [engine.board.progress.get((stage, 0), "") for stage in sorted(self._starting)]
+        words += [f"stage {stage} does not leave the old generation and is {engine.cordons.of(stage)}: "
+                  f"restart-stage {stage}, or lift the cordon" for stage in self._noisy()]  # fmt: skip
+        text = "; ".join(filter(None, words)) or "the stages meet"
         engine.message = f"{engine.board.loss}; {text}" if engine.board.lost else text
         for operation in self._operations.values():
             engine.operations.defer(operation, text)
@@ -269,6 +274,8 @@ class Recovery:
         self.active = False
         # What was only heard of an edge of the old generation is moot: its stage is here.
         self._due.clear()
+        self._cut.clear()
+        self._rejoining.clear()
         engine.board.found()
         engine.message = engine.outputs.failure = ""
         engine.scheduler.generation = self.generation
@@ -289,6 +296,7 @@ class Recovery:
         engine = self._engine
         self.active, self.down = False, why
         self._due.clear()
+        self._rejoining.clear()
         self._operations.clear()
         engine.message = engine.outputs.failure = why
         for operation in engine.operations.live:

@@ -29,7 +29,8 @@ class Reporter:
         throughput = self._throughput()
         if not engine.serving:
             return CoreReport(
-                mono_ns=time.monotonic_ns(), engine=info, stages=engine.board.views((), None, None), queues=Queues(),
+                mono_ns=time.monotonic_ns(), engine=info, queues=Queues(),
+                stages=engine.board.views((), None, None, engine.cordons),
                 requests_total=0, requests=[], operations=engine.operations.infos(), throughput=throughput,
                 kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=[],
                 preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
@@ -41,7 +42,7 @@ class Reporter:
         return CoreReport(
             mono_ns=time.monotonic_ns(),
             engine=info,
-            stages=engine.board.views(plan.capacities, resizer.mapped_blocks, plan.binding),
+            stages=engine.board.views(plan.capacities, resizer.mapped_blocks, plan.binding, engine.cordons),
             queues=scheduler.queues(),
             requests_total=len(live),
             requests=[self._request(request) for request in live[:MAX_REQUESTS]],

@@ -6,9 +6,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ppengine.protocol.reports import StageView
 from ppengine.protocol.steps import Retired, Sampled, StageReady, Step
+
+if TYPE_CHECKING:
+    from ppengine.core.cordons import Cordons
 
 StageKey = tuple[int, int]
 """(stage, tensor rank)."""
@@ -42,6 +46,10 @@ class StageBoard:
         self._layers = layers
         self._flights: deque[Flight] = deque()
         self._retired: dict[StageKey, int] = dict.fromkeys(self.keys, 0)
+
+    def unknown(self, stage: int) -> str:
+        """Return that there is no such stage, and which there are; empty when there is."""
+        return "" if (stage, 0) in self.keys else f"no stage {stage}: this engine has 0 to {self.last[0]}"
 
     def all_ready(self, generation: int) -> bool:
         """Whether every stage has loaded and has met its neighbours in `generation`."""
@@ -128,7 +136,9 @@ class StageBoard:
                 return min(stage for stage, _ in flight.missing) if flight.missing else None
         return None
 
-    def views(self, capacities: Sequence[int], mapped: int | None, binding: int | None) -> list[StageView]:
+    def views(
+        self, capacities: Sequence[int], mapped: int | None, binding: int | None, cordons: Cordons
+    ) -> list[StageView]:  # fmt: skip
         """Return what a report says of every stage."""
         now = time.monotonic_ns()
         views = []
@@ -150,6 +160,7 @@ class StageBoard:
                 layers=list(self._layers[index]),
                 progress=self.progress.get(key, ""),
                 lost="" if index in self._hearsay else self.lost.get(index, ""),
+                cordon=cordons.info(index),
             )
             if ready is not None:
                 view.total_bytes, view.weights_bytes = ready.total_bytes, ready.weights_bytes

@@ -1,16 +1,19 @@
-"""The few calls of the CUDA driver that a stage's memory needs, each a method; a failure is one line.
+"""The few calls of the CUDA driver that a stage's memory and edges need, each a method; a failure is one line.
 
 torch's CUDA builds for Linux (2.11 and newer) bring cuda-bindings along; elsewhere it comes with the extra `gpu`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
 from cuda.bindings import driver as cuda
 
 from ppengine.cuda.errors import DriverError
+
+_HANDLE_BYTES = 64
 
 
 class Driver:
@@ -81,6 +84,50 @@ class Driver:
         """Fill with zeros, on a stream; both are multiples of 4."""
         _check("cuMemsetD32Async", cuda.cuMemsetD32Async(address, 0, size // 4, stream))
 
+    # --- memory that another process writes -----------------------------------------------------------------
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` bytes of device memory, zeroed, that other processes can be let into."""
+        address = int(_check(f"cuMemAlloc of {size} bytes", cuda.cuMemAlloc(size)))
+        _check("cuMemsetD8", cuda.cuMemsetD8(address, 0, size))
+        return address
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave."""
+        _check("cuMemFree", cuda.cuMemFree(address))
+
+    def export(self, address: int) -> bytes:
+        """Return the handle [64] by which another process of this host opens what `allocate` gave."""
+        handle = _check("cuIpcGetMemHandle", cuda.cuIpcGetMemHandle(address))
+        return ctypes.string_at(int(handle.getPtr()), _HANDLE_BYTES)
+
+    def open(self, exported: bytes) -> int:
+        """Return the address here of another process's memory, on this card or one that this one can reach."""
+        handle = cuda.CUipcMemHandle()
+        ctypes.memmove(int(handle.getPtr()), exported, _HANDLE_BYTES)
+        lazily = cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        return int(_check("cuIpcOpenMemHandle", cuda.cuIpcOpenMemHandle(handle, lazily.value)))
+
+    def shut(self, address: int) -> None:
+        """Undo `open`. Nothing on the device may be using it."""
+        _check("cuIpcCloseMemHandle", cuda.cuIpcCloseMemHandle(address))
+
+    # --- words that order the streams of two processes --------------------------------------------------------
+
+    def pin_words(self, address: int, size: int) -> int:
+        """Lock host memory in place, as `pin`, and return where the device sees it."""
+        mapped = cuda.CU_MEMHOSTREGISTER_DEVICEMAP
+        _check(f"cuMemHostRegister of {size} bytes", cuda.cuMemHostRegister(address, size, mapped))
+        return int(_check("cuMemHostGetDevicePointer", cuda.cuMemHostGetDevicePointer(address, 0)))
+
+    def wait_for(self, word: int, value: int, stream: int) -> None:
+        """Let what follows on the stream wait until the word (u64) is `value` or more."""
+        _check("cuStreamWaitValue64", cuda.cuStreamWaitValue64(stream, word, value, 0))
+
+    def write(self, word: int, value: int, stream: int) -> None:
+        """Write a word (u64) once all before it on the stream is done, and seen by whoever sees the word."""
+        _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, word, value, 0))
+
     # --- host memory and copies -----------------------------------------------------------------------------
 
     def pin(self, address: int, size: int) -> None:
@@ -90,6 +137,10 @@ class Driver:
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
         _check("cuMemHostUnregister", cuda.cuMemHostUnregister(address))
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy within the device, or to what `open` gave, on a stream."""
+        _check("cuMemcpyDtoDAsync", cuda.cuMemcpyDtoDAsync(target, source, size, stream))
 
     def show(self, address: int, size: int) -> int:
         """Let the device write host memory, whole pages of it; return where the device sees it."""

@@ -10,6 +10,7 @@ Layers are seen with all of their reserved addresses, so that a cache that grows
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,21 +18,31 @@ from numpy.typing import NDArray
 from ppkernels.batch import Batch
 from torch import Tensor
 
-from ppengine.cuda.streams import Event, Stream
+from ppengine.cuda.staging import Staging
+from ppengine.cuda.streams import Stream
 from ppengine.models import StageModel
 from ppengine.stage.batch_state import Plan
 
-STAGED = 4
-"""Steps whose integers may be on their way to the device; more than a stage has under way."""
 _COLUMNS = 5
 """Tokens, slots, positions, slot mapping, lengths; block tables behind them."""
 _PADDING = (0, 0, 0, -1, 0)
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """Return the padded sizes up to `largest`: 1, 2, 4, multiples of 8, and above 128 of 16."""
-    sizes = [1, 2, 4, *range(8, 129, 8), *range(144, largest, 16), largest]
+    """Return the padded sizes up to `largest`: 1, 2, 4, multiples of 8, above 128 of 16, and above 256 of 32."""
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16), *range(288, largest, 32), largest]
     return sorted({size for size in sizes if size <= largest})
+
+
+class Launched(NamedTuple):
+    """What a step has on the device once the stream is through."""
+
+    out: Tensor
+    """Logits [R, V] of the last stage, hidden states [T, H] of others."""
+    slots: Tensor
+    """[R] of the rows that sample."""
+    positions: Tensor
+    """[R] where their tokens go."""
 
 
 class DecodeGraphs:
@@ -58,22 +69,21 @@ class DecodeGraphs:
         self._latest, self._hidden = latest, hidden
         device = layers[0].device
         length = rows * (_COLUMNS + blocks)
-        self._ints = torch.zeros(length, dtype=torch.int32, device=device)
-        self._columns: list[Tensor] = list(torch.split(self._ints[: _COLUMNS * rows], rows))
-        self._tables = self._ints[_COLUMNS * rows :].view(rows, blocks)
+        self._staging = Staging(length, compute, device)
+        ints = self._staging.on_device
+        self._columns: list[Tensor] = list(torch.split(ints[: _COLUMNS * rows], rows))
+        self._tables = ints[_COLUMNS * rows :].view(rows, blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=True) for _ in range(STAGED)]
-        self._copied: list[Event | None] = [None] * STAGED
-        self._turn = 0
+        self._next = 0, 0
+        """Padded size and rows of the step that was loaded."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def capture(self, told: Callable[[int, int], None]) -> None:
-        """Capture all sizes, the largest first, so that the others fit into its memory. `told(done, all)`."""
-        pool = torch.cuda.graph_pool_handle()
+    def capture(self, pool: Any, told: Callable[[int], None]) -> None:
+        """Capture all sizes, the largest first, so that the others fit into its memory; `told` hears how many are."""
         for done, size in enumerate(reversed(self.sizes)):
-            told(done, len(self.sizes))
-            self._pad(self._staging[0].numpy(), 0, size)
-            self._ints.copy_(self._staging[0])
+            told(done)
+            self._pad(self._staging.next(), 0, size)
+            self._staging.send(len(self._staging.on_device))
             with self.compute.use():
                 self._forward(size)  # compiles, and sets up what must not happen while capturing
                 self.compute.synchronize()
@@ -82,47 +92,36 @@ class DecodeGraphs:
                 output = self._forward(size)
             self._graphs[size] = graph, output
 
-    @property
-    def slots(self) -> Tensor:
-        """[rows] int32: of the step that was run last."""
-        return self._columns[1]
-
-    @property
-    def lengths(self) -> Tensor:
-        """[rows] int32: of the step that was run last; also where its sampled tokens go."""
-        return self._columns[4]
-
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: decodes that all sample, not too many."""
         rows = len(plan.slots)
         return plan.batch.decode_only and rows <= self.sizes[-1] and len(plan.sampled) == rows
 
-    def run(self, plan: Plan, ids: NDArray[np.int64]) -> Tensor:
-        """Launch a step on the compute stream; return logits [B, V] of the last stage, hidden states [B, H] of others.
+    def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
+        """Launch the copy of a step's integers, before the stream waits for what comes from elsewhere.
 
         `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
         rows = len(plan.slots)
         size = next(size for size in self.sizes if size >= rows)
-        self._turn = turn = (self._turn + 1) % STAGED
-        copied = self._copied[turn]
-        if copied is not None:
-            copied.synchronize()
-        staging = self._staging[turn]
-        array = staging.numpy()
+        array = self._staging.next()
         self._pad(array, rows, size)
         tables = plan.batch.block_tables.numpy()
         columns = (ids, plan.slots, plan.starts, plan.batch.slot_mapping.numpy(), plan.ends)
         for number, column in enumerate(columns):
             array[number * self._rows : number * self._rows + rows] = column
         array[_COLUMNS * self._rows :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
-        used = _COLUMNS * self._rows + rows * self._blocks
+        self._staging.send(_COLUMNS * self._rows + rows * self._blocks)
+        self._next = size, rows
+
+    def run(self) -> Launched:
+        """Launch the step that was loaded."""
+        size, rows = self._next
+        graph, output = self._graphs[size]
         with self.compute.use():
-            self._ints[:used].copy_(staging[:used], non_blocking=True)
-            self._copied[turn] = self.compute.record("integers copied")
-            graph, output = self._graphs[size]
             graph.replay()
-        return output[:rows]
+        _, slots, _, _, lengths = self._columns  # after a row's last token comes what it samples
+        return Launched(output[:rows], slots[:rows], lengths[:rows])
 
     def _pad(self, array: NDArray[np.int32], rows: int, size: int) -> None:
         """Make rows [rows, size) padding."""

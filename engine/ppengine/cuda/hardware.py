@@ -13,6 +13,7 @@ from torch import Tensor
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.cuda.accounts import Account, Card
 from ppengine.cuda.driver import Driver
+from ppengine.cuda.edges import DeviceEnds, DeviceTokens
 from ppengine.cuda.host_pool import PinnedPool, PoolRefusedError
 from ppengine.cuda.kv_cache import CudaKvCache, block_view
 from ppengine.cuda.runner import CudaRunner
@@ -23,6 +24,7 @@ from ppengine.device_page import DevicePage, page_path
 from ppengine.models import StageModel
 from ppengine.stage.hardware import Furniture, Hardware
 from ppengine.stage.kv_cache import KvCache, KvShape
+from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner
 
 _MIB = 2**20
@@ -32,6 +34,7 @@ class CudaHardware(Hardware):
     """One card of this host. Stages share cards in turn where there are more stages than cards."""
 
     kind = "cuda"
+    uuid: str
     half = pinned = True
 
     def __init__(self, config: EngineConfig, stage: int) -> None:
@@ -50,6 +53,7 @@ class CudaHardware(Hardware):
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
         share = card.total // sum(other % cards == index for other in range(config.stages))
+        self._peer_to_peer = config.profile.parallel.peer_to_peer
         mib = config.profile.memory.device_mib
         self.total = share if mib is None else min(mib * _MIB, share)
 
@@ -106,11 +110,21 @@ class CudaHardware(Hardware):
         self._account.close("context", self._card.read(loaded.cache.mapped_bytes))
         with torch.inference_mode():
             state = CudaState(self, config, model, loaded.cache, loaded.host)
+            self._account.close("communicator", self._card.read(loaded.cache.mapped_bytes))
+            state.warm_up()
             if not config.profile.parallel.eager and loaded.cache.shape.dtype in gpu.TYPES:
                 state.capture(loaded.told)
         torch.cuda.synchronize(self.device)
         self._account.close("graphs", self._card.read(loaded.cache.mapped_bytes))
         return state
+
+    def ends(self, card: CudaState) -> DeviceEnds | None:
+        """See `Hardware`."""
+        return DeviceEnds(self.driver, card) if self._peer_to_peer else None
+
+    def own_tokens(self, ring: Recorder) -> DeviceTokens:
+        """See `Hardware`."""
+        return DeviceTokens(ring)
 
     def runner(self, **parts: Any) -> Runner:
         """See `Hardware`."""

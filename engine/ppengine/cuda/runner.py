@@ -1,28 +1,37 @@
 """Executing steps on a GPU: launched without waiting, acknowledged when their events are done.
 
-All work of a stage is on its compute stream, swaps excepted (`cuda.block_mover`). Messages between stages go through
-pinned host memory: hidden states are copied out behind the layers and sent once that copy is done; what comes in is
-copied on the stream `upload`, for which compute waits.
+All work of a stage is on its compute stream, swaps excepted (`cuda.block_mover`). Between cards that reach each other
+messages are part of that stream (`cuda.edges`). Elsewhere they go through pinned host memory: hidden states are copied
+out behind the layers and sent once that copy is done; what comes in is copied on the stream `upload`, for which compute
+waits.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from ppkernels.gpu.sampling import Parameters, choose, logprobs
 from torch import Tensor
 
-from ppengine.cuda.state import SLOTS, CudaState
+from ppengine.cuda.chunk_graphs import ChunkGraphs
+from ppengine.cuda.graphs import DecodeGraphs, Launched
+from ppengine.cuda.state import LANDING_SLOTS, SLOTS, CudaState
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
 from ppengine.ring import Kind
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.pending import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner
+
+_DRAIN_S = 5.0
+"""More than a survivor is given to leave its generation."""
+_GLANCE_S = 1e-3
 
 
 class CudaRunner(Runner):
@@ -35,6 +44,33 @@ class CudaRunner(Runner):
         """See `Runner`."""
         self.card.progress.step = step.number
         return super().execute(step)
+
+    def check_neighbours(self) -> None:
+        """See `Runner`."""
+        for end in self._served:
+            end.edge.wire.check_open()
+
+    def release(self) -> None:
+        """See `Runner`."""
+        for end in self._served:
+            end.release()
+
+    def leave(self) -> None:
+        """See `Runner`. Raises TimeoutError where the device does not come to an end."""
+        left, deadline = self.card.compute.record("left"), time.monotonic() + _DRAIN_S
+        while not left.done():
+            # Again and again: a neighbour's device that is not through writes its numbers over it.
+            self.release()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the device did not end its work within {_DRAIN_S:g} s")
+            time.sleep(_GLANCE_S)
+        super().leave()
+
+    @property
+    def _served(self) -> list[Any]:
+        """The ends of edges that the device serves."""
+        ends: tuple[Any, ...] = self._inlet, self.outbox, self._tokens
+        return [end for end in ends if end is not None and end.by_device]
 
     def _register(self, step: Step) -> None:
         super()._register(step)
@@ -59,49 +95,55 @@ class CudaRunner(Runner):
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
         # Values are looked at inside of a step, where a graph has no room for it.
-        as_graph = card.graphs is not None and card.graphs.serves(plan) and not self._checks.looks_for_non_finite
-        if self._inlet is not None:
-            with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
-                hidden = self._inlet.take(number)
-                with card.upload.working():
-                    self._upload(hidden)
-            ids: Ints = np.empty(0, np.int64)
-        else:
-            ids = self._input_ids(plan)
-        with card.compute.working():
-            self._launch(number, plan, ids, as_graph, pending)
+        fitting = () if self._checks.looks_for_non_finite else card.graphs
+        graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
+        ids: Ints = np.zeros(count, np.int64) if self._inlet is not None else self._input_ids(plan)
+        if graphs is not None:
+            graphs.load(plan, ids)
+        self._receive(number, count)
+        self._launch(number, plan, ids, graphs, pending)
         if self._inlet is None and self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
 
-    def _launch(self, number: int, plan: Plan, ids: Ints, as_graph: bool, pending: Pending) -> None:
+    def _launch(
+        self, number: int, plan: Plan, ids: Ints, graphs: DecodeGraphs | ChunkGraphs | None, pending: Pending
+    ) -> None:
         """Launch the layers, and what becomes of what they give."""
-        card, count = self.card, int(plan.query_start[-1])
-        with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
-            if as_graph and card.graphs is not None:
-                out = card.graphs.run(plan, ids if len(ids) else np.zeros(count, np.int64))
-                slots, positions = card.graphs.slots[:count], card.graphs.lengths[:count]
-            else:
-                out, slots, positions = self._eager(number, plan, ids, pending)
-        if self._model.last:
-            if len(plan.sampled):
+        count, last = int(plan.query_start[-1]), self._model.last
+        with self.card.compute.working():
+            with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
+                out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
+            if last and len(plan.sampled):
                 self._sample(number, plan, out, slots, positions, pending)
-        elif self.outbox is not None:
-            self._send_later(number, out, pending)
+        # Not part of that work: the stream may have to wait for the next stage to take what was sent before.
+        if not last and self.outbox is not None:
+            self._send_hidden(number, out, pending)
 
     def _input_ids(self, plan: Plan) -> Ints:
         """Return the input tokens [T]; -1 where only the device knows them."""
         on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]
-        if not len(on_device) or self.card.latest is not None:
-            return self._state.input_ids(plan, np.full(len(on_device), -1))
-        if self._tokens is None:
-            raise ValueError("a step takes tokens from the device, but scheduler.schedule_ahead is off")
-        return self._state.input_ids(plan, self._tokens.tokens(on_device))
+        if len(on_device):
+            if self._tokens is None:
+                raise ValueError("a step takes tokens from the device, but scheduler.schedule_ahead is off")
+            on_device = self._tokens.tokens(on_device)
+        return self._state.input_ids(plan, on_device)
+
+    def _receive(self, number: int, count: int) -> None:
+        """Let compute wait for what others give this step: hidden states [count, H], or sampled tokens."""
+        if self._inlet is not None:
+            with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
+                hidden = self._inlet.take(number)
+                if not self._inlet.by_device:
+                    with self.card.upload.working():
+                        self._upload(hidden)
+        elif self._tokens is not None:
+            self._tokens.arrive()
 
     def _upload(self, hidden: Tensor) -> None:
         """Copy what came in to the device. The receive buffer is free again when this returns."""
         card, rows = self.card, len(hidden)
         assert card.incoming is not None
-        turn = card.turn = 1 - card.turn
+        turn = card.turn = (card.turn + 1) % LANDING_SLOTS
         arrived, read = card.arrived[turn], card.read[turn]
         if read is not None:
             card.upload.wait(read)
@@ -114,8 +156,8 @@ class CudaRunner(Runner):
         card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
 
-    def _eager(self, number: int, plan: Plan, ids: Ints, pending: Pending) -> tuple[Tensor, Tensor, Tensor]:
-        """Launch any step operation by operation; return logits or hidden states, and slots and positions sampled."""
+    def _eager(self, number: int, plan: Plan, ids: Ints, pending: Pending) -> Launched:
+        """Launch any step operation by operation."""
         card, device, count = self.card, self.card.device, int(plan.query_start[-1])
         look, finite = self._checks.looks_for_non_finite, self._finite
         with card.compute.use():
@@ -138,7 +180,7 @@ class CudaRunner(Runner):
                 out = self._model.logits(out[last])
                 if look:
                     self._look(out, pending, partial(finite.explain_logits, number, plan, out))
-        return out, slots, positions
+        return Launched(out, slots, positions)
 
     def _look(self, values: Tensor, pending: Pending, explain: Callable[[], None]) -> None:
         """Have `explain` called at the end of the step, should `values` not all be finite."""
@@ -161,7 +203,12 @@ class CudaRunner(Runner):
         greedy = not any(request.temperature > 0 for request in requests)
         most = max(request.logprobs for request in requests)
         with self._ring.operation(Kind.SAMPLE, number, size=len(requests)), card.compute.use():
-            tokens = choose(logits, card.sampling, slots, positions, greedy=greedy, newest=card.latest)
+            outbox: Any = self.outbox
+            by_device = outbox is not None and outbox.by_device
+            newest = outbox.newest if by_device else card.latest
+            tokens = choose(logits, card.sampling, slots, positions, greedy=greedy, newest=newest)
+            if by_device:
+                self._send(number, tokens)
             host = [_to_host(tokens)]
             if most >= 0:
                 shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
@@ -170,7 +217,7 @@ class CudaRunner(Runner):
         pending.finally_do(lambda: self._told(number, requests, host, pending.retired))
 
     def _told(self, number: int, requests: list[Register], host: list[Tensor], retired: Retired) -> None:
-        """Put what was sampled into the acknowledgement, and send it to the first stage."""
+        """Put what was sampled into the acknowledgement, and send it to the first stage unless the device did."""
         tokens = host[0]
         retired.sampled = [Sampled(one.slot, token) for one, token in zip(requests, tokens.tolist(), strict=True)]
         if len(host) > 1:
@@ -179,9 +226,17 @@ class CudaRunner(Runner):
                 if request.logprobs >= 0:
                     sampled.logprob = chosen[row]
                     sampled.top = list(zip(ids[row], values[row], strict=True))[: request.logprobs]
-        self._send(number, tokens)
+        if self.outbox is not None and not self.outbox.by_device:
+            self._send(number, tokens)
 
-    def _send_later(self, number: int, out: Tensor, pending: Pending) -> None:
+    def _send_hidden(self, number: int, out: Tensor, pending: Pending) -> None:
+        """Launch the sending, or let it follow the step where the host has to send."""
+        assert self.outbox is not None
+        if self.outbox.by_device:
+            with self.card.compute.use():
+                self._send(number, out.contiguous())
+            pending.until(self.card.compute.record("sent"))
+            return
         with self.card.compute.use():
             host = _to_host(out)
         pending.until(self.card.compute.record("copied out"))

@@ -1,4 +1,7 @@
-"""The one way to start a process of the engine: a fresh interpreter, a log file, a session of its own, a lifeline."""
+"""How the processes of an engine are started: a fresh interpreter, a log file, a session of its own, a lifeline.
+
+Stages are forked instead (`nursery`), and are children like the others.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from ppengine import lifeline, logs
 from ppengine.protocol.reports import ProcessInfo
@@ -20,10 +23,31 @@ _LINE_CHARACTERS = 500
 _THROWN = "what():"
 
 
+class Process(Protocol):
+    """What `Child` asks of a `subprocess.Popen`, or of what stands for one."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Pipe of its stdout."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code. Raises subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+
 class Child:
     """One started process. Its parent holds the lifeline until `close`, or until it dies itself."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path | None, line: int, words_from: int = 0) -> None:
+    def __init__(self, process: Process, log: Path | None, line: int, words_from: int = 0) -> None:
         self.log = log
         self._process = process
         self._line: int | None = line
@@ -78,13 +102,20 @@ class Child:
 
 
 def spawn(
-    module: str, args: Sequence[str], *, log: Path | None, env: Mapping[str, str] | None = None, pipe: bool = False
+    module: str,
+    args: Sequence[str],
+    *,
+    log: Path | None,
+    env: Mapping[str, str] | None = None,
+    pipe: bool = False,
+    hand_over: tuple[int, ...] = (),
 ) -> Child:
     """Start `python -m module *args --lifeline FD` and return it.
 
     stdin is empty; stdout and stderr are appended to `log` (None: inherited); `pipe` gives its stdout to the caller
-    instead. `env` is added to this process's environment. It gets a session of its own, so that a terminal's Ctrl-C
-    reaches only the foreground process. Start from the main thread where you can: see `lifeline`.
+    instead. `env` is added to this process's environment; `hand_over`: descriptors that it inherits. It gets a session
+    of its own, so that a terminal's Ctrl-C reaches only the foreground process. Start from the main thread where you
+    can: see `lifeline`.
     """
     read_end, write_end = lifeline.open_pipe()
     output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -96,7 +127,7 @@ def spawn(
             stdout=subprocess.PIPE if pipe else output,
             stderr=output,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-            pass_fds=(read_end,),
+            pass_fds=(read_end, *hand_over),
             start_new_session=True,
         )
     except BaseException:

@@ -13,8 +13,9 @@ from ppengine.config import EngineConfig
 from ppengine.faults.registry import FaultError, Kind, find, kinds
 from ppengine.faults.target import Pids, Target
 from ppengine.faults.wire import Done, FromFaults, Inject, Lift
-from ppengine.protocol.control import Accepted, ClearFaults, Command, Fault, FaultsDetail, Outcome, Refused
+from ppengine.protocol.control import Accepted, ClearFaults, Command, Fault, Outcome, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.inspection import FaultsDetail
 
 ANSWER_S = 3.0
 """For the fault thread of a stage; one that holds the GIL has none."""

@@ -201,5 +201,7 @@ def _crowded(site: Site, name: str) -> Any:
     """Return the outbox of a stage as if a message were under way on its thread: the next ones queue behind it."""
     if site.outbox is None:
         raise FaultError(f"{name} strikes a send, and stage {site.stage} sends to no other stage")
+    if site.outbox.by_device:
+        raise FaultError(f"{name} strikes a thread, and messages of stage {site.stage} go from card to card")
     site.outbox._count(1)
     return site.outbox

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ppengine.protocol.control import FaultInfo
+from ppengine.protocol.inspection import FaultInfo
 from ppengine.protocol.snapshot import Cause
 
 How = Literal["strike", "arm", "outside"]

@@ -44,8 +44,8 @@ class Arms:
             runner.outbox = at.OutboxPoint(runner.outbox, points)
         runner._model = at.ModelPoint(runner._model, points)
         card = runner.card
-        if card is not None and card.graphs is not None and not isinstance(card.graphs, at.GraphsPoint):
-            card.graphs = at.GraphsPoint(card.graphs, points)  # For life, as the card is.
+        if card is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in card.graphs):
+            card.graphs = [at.GraphsPoint(graphs, points) for graphs in card.graphs]  # For life, as the card is.
         runner.cache = at.CachePoint(runner.cache, points)
         runner._host = at.HostPoint(runner._host, points)
         if not self._thread.ident:

@@ -28,13 +28,16 @@ from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import DEVICE_PAGE, StageWatch
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.reports import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
 
-PERIOD_S = 0.2
-"""A stop is told after two looks that see it. Most of what a look costs is to wake up."""
+CALM_S, ALERT_S = 0.3, 0.1
+"""From one look to the next: most of what one costs is to wake up, so that it is seldom while all goes well."""
+CALM_MS = 400.0
+"""A stage that serves moves within this, also an idle one; one that does not is looked at more closely."""
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.(?:([A-Za-z0-9_-]+)\.ring|device\.page)")
 _SPIES = 4
 STACKS_FILE = "stacks.txt"
@@ -159,6 +162,14 @@ class StackServer:
         return Inspected(nonce=question.nonce, what="stacks", data=data)
 
 
+def is_calm(sample: StageSample) -> bool:
+    """Return whether nothing about a stage asks for a closer look: it loads, or runs and moves."""
+    if sample.process_state not in ("R", "S", "D"):
+        return False
+    moves = max(sample.progress_age_ms or 0.0, sample.tick_age_ms or 0.0) < CALM_MS
+    return moves or sample.phase != "serving"
+
+
 def run(config: EngineConfig, stop: threading.Event) -> None:
     """Sample and push until `stop` is set."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -179,7 +190,7 @@ def run(config: EngineConfig, stop: threading.Event) -> None:
         except zmq.Again:
             dropped += 1
         # After a pause (a stop, a slow /proc) the rhythm begins anew: no burst.
-        due = max(due + PERIOD_S, time.monotonic())
+        due = max(due + (CALM_S if all(map(is_calm, report.stages)) else ALERT_S), time.monotonic())
         stop.wait(due - time.monotonic())
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
-from ppengine.protocol.inspection import FaultDetail, RingsDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Verdict, WaitInfo
 
 NONCE = -2

@@ -11,16 +11,8 @@ import msgspec
 
 from ppengine.monitor.events import EventLog
 from ppengine.protocol import frames
-from ppengine.protocol.control import (
-    ErrorCode,
-    Failed,
-    FaultsDetail,
-    Fetch,
-    Fetched,
-    Inspect,
-    Inspected,
-    Replay,
-)
+from ppengine.protocol.control import ErrorCode, Failed, Fetch, Fetched, Inspect, Inspected, Replay
+from ppengine.protocol.inspection import FaultsDetail
 
 OPEN_MOST = 10_000
 WAIT_MOST_MS = 60_000

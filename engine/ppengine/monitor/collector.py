@@ -52,8 +52,8 @@ class Collector:
         self._ended: dict[Key, ProcessInfo] = {}
         """Stages whose end was reported since the last judgement; another process may have taken their place."""
         self.core: CoreReport | None = None
-        self.agent_news = False
-        """A report of an agent has come since the last judgement."""
+        self.news = False
+        """A report of an agent, or the end of a process, has come since the last judgement."""
         self.unreadable = 0
         """Messages that were none of this protocol."""
 
@@ -77,7 +77,7 @@ class Collector:
         seen_ns = report.mono_ns if here else time.monotonic_ns()
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
-        self.agent_news = True
+        self.news = True
         self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
         for sample in report.stages:
             self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
@@ -86,7 +86,7 @@ class Collector:
         self._processes = report
         for process in report.processes:
             if process.exit_code is not None:
-                self._starts.pop(process.pid, None)
+                self.news |= self._starts.pop(process.pid, None) is not None
                 if process.stage is not None:
                     self._ended[process.stage, process.rank or 0] = process
             elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:
@@ -187,7 +187,7 @@ class Collector:
 
         `stacks`: those taken for faults that are known, by pid.
         """
-        self.agent_news = False
+        self.news = False
         core_process = self._core_process()
         core_state = None
         if core_process is not None:

@@ -9,7 +9,8 @@ from ppengine.monitor.diagnosis import STACKS_WANTED
 from ppengine.monitor.evidence import Stack
 from ppengine.monitor.stacks import newest
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, StacksDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.snapshot import Verdict
 
 NONCE = -1

@@ -66,6 +66,12 @@ def _read(path: str) -> bytes | None:
         return None
 
 
+def rss_pages(pid: int) -> int | None:
+    """Return how many pages of `pid` are resident; None: not readable."""
+    text = _read(f"/proc/{pid}/statm")
+    return None if text is None else int(text.split()[1])
+
+
 def resident(pid: int, base: int, length: int) -> int | None:
     """Return the resident bytes of the mappings of `pid` that lie in `[base, base + length)`.
 

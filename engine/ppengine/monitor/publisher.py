@@ -9,8 +9,10 @@ import msgspec
 from ppengine.monitor.sockets import Socket, drain, send
 from ppengine.protocol import frames
 from ppengine.protocol.control import Pong
-from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.snapshot import Event, Events, Snapshot
 
+_MOST_EVENTS = 1000
+"""In one message."""
 _TOPICS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_EVENT, frames.TOPIC_HUGZ)
 
 
@@ -21,6 +23,7 @@ class Publisher:
         self._socket, self._engine, self._epoch = socket, engine, epoch
         self._sequences: Counter[bytes] = Counter()
         self._prefixes: set[bytes] = set()
+        self._events: list[Event] = []
 
     def read_subscriptions(self) -> set[bytes]:
         """Take what subscribers said; return the topics somebody has newly asked for."""
@@ -41,15 +44,24 @@ class Publisher:
         return any(topic.startswith(prefix) for prefix in self._prefixes)
 
     def snapshot(self, snapshot: Snapshot, topics: list[bytes]) -> None:
-        """Publish one snapshot under each of `topics`."""
+        """Publish one snapshot under each of `topics`, behind the events that it knows."""
+        self.flush()
         body = frames.encode(snapshot)
         for topic in topics:
             self._send(topic, body)
 
     def event(self, event: Event) -> None:
-        """Publish one event; its own sequence is the topic's."""
-        self._sequences[frames.TOPIC_EVENT] = event.seq - 1
-        self._send(frames.TOPIC_EVENT, frames.encode(event))
+        """Publish one event with the next `flush`: a busy engine has a hundred a second, most of them in bursts."""
+        self._events.append(event)
+        if len(self._events) >= _MOST_EVENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish the events so far as one message; the sequence of the last one is the topic's."""
+        if self._events:
+            events, self._events = self._events, []
+            self._sequences[frames.TOPIC_EVENT] = events[-1].seq - 1
+            self._send(frames.TOPIC_EVENT, frames.encode(Events(events)))
 
     def hugz(self, step: int, core_age_ms: float | None) -> None:
         """Publish a sign of life."""

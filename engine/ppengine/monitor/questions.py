@@ -14,8 +14,8 @@ from ppengine.config import EngineConfig
 from ppengine.monitor.audit import audit_file
 from ppengine.monitor.logs import LINES_MOST, last_lines, tail
 from ppengine.protocol import frames
-from ppengine.protocol.control import Failed, Inspect, Inspected, LogsDetail
-from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, LogsDetail
 from ppengine.protocol.reports import Finding
 
 _PACKAGES = ("ppconsole", "torch", "numba", "transformers", "tokenizers", "safetensors", "pyzmq", "msgspec", "ray")

@@ -17,13 +17,17 @@ _NAME_MOST = 64
 
 
 class Session(msgspec.Struct):
-    """One console. `attached` from its first ping on: a one-off verb says Hello and never pings."""
+    """One console. `attached` from its first ping on: a one-off verb says Hello and never pings.
+
+    One that is only `passing` never is.
+    """
 
     client: bytes
     user: str
     program: str
     role: Role
     heard: float
+    passing: bool = False
     attached: bool = False
     requests: list[str] = []
     """Requests to abort when it is gone."""
@@ -40,7 +44,9 @@ class Sessions:
         """Open or renew the session of `client`."""
         known = self._sessions.pop(client, None)
         user, program = hello.user[:_NAME_MOST] or "unknown", hello.client[:_NAME_MOST]
-        session = Session(client=client, user=user, program=program, role=authenticate(hello), heard=now)
+        session = Session(
+            client=client, user=user, program=program, role=authenticate(hello), heard=now, passing=hello.passing
+        )
         if known is not None and known.user == user:
             session.attached, session.requests = known.attached, known.requests
         self._sessions[client] = session
@@ -55,7 +61,7 @@ class Sessions:
         if session is None:
             return
         session.heard = now
-        if not session.attached:
+        if not session.attached and not session.passing:
             session.attached = True
             self._said("attached", session)
 

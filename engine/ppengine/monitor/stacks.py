@@ -18,7 +18,7 @@ import msgspec
 
 from ppengine.monitor.evidence import Stack
 from ppengine.monitor.proc import catches, read_stat
-from ppengine.protocol.control import StageStacks, ThreadStack
+from ppengine.protocol.inspection import StageStacks, ThreadStack
 
 NATIVE_S, PLAIN_S, FALLBACK_S = 2.5, 1.5, 0.8
 """How long each way may take; all together less than the five seconds in which a verdict is to have its stacks."""

@@ -19,6 +19,8 @@ SLOW_S = 1.0
 """Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
 """smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
+_RSS_PAGES = 256
+"""It is not read again before so much more or less of the whole process is resident: 1 MiB."""
 _STEPS_SHOWN = 8
 _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; of the thousands of others none is looked at for one."""
@@ -91,6 +93,7 @@ class StageWatch:
         self._resident: int | None = None
         self._resident_due = 0.0
         self._range: tuple[int, int, int] = (0, 0, 0)
+        self._rss_pages: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -236,11 +239,16 @@ class StageWatch:
         span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)
         if not alive or not span[1]:
             self._resident = None
-        elif span != self._range or now >= self._resident_due:
+        elif span != self._range or (now >= self._resident_due and self._rss_moved()):
+            self._rss_pages = proc.rss_pages(self._pid)
             self._resident = proc.resident(self._pid, span[0], span[1])
             cost = time.monotonic() - now
             self._resident_due = now + min(_SMAPS_MOST_S, cost * _SMAPS_SHARE)
             self._range = span
+
+    def _rss_moved(self) -> bool:
+        pages = proc.rss_pages(self._pid)
+        return pages is None or self._rss_pages is None or abs(pages - self._rss_pages) >= _RSS_PAGES
 
 
 def _phase(value: int) -> str:

@@ -18,6 +18,7 @@ from ppengine.protocol.control import Logprob
 from ppengine.protocol.sampling import SamplingParams
 
 COLLECT_MS = 1000
+SEQS_A_STAGE = 256
 
 
 class TokensPrompt(TypedDict):
@@ -61,7 +62,7 @@ def make_profile(
     gpu_memory_utilization: float = 0.9,
     swap_space: float = 4.0,
     max_model_len: int | None = None,
-    max_num_seqs: int = 256,
+    max_num_seqs: int | None = None,
     max_num_batched_tokens: int = 2048,
     enable_prefix_caching: bool = True,
     enforce_eager: bool = False,
@@ -74,6 +75,7 @@ def make_profile(
 
     `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
     `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
+    `max_num_seqs` None: 256 for each stage, since the stages share requests between them.
     """
     if trust_remote_code:
         raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
@@ -81,6 +83,7 @@ def make_profile(
         raise ConfigError(
             f"tensor_parallel_size is {tensor_parallel_size}; only 1 is built so far: raise pipeline_parallel_size"
         )
+    seqs = SEQS_A_STAGE * pipeline_parallel_size if max_num_seqs is None else max_num_seqs
     return build_profile(
         {
             # Names are unique on a host, and nobody chose this one.
@@ -95,7 +98,7 @@ def make_profile(
             },
             "memory": {"utilization": gpu_memory_utilization, "swap_space_gib": swap_space},
             "scheduler": {
-                "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
+                "max_num_seqs": seqs, "max_num_batched_tokens": max_num_batched_tokens,
                 "prefix_caching": enable_prefix_caching, "schedule_ahead": True,
             },
         },

@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from ppengine.protocol.reports import StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
 
@@ -25,6 +24,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     client: str
     user: str
     read_only: bool = False
+    passing: bool = False
+    """Waits for something and goes: neither counted nor told of as a console."""
     credentials: dict[str, str] = {}
 
 
@@ -158,6 +159,16 @@ class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unk
     stage: int
 
 
+class Cordon(msgspec.Struct, tag="cordon", kw_only=True, forbid_unknown_fields=True):
+    """Admit nothing new and leave this stage alone, should it die, so that it can be looked at; `undo` ends that.
+
+    Requests that have begun go on, and may come back from the host; others are taken and wait.
+    """
+
+    stage: int
+    undo: bool = False
+
+
 class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
     """Break something on purpose, in an engine that was started with `--allow-faults`. `stage` None: not a stage."""
 
@@ -171,7 +182,7 @@ class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unkno
 
 Verb = (
     Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck | RestartStage | Fault | ClearFaults
+    | SetCheck | RestartStage | Cordon | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: what is not named here cannot be asked for."""
 
@@ -316,109 +327,11 @@ class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
 
 
 class Inspected(msgspec.Struct, tag="inspected", kw_only=True):
-    """`data` depends on `what`; see `RequestDetail` and so on here, and `inspection`."""
+    """`data` depends on `what`: one of the details in `inspection`."""
 
     nonce: int
     what: str
     data: msgspec.Raw
-
-
-class RequestDetail(msgspec.Struct, kw_only=True):
-    """Drill-down of one request. Times are seconds since submission; None: not yet."""
-
-    id: str
-    owner: str
-    state: str
-    why: str
-    prompt_tokens: int
-    output_tokens: int
-    computed_tokens: int
-    cached_tokens: int
-    block_table: list[int]
-    shared_blocks: list[int]
-    host_blocks: list[int]
-    in_flight: list[int]
-    sampling: SamplingParams
-    revision: int
-    age_s: float
-    queued_s: float | None = None
-    first_token_s: float | None = None
-    finished_s: float | None = None
-    inter_token_ms: float | None = None
-    preemptions: int = 0
-    swaps: int = 0
-    prompt_token_ids: list[int] = []
-    output_token_ids: list[int] = []
-    output_text: str = ""
-    history: list[str] = []
-    """State changes, oldest first: `0.012s waiting > running`."""
-
-
-class ThreadStack(msgspec.Struct, kw_only=True):
-    """One thread. `frames`: the newest first, `function file:line`."""
-
-    name: str
-    os_id: int | None = None
-    owns_gil: bool = False
-    frames: list[str] = []
-
-
-class StageStacks(msgspec.Struct, kw_only=True):
-    """Stacks of one stage, as text and by threads; `error` says why there are none, or not the best ones."""
-
-    stage: int
-    pid: int | None
-    text: str = ""
-    error: str = ""
-    threads: list[ThreadStack] = []
-    native: bool = False
-    """Frames of native code are among them."""
-
-
-class StacksDetail(msgspec.Struct, kw_only=True):
-    """Stacks of one or all stages. `ability`: what the agent's self-test found possible, and why not more."""
-
-    stages: list[StageStacks]
-    ability: str = ""
-
-
-class LogsDetail(msgspec.Struct, kw_only=True):
-    """Newest log lines, each tagged with its process."""
-
-    lines: list[str]
-
-
-class BlocksDetail(msgspec.Struct, kw_only=True):
-    """Owner of every mapped device block as runs (length, code, owner); code: null, free, cached, used, shared."""
-
-    mapped: int
-    runs: list[tuple[int, str, str]]
-
-
-class LedgerDetail(msgspec.Struct, kw_only=True):
-    """Streams, hand-offs and buffers of the stages; none while the ledger is off."""
-
-    on: bool
-    stages: list[StageLedger]
-
-
-class FaultInfo(msgspec.Struct, kw_only=True):
-    """One kind of fault on demand. `expects`: the causes that are right, the best first; none: no alarm is."""
-
-    kind: str
-    does: str
-    told: str
-    where: str
-    expects: list[str]
-    clears: bool
-    held_out: bool
-
-
-class FaultsDetail(msgspec.Struct, kw_only=True):
-    """Faults that can be had on demand, and those that are on."""
-
-    faults: list[FaultInfo]
-    on: list[str]
 
 
 class Failed(msgspec.Struct, tag="bulk-failed", kw_only=True):

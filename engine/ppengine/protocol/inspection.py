@@ -1,6 +1,7 @@
-"""What was done last and what is known of a fault: details that travel on `bulk` when they are asked for.
+"""What `Inspect` answers: details that travel on `bulk` when they are asked for, and are in no snapshot.
 
-Times are monotonic nanoseconds of the host that a stage runs on; `mono_ns` and `wall` of a detail are one moment.
+Times of operations are monotonic nanoseconds of the host that a stage runs on; `mono_ns` and `wall` of a detail are
+one moment.
 """
 
 from __future__ import annotations
@@ -9,9 +10,107 @@ from typing import Any
 
 import msgspec
 
-from ppengine.protocol.control import StacksDetail
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.reports import Finding, StageLedger
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Verdict, WaitInfo
+
+
+class RequestDetail(msgspec.Struct, kw_only=True):
+    """Drill-down of one request. Times are seconds since submission; None: not yet."""
+
+    id: str
+    owner: str
+    state: str
+    why: str
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    block_table: list[int]
+    shared_blocks: list[int]
+    host_blocks: list[int]
+    in_flight: list[int]
+    sampling: SamplingParams
+    revision: int
+    age_s: float
+    queued_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    inter_token_ms: float | None = None
+    preemptions: int = 0
+    swaps: int = 0
+    prompt_token_ids: list[int] = []
+    output_token_ids: list[int] = []
+    output_text: str = ""
+    history: list[str] = []
+    """State changes, oldest first: `0.012s waiting > running`."""
+
+
+class ThreadStack(msgspec.Struct, kw_only=True):
+    """One thread. `frames`: the newest first, `function file:line`."""
+
+    name: str
+    os_id: int | None = None
+    owns_gil: bool = False
+    frames: list[str] = []
+
+
+class StageStacks(msgspec.Struct, kw_only=True):
+    """Stacks of one stage, as text and by threads; `error` says why there are none, or not the best ones."""
+
+    stage: int
+    pid: int | None
+    text: str = ""
+    error: str = ""
+    threads: list[ThreadStack] = []
+    native: bool = False
+    """Frames of native code are among them."""
+
+
+class StacksDetail(msgspec.Struct, kw_only=True):
+    """Stacks of one or all stages. `ability`: what the agent's self-test found possible, and why not more."""
+
+    stages: list[StageStacks]
+    ability: str = ""
+
+
+class LogsDetail(msgspec.Struct, kw_only=True):
+    """Newest log lines, each tagged with its process."""
+
+    lines: list[str]
+
+
+class BlocksDetail(msgspec.Struct, kw_only=True):
+    """Owner of every mapped device block as runs (length, code, owner); code: null, free, cached, used, shared."""
+
+    mapped: int
+    runs: list[tuple[int, str, str]]
+
+
+class LedgerDetail(msgspec.Struct, kw_only=True):
+    """Streams, hand-offs and buffers of the stages; none while the ledger is off."""
+
+    on: bool
+    stages: list[StageLedger]
+
+
+class FaultInfo(msgspec.Struct, kw_only=True):
+    """One kind of fault on demand. `expects`: the causes that are right, the best first; none: no alarm is."""
+
+    kind: str
+    does: str
+    told: str
+    where: str
+    expects: list[str]
+    clears: bool
+    held_out: bool
+
+
+class FaultsDetail(msgspec.Struct, kw_only=True):
+    """Faults that can be had on demand, and those that are on."""
+
+    faults: list[FaultInfo]
+    on: list[str]
 
 
 class OpRecord(msgspec.Struct, array_like=True, frozen=True):

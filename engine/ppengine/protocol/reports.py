@@ -8,6 +8,7 @@ import msgspec
 
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import (
+    CordonInfo,
     EngineInfo,
     Event,
     OperationInfo,
@@ -49,6 +50,7 @@ class StageView(msgspec.Struct, kw_only=True):
     """Loading line of a stage that is not ready."""
     lost: str = ""
     """Why this stage cannot go on, by its own last words; empty while it can, or where only its peers say so."""
+    cordon: CordonInfo | None = None
 
 
 class Finding(msgspec.Struct, kw_only=True, frozen=True):
@@ -116,6 +118,8 @@ class StageLedger(msgspec.Struct, kw_only=True):
     buffers: list[LedgerBuffer]
     """Newest first, at most 32."""
     findings: list[Finding] = []
+    age_s: float = 0.0
+    """Since the stage told of it; the core says so when it answers."""
 
 
 class WireLoss(msgspec.Struct, kw_only=True):

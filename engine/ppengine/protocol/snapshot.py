@@ -144,6 +144,14 @@ class StreamInfo(msgspec.Struct, kw_only=True):
     done_step: int | None = None
 
 
+class CordonInfo(msgspec.Struct, kw_only=True):
+    """Who cordoned a stage: until it is lifted no request begins, and the stage is not started anew by itself."""
+
+    by: str
+    since_s: float
+    reason: str = ""
+
+
 class StageInfo(msgspec.Struct, kw_only=True):
     """One stage (one tensor rank of it)."""
 
@@ -176,6 +184,7 @@ class StageInfo(msgspec.Struct, kw_only=True):
     """The operation that the main loop is in, as text (`forward m18412`)."""
     timeline: list[list[float]] = []
     """Recent operations of the main loop: [ring.Kind, micro-batch, start in ms ago, length in ms]."""
+    cordon: CordonInfo | None = None
 
 
 class Queues(msgspec.Struct, kw_only=True):
@@ -298,3 +307,9 @@ class Event(msgspec.Struct, kw_only=True):
     stage: int | None = None
     step: int | None = None
     op: str | None = None
+
+
+class Events(msgspec.Struct):
+    """One message of events, in order and without gaps; its sequence is that of the last one."""
+
+    events: list[Event]

@@ -36,6 +36,8 @@ class Batcher:
         self.starved: dict[Request, None] = {}
         self.admissions = True
         """False: nothing waiting or swapped begins to run (an engine that finishes what it has)."""
+        self.cordon = ""
+        """Why no request begins that never ran; empty: they do. Those that have run come back."""
 
     def fill(self) -> list[Row]:
         """Return the rows of the next step; empty when nobody can be given a token."""
@@ -201,9 +203,10 @@ class Batcher:
     def _admit(self) -> None:
         """Begin waiting requests in their order, as long as blocks, places and tokens are there."""
         lines = self._lines
-        waiting = lines.waiting
-        while waiting and not lines.swapped and len(lines.running) < self._config.max_num_seqs:
-            request = waiting[0]
+        while not lines.swapped and len(lines.running) < self._config.max_num_seqs:
+            request = lines.first_waiting(begun=bool(self.cordon))
+            if request is None:
+                return
             if self._budget <= 0:
                 text = f"the step's {self._config.max_num_batched_tokens} tokens are given"
                 self.head = (request, Why(code="token_budget", need=1, have=0, text=text))
@@ -218,7 +221,7 @@ class Batcher:
             if not fit.fits:
                 self.head = (request, blocks_text(fit.need, fit.have))
                 return
-            waiting.popleft()
+            lines.waiting.remove(request)
             self._pipeline.register(request)
             self._kv.admit(request, fit)
             request.state = "running"

@@ -98,6 +98,12 @@ class Lines:
                 waiting.insert(index, request)
                 return
 
+    def first_waiting(self, begun: bool) -> Request | None:
+        """Return who is admitted next; `begun`: of those that have run before."""
+        if not begun:
+            return self.waiting[0] if self.waiting else None
+        return next((request for request in self.waiting if request.begun), None)
+
     def put_swapped(self, request: Request) -> None:
         """Put a request into the line of those that come back from the host, by its arrival."""
         request.state = "swapped"

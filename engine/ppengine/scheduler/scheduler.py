@@ -255,6 +255,15 @@ class Scheduler:
         self._batcher.admissions = value
 
     @property
+    def cordon(self) -> str:
+        """Why no request begins that never ran, in one line; empty: they begin."""
+        return self._batcher.cordon
+
+    @cordon.setter
+    def cordon(self, why: str) -> None:
+        self._batcher.cordon = why
+
+    @property
     def floor(self) -> int:
         """Fewest device blocks that serve one request of the model's length, null block included."""
         return self._resizer.floor
@@ -287,7 +296,7 @@ class Scheduler:
         """Return why `request` does not run, or what it waits for while it does."""
         situation = Situation(
             self._lines, self._kv, self._pipeline, self.paused, self.config.max_num_seqs, self.depth,
-            self._batcher.admissions, self._batcher.head, self._batcher.starved,
+            self._batcher.admissions, self._batcher.cordon, self._batcher.head, self._batcher.starved,
         )  # fmt: skip
         return why(request, situation)
 

@@ -22,6 +22,8 @@ class Situation:
     max_seqs: int
     depth: int
     admissions: bool
+    cordon: str
+    """Why no request begins that never ran; empty: they do."""
     head: tuple[Request, Why] | None
     """The request that stopped the last admission, and why."""
     starved: dict[Request, None]
@@ -59,9 +61,11 @@ def _admission(request: Request, now: Situation) -> Why:
     leader = request.leader
     if leader is not None and request in leader.followers:
         return Why(code="behind", text=f"forks {leader.id} when its prompt is computed")
+    if now.cordon and not request.begun:
+        return Why(code="cordoned", text=now.cordon)
     lines = now.lines
-    first = lines.swapped[0] if lines.swapped else lines.waiting[0]
-    if request is not first:
+    first = lines.swapped[0] if lines.swapped else lines.first_waiting(begun=bool(now.cordon))
+    if first is not None and request is not first:
         reason = predicate(first, now)
         text = f": {reason.text}" if reason is not None else ""
         return Why(code="behind", text=f"behind {first.id}{text}")

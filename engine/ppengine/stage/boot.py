@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -22,15 +21,13 @@ from ppengine.protocol.steps import Register, Row, StageReady
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
+from ppengine.stage.connect import Connector
 from ppengine.stage.hardware import Furniture, open_hardware, resolve_dtype
 from ppengine.stage.kv_cache import KvCache, KvShape, SwapPool, size_text
 from ppengine.stage.profile_run import largest_batches
 from ppengine.stage.recorder import Rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import keep_freed_memory
-from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import Edge, Inlet, Outbox
-from ppengine.stage.wire import meet
 
 _MIB = 2**20
 _REPORT_S = 0.2
@@ -66,7 +63,7 @@ class Boot:
         self._config = config
         self._checks = checks
         self._stage, self._rank, self._generation = stage, rank, generation
-        self._ring, self._receive_ring, self._send_ring = rings
+        self._rings, self._ring = rings, rings.main
         self._report = report
         self._next_report = 0.0
         self._first, self._last = stage == 0, stage == config.stages - 1
@@ -103,10 +100,20 @@ class Boot:
 
         Raises SupersededError when `left()` is true before they are all there, PeerLostError when one goes meanwhile.
         """
-        with contextlib.ExitStack() as made:
-            inlet, outbox, tokens = self._connect(loaded.model, generation, left, made)
-            # From here on the runner closes them.
-            made.pop_all()
+        if self._config.stages > 1:
+            self._report(f"stage {self._stage}: waits for its neighbours")
+        ends = Connector(
+            config=self._config,
+            stage=self._stage,
+            generation=generation,
+            hardware=self._hardware,
+            card=loaded.card,
+            rings=self._rings,
+            ledger=self._checks.ledger,
+            left=left,
+            width=loaded.model.boundary_size,
+            dtype=self._dtype,
+        ).connect()
         runner = self._hardware.runner(
             stage=self._stage,
             rank=self._rank,
@@ -116,9 +123,9 @@ class Boot:
             cache=loaded.cache,
             host=loaded.host,
             ring=self._ring,
-            inlet=inlet,
-            outbox=outbox,
-            tokens=tokens,
+            inlet=ends.inlet,
+            outbox=ends.outbox,
+            tokens=ends.tokens,
             checks=self._checks,
         )
         runner.card = loaded.card
@@ -240,43 +247,6 @@ class Boot:
         }
         for gauge, value in figures.items():
             self._ring.gauge(gauge, value)
-
-    def _connect(
-        self, model: StageModel, generation: int, left: Callable[[], bool], made: contextlib.ExitStack
-    ) -> tuple[Inlet | None, Outbox | None, TokenTable | None]:
-        """Open this stage's edges, upstream first: along the pipeline somebody can always go on."""
-        stage, stages = self._stage, self._config.stages
-        ahead = self._config.profile.scheduler.schedule_ahead
-        if stages == 1:
-            return None, None, TokenTable(self._ring) if ahead else None
-        ledger = self._checks.ledger
-        self._report(f"stage {stage}: waits for its neighbours")
-        tokens_edge = f"g{generation}-tokens"
-
-        def edge(name: str, upstream: bool, peer: int) -> Edge:
-            with self._ring.operation(Kind.COLLECTIVE, peer=peer):
-                wire = meet(Path(self._config.run_dir), name, upstream, peer, left)
-                opened = Edge(wire, upstream, self._send_ring if upstream else self._receive_ring)
-            made.callback(opened.close)
-            return opened
-
-        def sender(name: str, peer: int) -> Outbox:
-            outbox = Outbox(edge(name, True, peer), self._ring, ledger)
-            made.callback(outbox.close)
-            return outbox
-
-        inlet = outbox = tokens = None
-        if not self._first:
-            before = edge(f"g{generation}-e{stage - 1}", False, stage - 1)
-            limit = self._config.profile.scheduler.max_num_batched_tokens
-            inlet = Inlet(before, limit, model.boundary_size, self._dtype, ledger, self._hardware.pinned)
-        if not self._last:
-            outbox = sender(f"g{generation}-e{stage}", stage + 1)
-        if ahead and self._first:
-            tokens = TokenTable(self._ring, edge(tokens_edge, False, stages - 1), ledger)
-        elif ahead and self._last:
-            outbox = sender(tokens_edge, 0)
-        return inlet, outbox, tokens
 
 
 def _no_room(rows: list[Row], weights: int, error: torch.OutOfMemoryError) -> str:

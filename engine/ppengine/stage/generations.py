@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class Generations:
     """`hear` may be called by any thread; only the step loop enters one."""
@@ -9,10 +11,15 @@ class Generations:
     def __init__(self, first: int) -> None:
         self.current = first
         self.newest = first
+        self.on_newer: Callable[[], None] | None = None
+        """Called, by whoever hears of it, when the present generation is over."""
 
     def hear(self, generation: int) -> None:
         """Note that the core has begun a generation."""
         self.newest = max(self.newest, generation)
+        on_newer = self.on_newer
+        if self.superseded and on_newer is not None:
+            on_newer()
 
     def enter(self) -> int:
         """Go on in the newest generation, and return it."""

@@ -21,8 +21,10 @@ from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel
 from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, SwapPool
 from ppengine.stage.profile_run import activation_bytes
+from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import system_memory
+from ppengine.stage.token_return import TokenTable
 
 _MIB = 2**20
 
@@ -83,6 +85,14 @@ class Hardware(ABC):
     def furnish(self, config: EngineConfig, model: StageModel, loaded: Furniture) -> Any:
         """Return what runners of this hardware keep for life beside model, cache and pool; None where nothing."""
         return None
+
+    def ends(self, card: Any) -> Any:
+        """Return what makes ends of edges that a device serves (`ppengine.cuda.edges`); None: the wire serves all."""
+        return None
+
+    def own_tokens(self, ring: Recorder) -> Any:
+        """Return the table of sampled tokens of a stage that has no other."""
+        return TokenTable(ring)
 
     def runner(self, **parts: Any) -> Runner:
         """Return a runner for one generation."""

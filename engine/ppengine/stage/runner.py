@@ -69,12 +69,18 @@ class Runner:
         """What a GPU keeps for life; see `ppengine.cuda.runner`."""
         self._finite = FiniteCheck(stage, model, state, cache, checks)
 
-    def before_waiting(self, act: Callable[[], None]) -> None:
-        """Have `act` called before this stage waits for a message of another."""
+    def while_waiting(self, act: Callable[[], bool]) -> None:
+        """Have `act` called again and again while this stage waits for a message of another, until it returns False."""
         if self._inlet is not None:
-            self._inlet.edge.before_wait = act
+            self._inlet.edge.meanwhile = act
         if self._tokens is not None and self._tokens.edge is not None:
-            self._tokens.edge.before_wait = act
+            self._tokens.edge.meanwhile = act
+
+    def check_neighbours(self) -> None:
+        """Raise PeerLostError where a device may wait in vain: the neighbour that it waits for is gone."""
+
+    def release(self) -> None:
+        """Let go what waits on a device for a neighbour, whatever comes of it; any thread may."""
 
     def leave(self) -> None:
         """Close all edges, whatever is under way on them; what this runner knew of requests goes with it."""

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from ppengine.ring import Kind
+from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Edge
 from ppengine.streams.ledger import Ledger
 from ppengine.streams.storage import StorageBuffers
 
@@ -25,6 +25,9 @@ class TokenTable:
     With one stage the sampler fills it (`store`). With more, each step that samples announces a return (`expect`), and
     returns are taken in, in step order, when a row needs one (`tokens`).
     """
+
+    by_device = False
+    """See `Inlet`."""
 
     def __init__(self, ring: Recorder, edge: Edge | None = None, ledger: Ledger | None = None) -> None:
         self._ring = ring
@@ -65,6 +68,9 @@ class TokenTable:
         if (tokens < 0).any():
             raise ValueError(f"slot {int(slots[tokens < 0][0])} has no sampled token on this stage")
         return tokens
+
+    def arrive(self) -> None:
+        """Nothing: `tokens` has waited. See `DeviceTokens`."""
 
     def forget(self, slots: list[int]) -> None:
         """Drop the tokens of released slots, so that a wrong marker fails instead of finding another's token."""

@@ -1,8 +1,4 @@
-"""Edges between stages: what a message is, its records, and the buffers on both sides.
-
-Shapes are known from the step, so a message is a header and the bytes of one tensor, which travel from the sender's
-tensor into the receiver's preallocated buffer. The header says what is sent, and what was not due is refused. There is
-no timeout: a hang is for the diagnosis to name, a dead peer raises `PeerLostError` on the other side.
+"""The buffers on both sides of an edge between stages, where its messages go through the wire.
 
 A message goes out from the step loop as far as the kernel has room for it. Only the rest of one that is too big waits
 for the receiver, on a thread, so that the step loop can go on.
@@ -12,120 +8,53 @@ With the ledger on, a connection is a stream of the step loop, and every hand-of
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ppengine.ring import DTYPES, Gauge, Kind, shape_code, shape_text
+from ppengine.ring import Gauge, Kind
+from ppengine.stage.edge import Edge, Sending
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.wire import PeerLostError, SupersededError, Wire
+from ppengine.stage.wire import PeerLostError, SupersededError
 from ppengine.streams.actors import Mark
 from ppengine.streams.ledger import Ledger
 from ppengine.streams.storage import StorageBuffers
 
 MAX_UNDELIVERED = 2
 """Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""
-_HEADER = struct.Struct("<QQQII")
-"""Number of the message on this edge, step, bytes, shape code, and a constant."""
-_CONSTANT = 0x45505031
-_CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
 
 
-class Sending(NamedTuple):
-    """A message whose first `push` has been made: its record (0: none) and what is left to send."""
+class Due:
+    """Steps whose hidden states are still to come, in order, with their numbers of tokens."""
 
-    seq: int
-    rest: list[memoryview]
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int]] = deque()
 
+    def add(self, step: int, tokens: int) -> None:
+        """Note the step after those that are known."""
+        self._steps.append((step, tokens))
 
-class Edge:
-    """One wire between two stages, in one direction.
+    def next(self, step: int) -> int:
+        """Return the tokens of the oldest one, which must be `step`. Raises PeerLostError."""
+        number, tokens = self._steps.popleft()
+        if number != step:
+            raise PeerLostError(f"step {step} wants hidden states, but those of step {number} come next")
+        return tokens
 
-    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread that uses the edge:
-    handed over, call returned, done.
-    """
-
-    def __init__(self, wire: Wire, upstream: bool, ring: Recorder | None = None) -> None:
-        self.peer = wire.peer
-        self.wire = wire
-        self._ring = ring
-        self._kind = Kind.SEND if upstream else Kind.RECEIVE
-        self._number = 0
-        self._open: set[int] = set()
-        """Records of messages that are not done."""
-        self.before_wait: Callable[[], None] | None = None
-        """Called before a message is waited for: what this stage owes others must not wait for it."""
-
-    def send(self, tensor: Tensor, step: int = 0) -> Sending:
-        """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
-        self.wire.check_sendable()
-        code, seq = self._begin(tensor, step)
-        header = _HEADER.pack(self._number, step, tensor.nbytes, code, _CONSTANT)
-        rest = self.wire.push([memoryview(header), _bytes_of(tensor)])
-        if self._ring is not None:
-            self._ring.returned(seq)
-        if not rest:
-            self._end(seq)
-        return Sending(seq, rest)
-
-    def finish(self, sending: Sending) -> None:
-        """Send the rest of a message, waiting for room. Raises PeerLostError, SupersededError."""
-        self.wire.send(sending.rest)
-        self._end(sending.seq)
-
-    def receive(self, tensor: Tensor, step: int = 0) -> None:
-        """Wait for the next message and fill a contiguous tensor with it.
-
-        Raises PeerLostError, for a message that is not of this step, size and element type as well; SupersededError.
-        """
-        code, seq = self._begin(tensor, step)
-        if self._ring is not None:
-            self._ring.returned(seq)
-        if self.before_wait is not None and not self.wire.readable:
-            self.before_wait()
-        header, body = memoryview(bytearray(_HEADER.size)), _bytes_of(tensor)
-        count = self.wire.read([header, body])
-        self.wire.receive(header[count:])
-        number, sent_step, size, sent_code, constant = _HEADER.unpack(header)
-        if (number, sent_step, size, sent_code, constant) != (self._number, step, tensor.nbytes, code, _CONSTANT):
-            raise PeerLostError(
-                f"stage {self.peer} sent message {number} (m{sent_step}, {shape_text(size, sent_code)}), due was "
-                f"message {self._number} (m{step}, {shape_text(tensor.nbytes, code)})",
-                self.peer,
-            )
-        self.wire.receive(body[max(0, count - _HEADER.size) :])
-        self._end(seq)
-
-    def close(self) -> None:
-        """Close the connection; the peer is told at once."""
-        self.wire.close()
-        for seq in list(self._open):  # or the ring would show them under way for ever
-            self._end(seq)
-
-    def _begin(self, tensor: Tensor, step: int) -> tuple[int, int]:
-        """Count a message; return its shape code and record."""
-        self._number += 1
-        code = _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
-        if self._ring is None:
-            return code, 0
-        seq = self._ring.begin(self._kind, step, self.peer, tensor.nbytes, self._number, code)
-        self._open.add(seq)
-        return code, seq
-
-    def _end(self, seq: int) -> None:
-        if self._ring is not None:
-            self._ring.end(seq)
-            self._open.discard(seq)
+    def clear(self) -> None:
+        """Forget all."""
+        self._steps.clear()
 
 
 class Inlet:
     """Receiving side of the edge from the stage before."""
+
+    by_device = False
+    """Whether messages come from device to device: then a step is launched before its message is there."""
 
     def __init__(
         self,
@@ -143,18 +72,15 @@ class Inlet:
         # Written once, so that the memory is really there before the profile run counts it.
         self._buffer = torch.zeros(max_tokens, width, dtype=dtype, pin_memory=pinned)
         self._known = ledger.buffer(f"recv<{edge.peer} buffer")
-        self._expected: deque[tuple[int, int]] = deque()
+        self._due = Due()
 
     def expect(self, step: int, tokens: int) -> None:
         """Announce, in step order, that `step` brings hidden states of `tokens` tokens."""
-        self._expected.append((step, tokens))
+        self._due.add(step, tokens)
 
     def take(self, step: int) -> Tensor:
         """Return the hidden states [tokens, width] of the oldest expected step; valid until the next `take`."""
-        number, tokens = self._expected.popleft()
-        if number != step:
-            raise PeerLostError(f"step {step} wants hidden states, but those of step {number} come next")
-        view, mark = self._buffer[:tokens], None
+        view, mark = self._buffer[: self._due.next(step)], None
         if self._ledger.on:
             mark = self._ledger.launch(self._stream, f"receive of m{step}", writes=[self._known])
         self.edge.receive(view, step)
@@ -166,7 +92,7 @@ class Inlet:
 
     def close(self) -> None:
         """Close the edge."""
-        self._expected.clear()
+        self._due.clear()
         self._ledger.close(self._stream)
         self.edge.close()
 
@@ -183,6 +109,9 @@ class _Parcel(NamedTuple):
 
 class Outbox:
     """Sending side of one edge, and the thread that sends what does not fit at once."""
+
+    by_device = False
+    """Whether messages go from device to device: then they are put when their step is launched."""
 
     def __init__(self, edge: Edge, main: Recorder, ledger: Ledger | None = None) -> None:
         self.edge = edge
@@ -291,9 +220,3 @@ class Outbox:
         with self._lock:
             self._depth += change
             self._main.gauge(Gauge.OUTBOX, self._depth)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    if tensor.dtype is torch.bfloat16:  # numpy has no such type
-        tensor = tensor.view(torch.int16)
-    return tensor.numpy().data.cast("B")

@@ -50,9 +50,10 @@ class Wire:
         self._socket = connection
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._readable, self._writable = select.poll(), select.poll()
+        self._readable, self._writable, self._ended = select.poll(), select.poll(), select.poll()
         self._readable.register(connection, select.POLLIN)
         self._writable.register(connection, select.POLLOUT)
+        self._ended.register(connection, select.POLLRDHUP)
 
     def push(self, parts: list[memoryview]) -> list[memoryview]:
         """Send what there is room for, and return the rest."""
@@ -96,6 +97,11 @@ class Wire:
     def readable(self) -> bool:
         """Whether something has come, be it the end."""
         return bool(self._readable.poll(0))
+
+    def check_open(self) -> None:
+        """Raise PeerLostError where the peer has closed, be there still something to read or not."""
+        if self._ended.poll(0):
+            raise self._lost()
 
     def check_sendable(self) -> None:
         """Raise PeerLostError where the peer is known to be gone: what is sent first after that would vanish unseen.

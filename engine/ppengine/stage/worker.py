@@ -134,11 +134,14 @@ class StageWorker:
         else:
             runner = self._armed(runner)
             if runner.launches:
-                runner.before_waiting(lambda: self._retire(0))
+                runner.while_waiting(self._meanwhile)
+            # Also where this thread is held up in a call of the driver.
+            self._generations.on_newer = runner.release
             self._send(msgspec.structs.replace(loaded.ready, generation=generation))
             self._ring.phase(Phase.SERVING)
             with torch.inference_mode():
                 self._serve(runner)
+            self._generations.on_newer = None
             self._leave(runner, loaded)
             return
         self._lose(str(lost), lost.peer)
@@ -147,6 +150,7 @@ class StageWorker:
         if self._told_to_leave():
             if runner.outbox is not None:
                 runner.outbox.finish(_DRAIN_S)
+            runner.release()
             return
         log.info("leaving generation %d after step %d", self._generations.current, self._newest)
         runner.leave()
@@ -200,19 +204,26 @@ class StageWorker:
         context = sum(row.start + row.count for row in step.rows)
         with ring.operation(Kind.STEP, number, size=tokens, detail=context):
             self._pending.append(runner.execute(step))
-        self._retire(MOST_PENDING)
+        self._retire()
+        while len(self._pending) > MOST_PENDING:
+            self._watch(runner)
+            if self._over():
+                raise SupersededError(f"step {number} was launched")
 
-    def _retire(self, most: int) -> None:
-        """Acknowledge the steps that are done, in order, and wait for the oldest while more than `most` are not."""
-        while self._pending and (self._pending[0].done or len(self._pending) > most):
-            pending = self._pending.popleft()
-            if pending.done:
-                retired = pending.finish()
-            else:
-                with self._ring.operation(Kind.DEVICE, pending.retired.number):
-                    retired = pending.finish()
+    def _retire(self) -> None:
+        """Acknowledge the steps that are done, in order. What is done because a wait was released is void."""
+        while self._pending and self._pending[0].done and not self._generations.superseded:
+            retired = self._pending.popleft().finish()
             self._ring.gauge(Gauge.STEP_FINISHED, retired.number)
             self._send(retired)
+
+    def _meanwhile(self) -> bool:
+        """See to steps that are done while a neighbour's message is waited for; return whether there will be more."""
+        self._retire()
+        if not self._pending or self._over():
+            return False
+        time.sleep(_GLANCE_S)
+        return True
 
     def _next(self, runner: Runner) -> Step | None:
         """Return the next step, None where the generation is over or the stage is to leave.
@@ -221,7 +232,7 @@ class StageWorker:
         """
         self._take(runner, 0)
         while self._pending and not self._inbox and not self._over():
-            self._watch(runner)
+            self._watch(runner, until_step=True)
         if not self._inbox and not self._leaving:
             with self._ring.operation(Kind.IDLE):
                 while not self._inbox and not self._over():
@@ -234,13 +245,17 @@ class StageWorker:
         self._ring.gauge(Gauge.INBOX, len(self._inbox))
         return step
 
-    def _watch(self, runner: Runner) -> None:
-        """Wait until the device has done a step, another step has come, or there is no more reason to wait."""
+    def _watch(self, runner: Runner, until_step: bool = False) -> None:
+        """Wait until the device has done a step, there is no more reason to wait, or, if so said, a step has come.
+
+        Looks instead of waiting: what a device waits for may never come. Raises PeerLostError.
+        """
         with self._ring.operation(Kind.DEVICE, self._pending[0].retired.number):
-            while not self._pending[0].done and not self._inbox and not self._over():
+            while not self._pending[0].done and not (until_step and self._inbox) and not self._over():
                 time.sleep(_GLANCE_S)
                 self._take(runner, 0)
-        self._retire(len(self._pending))
+                runner.check_neighbours()
+        self._retire()
 
     def _take(self, runner: Runner, timeout_ms: int) -> None:
         self._ring.tick()

@@ -21,4 +21,4 @@ def put(self: Outbox, step: int, tensor: torch.Tensor) -> None:
 Outbox.put = put
 # As if messages were too big for the kernel: they wait for room on the send thread.
 Wire.push, Wire.send = (lambda self, parts: parts), (lambda self, parts: self._socket.sendmsg(parts))
-worker.main()
+main = worker.main

@@ -33,7 +33,8 @@ config = EngineConfig(
     started_wall=time.time(),
 )
 modules = Modules("standins.gateway", "standins.core", "standins.agent")
-executor = RayExecutor() if os.environ.get("STANDIN_EXECUTOR") == "ray" else LocalExecutor("standins.stage")
+stage = os.environ.get("STANDIN_STAGE", "standins.stage")
+executor = RayExecutor() if os.environ.get("STANDIN_EXECUTOR") == "ray" else LocalExecutor(stage)
 end = Supervisor(config, executor, wakeup, modules).run()
 tell(f"error: {end.reason}" if end.code else f"stopped: {end.reason}")
 announce("stopped", code=end.code, reason=end.reason)

@@ -1,0 +1,39 @@
+"""A step's integers on their way to the device: one copy from pinned memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ppengine.cuda.streams import Event, Stream
+
+STAGED = 4
+"""Steps whose integers may be on their way to the device; more than a stage has under way."""
+
+
+class Staging:
+    """`on_device` [length] int32, where graphs read, and buffers on the host that take turns."""
+
+    def __init__(self, length: int, compute: Stream, device: torch.device) -> None:
+        self.on_device = torch.zeros(length, dtype=torch.int32, device=device)
+        self._compute = compute
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(STAGED)]
+        self._copied: list[Event | None] = [None] * STAGED
+        self._turn = 0
+
+    def next(self) -> NDArray[np.int32]:
+        """Return the buffer to be filled; it holds what it held `STAGED` steps ago."""
+        self._turn = (self._turn + 1) % STAGED
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        array: NDArray[np.int32] = self._host[self._turn].numpy()
+        return array
+
+    def send(self, used: int) -> None:
+        """Launch the copy of the first `used` integers."""
+        with self._compute.use():
+            self.on_device[:used].copy_(self._host[self._turn][:used], non_blocking=True)
+        self._copied[self._turn] = self._compute.record("integers copied")

@@ -1,0 +1,148 @@
+"""An edge between stages: what a message is, and its records on both sides.
+
+Shapes are known from the step, so a message is a header and the bytes of one tensor, which travel from the sender's
+tensor into the receiver's preallocated buffer. The header says what is sent, and what was not due is refused. There is
+no timeout: a hang is for the diagnosis to name, a dead peer raises `PeerLostError` on the other side.
+
+Between GPUs of one host the bytes go from device to device (`ppengine.cuda.edges`), and the wire carries headers alone,
+sent when the sender's device was told to write: whoever has heard a header may let a device wait for its bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ppengine.ring import DTYPES, Kind, shape_code, shape_text
+from ppengine.stage.recorder import Recorder
+from ppengine.stage.wire import PeerLostError, Wire
+
+_HEADER = struct.Struct("<QQQII")
+"""Number of the message on this edge, step, bytes, shape code, and whether a body follows."""
+_WITH_BODY, _BY_DEVICE = 0x45505031, 0x45505032
+_CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
+
+
+class Sending(NamedTuple):
+    """A message whose first `push` has been made: its record (0: none) and what is left to send."""
+
+    seq: int
+    rest: list[memoryview]
+
+
+class Edge:
+    """One wire between two stages, in one direction.
+
+    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread that uses the edge:
+    handed over, call returned, done.
+    """
+
+    def __init__(self, wire: Wire, upstream: bool, ring: Recorder | None = None) -> None:
+        self.peer = wire.peer
+        self.wire = wire
+        self._ring = ring
+        self._kind = Kind.SEND if upstream else Kind.RECEIVE
+        self.number = 0
+        """Of the newest message."""
+        self._open: set[int] = set()
+        """Records of messages that are not done."""
+        self.meanwhile: Callable[[], bool] | None = None
+        """Called again and again while a message is waited for, until it returns False: what this stage owes others
+        must not wait for it."""
+
+    def send(self, tensor: Tensor, step: int = 0) -> Sending:
+        """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
+        return self._push(tensor, step, _WITH_BODY, _bytes_of(tensor))
+
+    def announce(self, tensor: Tensor, step: int = 0) -> Sending:
+        """Send, as far as there is room, the header of a message whose bytes a device carries."""
+        return self._push(tensor, step, _BY_DEVICE)
+
+    def _push(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> Sending:
+        self.wire.check_sendable()
+        code, seq = self._begin(tensor, step)
+        header = _HEADER.pack(self.number, step, tensor.nbytes, code, constant)
+        rest = self.wire.push([memoryview(header), *body])
+        if self._ring is not None:
+            self._ring.returned(seq)
+        if not rest:
+            self._end(seq)
+        return Sending(seq, rest)
+
+    def finish(self, sending: Sending) -> None:
+        """Send the rest of a message, waiting for room. Raises PeerLostError, SupersededError."""
+        self.wire.send(sending.rest)
+        self._end(sending.seq)
+
+    def receive(self, tensor: Tensor, step: int = 0) -> None:
+        """Wait for the next message and fill a contiguous tensor with it.
+
+        Raises PeerLostError, for a message that is not of this step, size and element type as well; SupersededError.
+        """
+        body = _bytes_of(tensor)
+        seq, count = self._read(tensor, step, _WITH_BODY, body)
+        self.wire.receive(body[count:])
+        self._end(seq)
+
+    def hear(self, tensor: Tensor, step: int = 0) -> int:
+        """Wait until a device was told to carry the next message, which is to fill `tensor`; return its number.
+
+        Raises as `receive` does.
+        """
+        seq, _ = self._read(tensor, step, _BY_DEVICE)
+        self._end(seq)
+        return self.number
+
+    def _read(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> tuple[int, int]:
+        """Wait for the next message; return its record and how many bytes of its body have come with the header."""
+        code, seq = self._begin(tensor, step)
+        if self._ring is not None:
+            self._ring.returned(seq)
+        while self.meanwhile is not None and not self.wire.readable and self.meanwhile():
+            pass
+        header = memoryview(bytearray(_HEADER.size))
+        count = self.wire.read([header, *body])
+        self.wire.receive(header[count:])
+        number, sent_step, size, sent_code, sent_constant = _HEADER.unpack(header)
+        if (number, sent_step, size, sent_code) != (self.number, step, tensor.nbytes, code):
+            raise PeerLostError(
+                f"stage {self.peer} sent message {number} (m{sent_step}, {shape_text(size, sent_code)}), due was "
+                f"message {self.number} (m{step}, {shape_text(tensor.nbytes, code)})",
+                self.peer,
+            )
+        if sent_constant != constant:
+            raise PeerLostError(
+                f"stage {self.peer} sent a header of kind {sent_constant:#x}, due was {constant:#x}", self.peer
+            )
+        return seq, max(0, count - _HEADER.size)
+
+    def close(self) -> None:
+        """Close the connection; the peer is told at once."""
+        self.wire.close()
+        for seq in list(self._open):  # or the ring would show them under way for ever
+            self._end(seq)
+
+    def _begin(self, tensor: Tensor, step: int) -> tuple[int, int]:
+        """Count a message; return its shape code and record."""
+        self.number += 1
+        code = _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
+        if self._ring is None:
+            return code, 0
+        seq = self._ring.begin(self._kind, step, self.peer, tensor.nbytes, self.number, code)
+        self._open.add(seq)
+        return code, seq
+
+    def _end(self, seq: int) -> None:
+        if self._ring is not None:
+            self._ring.end(seq)
+            self._open.discard(seq)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy().data.cast("B")

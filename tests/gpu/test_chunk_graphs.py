@@ -1,0 +1,163 @@
+"""Steps with short prompts as graphs: padded to a size, they give what the same step gives as it is.
+
+On a CPU the launches are interpreted, and what a graph would hold is run as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
+pytest.importorskip("msgspec", reason="needs the engine's packages")
+
+from ppengine.checkpoint import read_spec
+from ppengine.cuda import chunk_graphs
+from ppengine.cuda.chunk_graphs import ROWS, ChunkGraphs
+from ppengine.cuda.hardware import CudaHardware
+from ppengine.cuda.streams import Stream
+from ppengine.models import build_stage, init_dummy
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
+from ppengine.stage.batch_state import BatchState, Plan
+from ppkernels.kv_layout import cache_shape
+
+BLOCK, LENGTH, BLOCKS = 16, 256, 90
+CONFIGS: dict[str, dict[str, Any]] = {
+    "opt": {
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2,
+        "ffn_dim": 64, "num_attention_heads": 2, "word_embed_proj_dim": 32, "vocab_size": 64,
+        "max_position_embeddings": LENGTH, "activation_function": "relu", "do_layer_norm_before": True,
+        "torch_dtype": "float32", "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
+    },
+    "llama": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
+        "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+        "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "torch_dtype": "float32", "tie_word_embeddings": False, "bos_token_id": 2, "eos_token_id": 2,
+    },
+}  # fmt: skip
+STEPS = {
+    "prompt": [Row(0, 0, 40, True, -2)],
+    "whole size": [Row(0, 0, 64, True, -2)],
+    "prompts and decodes": [Row(0, 3, 1, True, 7), Row(1, 0, 17, True, -2), Row(2, 30, 1, True, TOKEN_ON_DEVICE)],
+    "chunks": [Row(3, 16, 40, False, -2), Row(1, 0, 50, True, -2), Row(0, 20, 1, True, 5)],
+    "nearly all padding": [Row(0, 0, 130, True, -2)],
+    "as many rows as there can be": [Row(slot, 5, 1, True, 9) for slot in range(ROWS - 1)] + [Row(40, 0, 3, True, -2)],
+}
+
+
+class Host:
+    """A stream that is none."""
+
+    def use(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def record(self, name: str) -> Any:
+        return SimpleNamespace(synchronize=lambda: None)
+
+
+@pytest.fixture(params=sorted(CONFIGS))
+def stage(request: pytest.FixtureRequest, tmp_path: Path, device: torch.device) -> Any:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[request.param]))
+    spec = read_spec(tmp_path)
+    model = build_stage(spec, (0, 2), True, True, torch.float32, device, LENGTH)
+    init_dummy(model, 3)
+    return model
+
+
+def make_state() -> BatchState:
+    """Requests whose blocks lie apart; the last entries of every table are blocks that do not exist."""
+    state, order = BatchState(LENGTH, BLOCK), (torch.randperm(BLOCKS - 1) + 1).tolist()
+    prompt = torch.randint(3, 60, (LENGTH,)).tolist()
+    for slot in [*range(ROWS), 40]:
+        state.register([Register(slot, str(slot), prompt, LENGTH, 0.0, 1.0, 0, slot, 0, 0, [], -1)])
+        blocks = [order.pop() for _ in range(9 if slot < 4 else 1)]
+        state.set_tables([(slot, 0, blocks)])
+    return state
+
+
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS)
+def test_a_padded_step_is_what_the_step_is(stage: Any, device: torch.device, rows: list[Row]) -> None:
+    torch.manual_seed(1)
+    state = make_state()
+    plan = state.plan(rows)
+    on_device = np.full(int((plan.tokens == TOKEN_ON_DEVICE).sum()), -1)
+    ids = state.input_ids(plan, on_device)
+    latest = torch.arange(64, dtype=torch.int32, device=device)
+    shape = cache_shape(BLOCKS, BLOCK, stage.spec.num_kv_heads, stage.spec.head_dim, device)
+    before = [torch.randn(shape, device=device) for _ in range(2)]
+    with torch.inference_mode():
+        kv = [layer.clone() for layer in before]
+        graphs = make_graphs(stage, kv, device, latest)
+        assert graphs.serves(plan)
+        # What an earlier step has left: nothing of it may be used, or be read.
+        graphs._tables.fill_(2**20)
+        graphs._staging._host[1].fill_(2**20)
+        graphs.load(plan, ids)
+        launched = graphs.run()
+        want_kv = [layer.clone() for layer in before]
+        want = eager(stage, plan, torch.from_numpy(np.where(ids < 0, plan.slots[-1], ids)).to(device), want_kv)
+    torch.testing.assert_close(launched.out, want, rtol=1e-5, atol=1e-5)
+    assert launched.slots.tolist() == plan.sampled_slots.tolist()
+    assert launched.positions.tolist() == plan.ends[plan.sampled].tolist()
+    for layer, wanted in zip(kv, want_kv, strict=True):
+        torch.testing.assert_close(layer, wanted, rtol=1e-5, atol=1e-5)
+
+
+def make_graphs(stage: Any, kv: list[torch.Tensor], device: torch.device, latest: torch.Tensor) -> ChunkGraphs:
+    """Graphs over a copy of `kv` while they are captured: a capture writes to the null block alone, as it should."""
+    compute: Any = Stream("compute", device) if device.type == "cuda" else Host()
+    graphs = ChunkGraphs(stage, kv, compute, 512, LENGTH // BLOCK, BLOCK, latest, None)
+    if device.type == "cuda":
+        before = [layer.clone() for layer in kv]
+        torch.cuda.synchronize()
+        graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(kv, before, strict=True)), "a capture stores nothing"
+        return graphs
+
+    class Replay:
+        """Runs what a graph would hold."""
+
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def replay(self) -> None:
+            graphs._graphs[self.size][1].copy_(graphs._forward(self.size))
+
+    for size in graphs.sizes:
+        graphs._graphs[size] = Replay(size), torch.zeros(ROWS, stage.spec.vocab_size)  # type: ignore[assignment]
+    return graphs
+
+
+def eager(stage: Any, plan: Plan, ids: torch.Tensor, kv: list[torch.Tensor]) -> torch.Tensor:
+    hardware: Any = SimpleNamespace(device=device_of(kv))
+    batch = CudaHardware.batch(hardware, plan.batch) if kv[0].is_cuda else plan.batch
+    out = stage.run(stage.embed(ids, batch.positions), batch, kv)
+    logits: torch.Tensor = stage.logits(out[torch.from_numpy(plan.last_tokens).to(out.device)])
+    return logits
+
+
+def device_of(kv: list[torch.Tensor]) -> torch.device:
+    return kv[0].device
+
+
+def test_what_is_too_much_for_a_graph_is_left(stage: Any, device: torch.device) -> None:
+    state = make_state()
+    compute: Any = Stream("compute", device) if device.type == "cuda" else Host()
+    kv = [torch.zeros(cache_shape(4, BLOCK, stage.spec.num_kv_heads, stage.spec.head_dim, device), device=device)] * 2
+    graphs = ChunkGraphs(stage, kv, compute, 100, LENGTH // BLOCK, BLOCK, None, None)
+    assert graphs.sizes == [64]
+    assert graphs.serves(state.plan([Row(0, 0, 64, True, -2)]))
+    assert not graphs.serves(state.plan([Row(0, 0, 65, True, -2)]))
+    assert not ChunkGraphs(stage, kv, compute, 63, 16, BLOCK, None, None).serves(state.plan([Row(0, 0, 1, True, -2)]))
+    more = [Row(slot, 5, 1, True, 9) for slot in range(ROWS)] + [Row(40, 0, 3, True, -2)]
+    assert not graphs.serves(state.plan(more))
+    assert chunk_graphs.SIZES[-1] == 1024
