@@ -13,10 +13,10 @@ from diagnosis_world import PLACES, pipeline_held_at, stuck, with_stage
 from ppengine.cuda.progress import DeviceProgress, StreamProgress
 from ppengine.device_page import PAGE_BYTES, DevicePage, DevicePageReader, Line, word_of
 from ppengine.monitor.agent import Sampler
-from ppengine.monitor.devices import DeviceWatch
+from ppengine.monitor.devices import DeviceWatch, with_xids
 from ppengine.monitor.diagnosis import diagnose
 from ppengine.monitor.evidence import StageEvidence
-from ppengine.monitor.tracker import with_xids
+from ppengine.monitor.fallen import Fallen
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import StreamInfo
@@ -266,6 +266,18 @@ def test_xids_of_a_card_go_to_the_stages_that_are_on_it() -> None:
     assert with_xids(3_000_000_000, on, {"GPU-1": (gpu, 1_000_000_000)}).xids == (Xid(code=43, age_ms=2100.0),)
     assert with_xids(3_000_000_000, off, {"GPU-1": (gpu, 1_000_000_000)}) is off
     assert with_xids(3_000_000_000, on, {}) is on
+
+
+def test_the_streams_of_who_cannot_go_on_stay_while_its_successor_loads() -> None:
+    fallen, before = Fallen(), StageEvidence(stage=0, pid=7, phase="serving", streams=(stream(),))
+    assert fallen.keep(1, (before,), {}, []) == (before,)
+    lost = msgspec.structs.replace(before, lost="it failed", streams=(stream(step=9),))
+    assert fallen.keep(2, (lost,), {}, []) == (lost,)
+    for successor in (StageEvidence(stage=0, pid=8, lost="it failed"), StageEvidence(stage=0, lost="it failed")):
+        (kept,) = fallen.keep(3, (successor,), {}, [])
+        assert kept.streams == (stream(step=9),)
+    back = StageEvidence(stage=0, pid=8, phase="serving")
+    assert fallen.keep(4, (back,), {}, []) == (back,)
 
 
 def test_an_abort_behind_a_cuda_error_is_told_with_its_text() -> None:

@@ -167,6 +167,12 @@ def test_one_that_stands_out_is_told_and_who_gets_fewer_steps_for_it_is_not():
     assert diagnose(evidence(stages)) == [], "all are slower, and none by much more than another"
 
 
+def test_a_check_that_slows_all_steps_makes_no_straggler():
+    stages = with_stage(healthy(2), 0, pace=pace(60.0))
+    assert roots(diagnose(evidence(stages))) == [(0, "straggler")]
+    assert diagnose(evidence(stages, slowed=True)) == []
+
+
 def test_slowness_is_not_told_beside_a_fault():
     stages = with_stage(pipeline_held_at(3, 1), 0, pace=pace())
     assert roots(diagnose(stuck(stages))) == [(1, "self_stuck")]

@@ -341,3 +341,12 @@ def test_a_message_that_was_left_out_closes_no_cycle():
     verdict = diagnose(stuck(stages))[0]
     assert (verdict.stage, verdict.cause) == (0, "mismatch"), verdict
     assert "stage 0 finished m8 without sending it" in verdict.summary
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_a_stage_that_has_just_begun_to_move_again_is_no_root(count, k):
+    """After a hang that has ended the stage is seen at work before the core tells what it has acknowledged."""
+    stages = with_stage(pipeline_held_at(count, k), k, op="forward", op_step=40, op_age_s=0.05, sample_age_s=0.02)
+    assert not any(verdict.root for verdict in diagnose(stuck(stages)))
+    stages = with_stage(stages, k, op_age_s=0.3)
+    assert only_root(diagnose(stuck(stages))).stage == k

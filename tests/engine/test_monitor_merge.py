@@ -13,7 +13,7 @@ from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.reports import AgentReport, Finding
-from ppengine.protocol.snapshot import Queues, Verdict, Waiting
+from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict, Waiting
 
 S = 1_000_000_000
 
@@ -183,6 +183,23 @@ def test_oom_kills_count_around_a_death_and_no_others(config):
     assert teller.at(6.0, [sample(0, oom_kills=5)]).stages[0].oom_kills == 0, "that kill was another's"
     assert teller.at(7.0, [sample(0, oom_kills=6, process_state="Z")]).stages[0].oom_kills == 1
     assert teller.at(9.0, [sample(0, oom_kills=9, process_state="Z")]).stages[0].oom_kills == 1
+
+
+@pytest.mark.parametrize("check", ["finite", "strict"])
+def test_a_check_slows_steps_until_a_moment_after_it_is_off(config, check):
+    teller, off = Teller(config), core_report(config)
+    on = core_report(config)
+    on.engine = msgspec.structs.replace(on.engine, checks=ChecksInfo(**{check: True}))
+    assert not teller.at(1.0, core=off).slowed
+    assert teller.at(2.0, core=on).slowed and teller.at(30.0, core=on).slowed
+    assert teller.at(32.0, core=off).slowed and not teller.at(34.0, core=off).slowed
+
+
+def test_a_card_is_known_while_its_stage_is_started_anew(config):
+    teller = Teller(config)
+    on = core_report(config, stages=[view(0, device_uuid="GPU-1"), view(1)])
+    assert [one.card for one in teller.at(1.0, core=on).stages] == ["GPU-1", None]
+    assert [one.card for one in teller.at(2.0, core=core_report(config)).stages] == ["GPU-1", None]
 
 
 def test_retirement_anywhere_is_progress(config):

@@ -40,7 +40,7 @@ WARM = 24
 """Requests that have ended before the first fault: kernels are compiled for each shape that comes."""
 PATIENCE_S, SETTLE_S, BACK_S = 30.0, 1.0, 90.0
 DOCUMENT = HERE.parents[1] / "docs" / "diagnosis.md"
-TITLE = "\n## On a GPU\n"
+TITLE, MADE = "\n## On a GPU\n", "Measured "
 
 
 @dataclass
@@ -188,11 +188,12 @@ def table(results: list[Result]) -> str:
 
 def write(results: list[Result]) -> None:
     """Put the table into the document, in place of the one that is there."""
-    before, _, after = DOCUMENT.read_text().partition(TITLE)
-    rest = after[after.index("\n## ") :] if "\n## " in after else ""
+    kept = DOCUMENT.read_text()
+    begin = kept.index(MADE, kept.index(TITLE))
+    end = kept.index("\n## ", begin)
     card, day = torch.cuda.get_device_name(0), datetime.datetime.now(datetime.UTC).date().isoformat()
-    made = f"{day}; two stages on one {card}; `python tests/gpu/drill_faults.py --write`."
-    DOCUMENT.write_text(f"{before.rstrip()}\n{TITLE}\n{made}\n\n{table(results)}\n{rest}")
+    made = f"{MADE}{day}; two stages on one {card}; `python tests/gpu/drill_faults.py --write`."
+    DOCUMENT.write_text(f"{kept[:begin]}{made}\n\n{table(results)}\n{kept[end:]}")
 
 
 def keep_logs(engine: Served, into: Path) -> None:

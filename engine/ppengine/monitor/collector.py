@@ -10,13 +10,14 @@ from collections.abc import Mapping
 import msgspec
 
 from ppengine.config import EngineConfig
+from ppengine.monitor.devices import with_xids
 from ppengine.monitor.diagnosis import diagnose, waits
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.fallen import Fallen
 from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
-from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process, with_xids
+from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport

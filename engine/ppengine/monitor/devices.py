@@ -1,17 +1,24 @@
-"""A stage's device streams as its page tells them: what the device has begun and not done, and since when."""
+"""A stage's device seen from outside: its streams as its page tells them, and what the driver reports of its card."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from ppengine.device_page import DevicePageReader, Line
+from ppengine.monitor.evidence import StageEvidence
 from ppengine.monitor.rings import in_ms
+from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import StreamInfo
 
 OWNER = "main"
 """The thread that launches on all of them."""
+XID_TOLD_MS = 30_000.0
+"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
 
 
 class DeviceWatch:
@@ -57,3 +64,18 @@ class DeviceWatch:
             done_step=line.done.step if line.done.pieces else None,
             on_device=True,
         )
+
+
+def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
+    """Return a stream as it is `late_ms` after it was looked at, if it has not moved since."""
+    return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
+
+
+def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
+    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
+    if stage.card is None or stage.card not in gpus:
+        return stage
+    gpu, seen_ns = gpus[stage.card]
+    late_ms = (now_ns - seen_ns) / 1e6
+    aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
+    return msgspec.structs.replace(stage, xids=tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS))

@@ -110,5 +110,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the live checks of the stages found."""
     losses: tuple[WireLoss, ...] = ()
     """Wires that broke between live processes, with the ages of this moment."""
+    slowed: bool = False
+    """A live check is on, or was a moment ago, that makes steps slower than they were."""
     stopping: bool = False
     """The engine was told to stop: processes that end are no fault."""

@@ -15,6 +15,7 @@ import msgspec
 from ppengine.monitor.evidence import Key, StageEvidence
 from ppengine.monitor.tracker import newest_process
 from ppengine.protocol.reports import ProcessInfo, StageSample
+from ppengine.protocol.snapshot import StreamInfo
 
 _TOLD_NS = 2_000_000_000
 """A death is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
@@ -35,6 +36,8 @@ class Fallen:
     def __init__(self) -> None:
         self._deaths: dict[Key, _Death] = {}
         self._oom_base: dict[Key, tuple[int, int]] = {}
+        self._streams: dict[Key, tuple[int | None, tuple[StreamInfo, ...]]] = {}
+        """Process and its device streams, as they were seen last, while no successor is needed."""
 
     def keep(
         self,
@@ -57,6 +60,7 @@ class Fallen:
         if process is not None and process.replaced and process.pid == stage.pid:
             stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid)
         self._note_oom(key, stage, sample)
+        stage = self._with_streams(key, stage)
         if stage.dead_for_s is not None:
             pid, base = self._oom_base.get(key, (None, None))
             self._deaths[key] = _Death(stage, now_ns - stage.dead_for_s * 1e9, base if pid == stage.pid else None)
@@ -68,6 +72,14 @@ class Fallen:
             del self._deaths[key]
             return stage
         return self._dead(death, now_ns, sample)
+
+    def _with_streams(self, key: Key, stage: StageEvidence) -> StageEvidence:
+        """Return a stage that cannot go on with the streams of the process that could not, not of its successor."""
+        pid, streams = self._streams.get(key, (stage.pid, ()))
+        if not stage.lost or (stage.pid == pid and stage.streams):
+            self._streams[key] = stage.pid, stage.streams
+            return stage
+        return msgspec.structs.replace(stage, streams=streams)
 
     def _note_oom(self, key: Key, stage: StageEvidence, sample: StageSample | None) -> None:
         """Note from where the kills of a process are counted."""

@@ -10,19 +10,18 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ppengine.monitor.devices import aged_stream
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
-from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
-from ppengine.protocol.snapshot import StreamInfo
 
 TICK_OLD_S = 1.0
 """The control thread ticks ten times a second; older than this is not bad luck."""
 OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
 """A kill is counted before its victim is gone, which can take a while; and read a moment later."""
 
-XID_TOLD_MS = 30_000.0
-"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
+SLOWED_NS = 3_000_000_000
+"""Until the steps of a stage have been as they are without a check for more than a second."""
 
 
 class Run(msgspec.Struct):
@@ -104,6 +103,9 @@ class EvidenceTracker:
         self._retired: dict[Key, int] = {}
         self._retired_ns: int | None = None
         self._unscheduled: Run | None = None
+        self._slowed_ns: int | None = None
+        self._cards: dict[Key, str] = {}
+        """UUIDs of GPUs, kept while a stage is started anew."""
 
     def build(
         self,
@@ -133,9 +135,16 @@ class EvidenceTracker:
             steps_in_flight=tuple(core.steps_in_flight) if core else (),
             findings=tuple(core.findings) if core else (),
             losses=_aged(core, now_ns) if core else (),
+            slowed=self._note_slowed(now_ns, core),
             since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
             stopping=stopping,
         )
+
+    def _note_slowed(self, now_ns: int, core: CoreReport | None) -> bool:
+        """Return whether a check is on, or was a moment ago, behind which steps are slow."""
+        if core is not None and (core.engine.checks.finite or core.engine.checks.strict):
+            self._slowed_ns = now_ns
+        return self._slowed_ns is not None and now_ns - self._slowed_ns < SLOWED_NS
 
     def _note_retired(self, now_ns: int, views: dict[Key, StageView]) -> None:
         retired = {key: view.retired_step for key, view in views.items()}
@@ -162,7 +171,7 @@ class EvidenceTracker:
             unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
-            card=view.device_uuid if view else None,
+            card=self._card(key, view),
         )
         if pid is None:
             return base
@@ -178,6 +187,11 @@ class EvidenceTracker:
         dead_for = None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9
         stopped = None if tracked.stopped is None else tracked.stopped.length_s
         return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
+
+    def _card(self, key: Key, view: StageView | None) -> str | None:
+        if view is not None and view.device_uuid is not None:
+            self._cards[key] = view.device_uuid
+        return self._cards.get(key)
 
     def _with_sample(self, base: StageEvidence, tracked: Tracked, seen: Sighting, now_ns: int) -> StageEvidence:
         sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
@@ -262,21 +276,6 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
-
-
-def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
-    """Return a stream as it is `late_ms` after it was looked at, if it has not moved since."""
-    return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
-
-
-def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
-    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
-    if stage.card is None or stage.card not in gpus:
-        return stage
-    gpu, seen_ns = gpus[stage.card]
-    late_ms = (now_ns - seen_ns) / 1e6
-    aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
-    return msgspec.structs.replace(stage, xids=tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS))
 
 
 def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:

@@ -9,6 +9,8 @@ STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
 STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.5
 """A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
+MOVED_S = 0.2
+"""What began so shortly before the look has not stood: reports of the core are as old."""
 UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
 SLOWEST_COPY = 100e6

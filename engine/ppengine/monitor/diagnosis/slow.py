@@ -22,8 +22,8 @@ def slow_phases(case: Case) -> list[Verdict]:
 
 
 def stragglers(case: Case) -> list[Verdict]:
-    """Return the stages that are slower than their own past, unless something else is wrong or all are alike."""
-    if case.guilty:
+    """Return the stages that are slower than their own past, unless something else explains it or all are alike."""
+    if case.guilty or case.evidence.slowed:
         return []
     ratios = [ratio for stage in case.evidence.stages if (ratio := _ratio(stage)) is not None]
     return [_straggler(stage) for stage in case.evidence.stages if _is_slow(stage, ratios)]

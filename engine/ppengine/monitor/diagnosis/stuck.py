@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ppengine.monitor.diagnosis.budgets import (
     GIL_AFTER_S,
+    MOVED_S,
     PHASE_BUDGET_S,
     control_is_gone,
     holds_gil,
@@ -78,6 +79,8 @@ def standing_still(case: Case) -> list[Verdict]:
         if found and not _stands_itself(case, chain, stage, limit):
             continue
         verdict = _at_the_end(case, stage, chain, since)
+        if verdict is None:
+            continue
         verdict.evidence.append(f"nothing retired for {seconds(since)}; the limit for this work is {seconds(limit)}")
         verdict.evidence.append(f"steps in flight {list(evidence.steps_in_flight)}")
         found[verdict.stage] = verdict
@@ -90,8 +93,8 @@ def _stands_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: f
     return last.kind == "main" and (case.stage(last.stage).op_age_s or 0.0) > limit
 
 
-def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict:
-    """Return the verdict on whom the waits of a stage lead to."""
+def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict | None:
+    """Return the verdict on whom the waits of a stage lead to; None if that one has just begun to move again."""
     cycle = case.graph.cycle(main(stage.stage))
     if cycle:
         return _deadlock(case, cycle, since)
@@ -112,8 +115,20 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         return _stream_stuck(case, root, stream, since)
     if root.op in _WAITS and not _in_own_code(root):
         return _waits_for_nobody(case, root, last, since)
+    if _moves(root):
+        return None
     lines = [*_who_waits(case, root), *thread_lines(root)]
     return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{_line(root)}", since, lines)
+
+
+def _moves(stage: StageEvidence) -> bool:
+    """Return whether a stage has begun something new just before it was looked at: the core's report is older.
+
+    A look at a device is begun anew with each step that comes, and says nothing.
+    """
+    if stage.op is None or stage.op == "device" or stage.op_age_s is None:
+        return False
+    return stage.op_age_s - (stage.sample_age_s or 0.0) < MOVED_S
 
 
 def _stream_stuck(case: Case, root: StageEvidence, stream: StreamInfo, since: float) -> Verdict:
