@@ -539,6 +539,17 @@ def test_a_wire_that_closes_while_the_stages_meet() -> None:
     assert world.engine.state == "serving"
 
 
+def test_what_the_other_end_says_later_begins_nothing_more() -> None:
+    world = running()
+    says(world, 0, 1)
+    later(world, 0.3)
+    says(world, 1, 0, "lost stage 0: it closed the connection")
+    later(world, 0.3)
+    assert world.generation == 2
+    later(world, 0.3)
+    assert (world.generation, world.started) == (2, [])
+
+
 def test_a_process_that_turns_out_to_have_ended_is_started_all_the_same() -> None:
     world = running()
     closes(world)
