@@ -267,6 +267,17 @@ class FakeGateway:
             self._thread = None
         remove_engine(self.id)
 
+    def end(self) -> None:
+        """Publish one last picture and close at once."""
+        self.silent = True
+
+        def last() -> None:
+            self.snapshot.engine.state = "stopped"
+            self._publish(TOPIC_SNAPSHOT, self.snapshot, 1_000_000)
+            self._halt = True
+
+        self._todo.put(last)
+
     def restart(self) -> None:
         """Come back at once at the same place with a new epoch and no history."""
         self.stop()

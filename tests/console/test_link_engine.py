@@ -73,6 +73,14 @@ async def test_gone_is_lost_and_the_same_epoch_comes_back(fake: FakeGateway) -> 
         assert "new-epoch" not in seen.states
 
 
+async def test_the_last_picture_is_seen_although_the_link_breaks_with_it(fake: FakeGateway) -> None:
+    unhurried = replace(FAST, gather_s=30.0)  # it reads again long after the end
+    async with attached(fake, timing=unhurried) as (_, seen):
+        fake.end()
+        await seen.until(lambda seen: seen.states[-1] == "lost")
+        assert seen.snapshots[-1].engine.state == "stopped"
+
+
 async def test_restart_is_a_new_epoch(fake: FakeGateway) -> None:
     async with attached(fake) as (_, seen):
         fake.restart()

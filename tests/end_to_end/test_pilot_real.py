@@ -25,7 +25,6 @@ from textual.widgets import Button
 
 from profiles import small
 
-pytestmark = pytest.mark.xdist_group("pilot_real")
 TOKENS = 1000
 BESIDE = 8
 """Requests that run beside the one that a verb is about, so that it lasts."""

@@ -71,7 +71,6 @@ def test_uneven_partition_and_schedule_ahead(checkpoint_root: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(("family", "stages"), [("opt", 2), ("llama", 4)])
 def test_stages_as_ray_actors(family: str, stages: int, checkpoint_root: Path) -> None:
     folder = folder_of(checkpoint_root, family)

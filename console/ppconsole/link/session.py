@@ -52,6 +52,8 @@ from ppconsole.link.source import LinkLost, QueryFailed
 
 DRAIN = 2000
 """Most messages taken in one go before other tasks get their turn."""
+_LAST_MS = 50
+"""What an engine publishes last may come a moment after the news that it has closed."""
 
 Answer = Fetched | Inspected | Replayed
 
@@ -150,8 +152,10 @@ class Session:
         readers = (self._read_state(handlers), self._read_control(handlers), self._read_bulk(), self._watch(handlers))
         breaks = (_break(monitor) for monitor in self._sockets.breaks)
         tasks = [asyncio.create_task(reader) for reader in (*readers, *breaks)]
+        broken = False
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            broken = True
             for task in done:
                 task.result()
         except (ProtocolError, zmq.ZMQError) as error:
@@ -160,6 +164,8 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if broken:
+                await self._hear_out(handlers)
             self.close()
 
     def close(self) -> None:
@@ -201,6 +207,12 @@ class Session:
                 raise
             raise LinkLost("not sent, nothing happened: the link broke", sent=False) from None
 
+    async def _hear_out(self, handlers: Handlers) -> None:
+        """Take what the engine published before it closed: the last picture says what ended it."""
+        with contextlib.suppress(SessionOver, ProtocolError, zmq.ZMQError):
+            if await self._sockets.state.poll(_LAST_MS):
+                self._take_state(handlers)
+
     async def _read_state(self, handlers: Handlers) -> None:
         while True:
             if self._reopen:  # here, because closing a socket under its reader would cancel the reader
@@ -209,23 +221,27 @@ class Session:
             socket = self._sockets.state
             if not await socket.poll(int(1000 * self._timing.stale_s)):
                 continue
-            plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # what is there already needs no future each
-            newest: bytes | None = None
-            for _ in range(DRAIN):
-                try:
-                    topic, head_frame, body = split(plain.recv_multipart(zmq.NOBLOCK), 3)
-                except zmq.Again:
-                    break
-                if decode_header(head_frame).epoch != self.welcome.epoch:
-                    raise SessionOver("the engine restarted: its snapshots carry a new epoch")
-                if topic == self._topic:  # a subscription is a prefix: `snap` brings `snap1` too
-                    newest = body
-                elif topic == TOPIC_EVENT:
-                    handlers.events(decode_as(Events, body).events)
-            if newest is not None:
-                self._last_snapshot = time.monotonic()
-                handlers.snapshot(decode_as(Snapshot, newest))
+            self._take_state(handlers)
             await asyncio.sleep(self._timing.gather_s)
+
+    def _take_state(self, handlers: Handlers) -> None:
+        """Hand on what has come; of several snapshots the newest."""
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._sockets.state)  # what is there already needs no future each
+        newest: bytes | None = None
+        for _ in range(DRAIN):
+            try:
+                topic, head_frame, body = split(plain.recv_multipart(zmq.NOBLOCK), 3)
+            except zmq.Again:
+                break
+            if decode_header(head_frame).epoch != self.welcome.epoch:
+                raise SessionOver("the engine restarted: its snapshots carry a new epoch")
+            if topic == self._topic:  # a subscription is a prefix: `snap` brings `snap1` too
+                newest = body
+            elif topic == TOPIC_EVENT:
+                handlers.events(decode_as(Events, body).events)
+        if newest is not None:
+            self._last_snapshot = time.monotonic()
+            handlers.snapshot(decode_as(Snapshot, newest))
 
     async def _read_control(self, handlers: Handlers) -> None:
         while True:
