@@ -225,7 +225,7 @@ def test_streams_begins_with_how_far_devices_are(cli: Cli, fake: FakeGateway) ->
     assert head.split() == ["STAGE", "STREAM", "BEGUN", "DONE", "PENDING", "AGE", "WAITS-FOR"]
     assert first.split() == ["1", "compute", "m8", "m7", "1", "6.0s"]
     assert second.split()[:5] == ["1", "upload", "-", "-", "0"]
-    assert (empty, ledger) == ("", "stage 1: 1 findings")
+    assert empty == "" and ledger.startswith("stage 1: 1 findings, told ")
     assert cli("streams", "--stage", "0").out.splitlines()[0].startswith("stage ")
 
 

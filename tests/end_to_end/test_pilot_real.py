@@ -254,6 +254,29 @@ async def test_a_stopped_stage_is_named_and_continued(engine: Served) -> None:
         assert len(await rig.op.written(name, min(before + 20, TOKENS))) > before, "it goes on"
 
 
+async def test_a_stage_is_cordoned_checked_and_started_anew(engine: Served) -> None:
+    async with console(engine) as rig:
+        name = await rig.running()
+        await rig.pilot.press("tab", "down")
+        await rig.do("C")
+        picture = await rig.op.until(lambda picture: picture.stages[1].cordon is not None, "stage 1 is cordoned")
+        assert picture.stages[1].cordon.by == "pilot" and picture.stages[0].cordon is None
+        await rig.until(lambda: "CORDON 1" in rig.board("top"), "the banner says so")
+        await rig.do("C")
+        await rig.op.until(lambda picture: picture.stages[1].cordon is None, "it is lifted")
+        for switch in ("on", "off"):
+            line = f"check finite {switch}".replace(" ", " space ").split(" ")
+            keys = [key for word in line for key in ((word,) if word == "space" else word)]
+            await rig.do("colon", *keys, "enter")
+            await rig.op.until(lambda picture, on=switch == "on": picture.engine.checks.finite is on, switch)
+        old = engine.pids["stage1"]
+        await rig.do("x")
+        await rig.op.until(lambda picture: picture.engine.state == "serving" and not picture.verdicts, "serves again")
+        engine.pids = engine.engine.find_processes(5)
+        assert engine.pids["stage1"] != old
+        assert len(await rig.op.written(name, TOKENS)) == TOKENS, "nothing of it was lost"
+
+
 async def test_details_can_be_read(engine: Served) -> None:
     async with console(engine) as rig:
         name = await rig.running()

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 @common_options
 @click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
 def streams_command(common: Common, stage: int | None) -> None:
-    """Print the progress of device streams, then streams, hand-offs and buffers of the ledger.
+    """Print how far devices are, and what the ledger knows.
 
-    The ledger has to be on: `ppconsole check ledger on`. With --json: the ledger alone; `status --json` has the rest.
+    First the streams of GPUs with the steps that they have begun and done, then streams, hand-offs and buffers of the
+    ledger. That has to be on: `ppconsole check ledger on`. With --json: the ledger alone; `status --json` has the rest.
     """
     from ppengine.protocol.inspection import LedgerDetail
 
