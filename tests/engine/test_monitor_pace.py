@@ -126,6 +126,15 @@ def test_a_pause_and_work_without_like_forget_nothing_at_once():
     assert clock.pace.sample(clock.now_ns) is None or clock.pace.sample(clock.now_ns).slow_ms == 0
 
 
+def test_two_hangs_with_a_pause_between_them_are_no_straggler():
+    clock = Clock()
+    clock.run(20, 10.0)
+    clock.run(1, 500.0)
+    clock.now_ns += 8 * SECOND
+    clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us)
+    assert clock.run(1, 500.0).slow_ms <= 1000
+
+
 # --- messages -----------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,20 @@ def test_the_cgroup_is_asked_once_more_after_the_end(rig: Rig) -> None:
     assert "cgroup oom_kill +1" in rig.collector.snapshot(1).verdicts[0].evidence
 
 
+def test_the_cgroup_of_one_whose_successor_is_there_already(rig: Rig) -> None:
+    rig.look(sample(0), sample(1, oom_kills=4))
+    rig.roots()
+    rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
+    rig.roots()
+    # The agent has seen the successor before the supervisor tells of it.
+    rig.look(sample(0), sample(1, pid=NEW, oom_kills=0, before=(1001, 5)))
+    rig.roots()
+    assert "no cgroup OOM" in rig.collector.snapshot(1).verdicts[0].evidence, "what was seen of it stays"
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW)))
+    assert rig.roots() == [(1, "killed_oom")]
+    assert "cgroup oom_kill +1" in rig.collector.snapshot(1).verdicts[0].evidence
+
+
 def test_a_second_death_is_the_new_process_s(rig: Rig) -> None:
     rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
     rig.roots()

@@ -61,9 +61,17 @@ class Fallen:
             stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid)
         self._note_oom(key, stage, sample)
         stage = self._with_streams(key, stage)
-        if stage.dead_for_s is not None:
+        dead_for_s = stage.dead_for_s
+        if dead_for_s is not None:
+            known = self._deaths.get(key)
+            if stage.sample_age_s is None and known is not None and known.evidence.pid == stage.pid:
+                # Its successor is sampled already: what was seen of it stays.
+                stage = msgspec.structs.replace(
+                    known.evidence,
+                    dead_for_s=dead_for_s, exit_code=stage.exit_code, exit_detail=stage.exit_detail,
+                )  # fmt: skip
             pid, base = self._oom_base.get(key, (None, None))
-            self._deaths[key] = _Death(stage, now_ns - stage.dead_for_s * 1e9, base if pid == stage.pid else None)
+            self._deaths[key] = _Death(stage, now_ns - dead_for_s * 1e9, base if pid == stage.pid else None)
             return stage
         death = self._deaths.get(key)
         if death is None:
@@ -92,7 +100,10 @@ class Fallen:
     @staticmethod
     def _dead(death: _Death, now_ns: int, sample: StageSample | None) -> StageEvidence:
         """Return the evidence of the dead one at this moment: the count of its cgroup may come after its end."""
-        kills = death.evidence.oom_kills
-        if sample is not None and sample.pid == death.evidence.pid and None not in (sample.oom_kills, death.oom_base):
-            kills = (sample.oom_kills or 0) - (death.oom_base or 0)
+        kills, count = death.evidence.oom_kills, None
+        if sample is not None:
+            counts = dict([(sample.pid, sample.oom_kills), *([sample.before] if sample.before else [])])
+            count = counts.get(death.evidence.pid or 0)
+        if count is not None and death.oom_base is not None:
+            kills = count - death.oom_base
         return msgspec.structs.replace(death.evidence, dead_for_s=(now_ns - death.dead_ns) / 1e9, oom_kills=kills)

@@ -26,6 +26,8 @@ MOST = 15
 """Of so many newest seconds the means of a class are kept."""
 _SMALL_CONTEXT = 256
 """Of a token: below this its context costs little beside its weights."""
+_APART_NS = 3_000_000_000
+"""Two slow moments so far apart, with nothing between them that could be judged, are not one long slowness."""
 _UNJUDGED = 10
 """After so many seconds of work without like, what was slow is forgotten."""
 
@@ -52,6 +54,7 @@ class Pace:
         self._waited_ns: int | None = None
         self._throttled_us: int | None = None
         self._slow_since_ns: int | None = None
+        self._slow_until_ns = 0
         self._unjudged = 0
         self._newest: tuple[int, PaceSample] | None = None
 
@@ -105,8 +108,11 @@ class Pace:
         if not slow:
             self._slow_since_ns = None
             self._learn(second, waited_ms)
-        elif self._slow_since_ns is None:
-            self._slow_since_ns = begun_ns
+        else:
+            since_ns, until_ns = self._slow_since_ns, self._slow_until_ns
+            if since_ns is None or (until_ns - since_ns < _APART_NS < begun_ns - until_ns):
+                self._slow_since_ns = begun_ns
+            self._slow_until_ns = now_ns
         slow_ms = 0.0 if self._slow_since_ns is None else (now_ns - self._slow_since_ns) / 1e6
         found = PaceSample(
             step_ms=round(took / steps, 3),

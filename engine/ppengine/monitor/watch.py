@@ -89,6 +89,7 @@ class StageWatch:
         self._cgroup: dict[str, int] = {}
         self._kills_before = 0
         """What the count of out-of-memory kills of its cgroup is short of that of the groups it was in before."""
+        self._before: tuple[int, int | None] | None = None
         self._cpu = CpuClock()
         self._resident: int | None = None
         self._resident_due = 0.0
@@ -117,6 +118,10 @@ class StageWatch:
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
         if pid != self._pid:
+            if self._pid:
+                # Its successor is there within a moment: nobody else may have looked since its end.
+                self._cgroup = proc.cgroup_counts(self._cgroup_files) or self._cgroup
+                self._before = self._pid, self._oom_kills()
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
             self._cpu, self._resident = CpuClock(), None
             self._slow_due = self._resident_due = 0.0
@@ -175,6 +180,7 @@ class StageWatch:
             + (self._device.look(self._pid) if self._device is not None else []),
             timeline=past.timeline(now_ns),
             oom_kills=self._oom_kills(),
+            before=self._before,
             cpu_s=stat.cpu_s if stat else None,
             main_state=thread.state if thread else None,
             wchan=proc.wchan(self._pid) if alive else None,

@@ -250,6 +250,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     timeline: list[list[float]]
     oom_kills: int | None = None
     """`oom_kill` of the process's cgroup memory.events."""
+    before: tuple[int, int | None] | None = None
+    """The process that was here before: its pid, and the count of its cgroup once it was gone."""
     cpu_s: float | None = None
     main_state: str | None = None
     """State letter of the main thread."""
