@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engines import HERE, alive, wait_until
+from ppengine.executor.local import LocalExecutor
 from ppengine.executor.process import Child, describe_exit, last_words, session, spawn, tail
 
 PRINT_SELF = "import os, sys; print(os.getsid(0), sys.stdin.read() == '', os.environ.get('EXTRA'), *sys.argv[1:])"
@@ -99,6 +101,13 @@ def test_interpreter_that_cannot_start_leaves_no_descriptor(tmp_path: Path, monk
     with pytest.raises(FileNotFoundError):
         spawn("standins.agent", [], log=tmp_path / "log")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_who_is_stopped_before_its_stages_are_there_tells_of_none(module_path: Path) -> None:
+    executor = LocalExecutor("standins.stage")
+    executor.start(SimpleNamespace(run_dir=str(module_path), stages=2))  # type: ignore[arg-type]
+    executor.stop(0.0)
+    assert executor.poll() == []
 
 
 def test_the_last_words_of_a_successor_are_its_own(tmp_path: Path, module_path: Path) -> None:

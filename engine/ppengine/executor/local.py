@@ -82,9 +82,11 @@ class LocalExecutor:
     def stop(self, timeout: float) -> None:
         """Wait for the stages, then kill what is left."""
         if self._nursery is not None:
-            # None of those that were ordered is to come any more.
+            # None of those that were ordered is to come any more; one that comes yet has lost its lifeline.
             self._take_born()
             self._nursery.close()
+            self._nursery = None
+            self._ordered.clear()
         children = [place.child for place in self._places if place.child is not None]
         until(lambda: all(child.poll() is not None for child in children), timeout)
         children += self._old

@@ -81,9 +81,12 @@ class Child:
 
     def kill(self) -> None:
         """Kill it and what it started, also when it is stopped. Does nothing once it has ended."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        if self._process.poll() is not None:
+            return
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has not begun its session yet
+            kill_all([self.pid])
 
     def close(self) -> None:
         """Let go of the lifeline: a child that still runs leaves."""
