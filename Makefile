@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
 test: check
-	@$(BIN)/python -m pytest -n $$(nproc) --dist loadgroup --ignore tests/end_to_end tests
+	@$(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
 	@# An engine is seven processes, but they wait more than they work: half as many of them as cores, and two at least.
 	@# A file has an engine that its tests share: all of them go to one worker.
 	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadfile tests/end_to_end

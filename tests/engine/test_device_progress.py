@@ -33,8 +33,8 @@ class LateDevice:
         assert size == PAGE_BYTES and address % PAGE_BYTES == 0
         return address
 
-    def write_word(self, address: int, value: int, stream: int) -> None:
-        self.queues.setdefault(stream, deque()).append((address, value))
+    def write_word(self, word: int, value: int, stream: int) -> None:
+        self.queues.setdefault(stream, deque()).append((word, value))
 
     def go(self, stream: int, operations: int) -> None:
         for _ in range(operations):

@@ -22,7 +22,6 @@ CHECKS: tuple[tuple[CheckName, str], ...] = (
 )
 SHADOW_SHARE = 0.01
 """Of the steps, when the key switches the shadow check on; the command line takes any."""
-OLD_MS = 2000.0
 FINDINGS, LEDGER = "FINDINGS", "LEDGER"
 _COLUMNS = (
     Column("stage", "STG", 4, 0),
@@ -90,7 +89,7 @@ def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]
     """Return one row a stream. An operation older than two seconds is marked `!`, too."""
     lines = []
     for index, stream in enumerate(stage.streams):
-        old = bool(stream.op) and (stream.age_ms or 0.0) > OLD_MS
+        old = bool(stream.op) and (stream.age_ms or 0.0) > ledger.OLD_MS
         label = f"{'!' if is_faulty else ' '}{stage.index:>2}" if not index else ""
         cells: dict[str, Seg] = {
             "stage": (label, "bad" if is_faulty else "strong"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ppkernels.batch import Batch
 from torch import Tensor
 
-from ppengine.cuda.graphs import Launched
+from ppengine.cuda.graphs import Launched, embed
 from ppengine.cuda.staging import Staging
 from ppengine.cuda.streams import Stream
 from ppengine.models import StageModel
@@ -127,8 +127,7 @@ class ChunkGraphs:
             block_size=self._block_size,
         )
         if self._hidden is None:
-            ids = tokens if self._latest is None else torch.where(tokens < 0, self._latest[owners], tokens)
-            hidden = self._model.embed(ids, positions)
+            hidden = embed(self._model, tokens, owners, positions, self._latest)
         else:
             hidden = self._hidden[:size]
         out = self._model.run(hidden, batch, self._layers)

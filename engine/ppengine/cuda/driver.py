@@ -92,10 +92,6 @@ class Driver:
         _check("cuMemsetD8", cuda.cuMemsetD8(address, 0, size))
         return address
 
-    def free(self, address: int) -> None:
-        """Give back what `allocate` gave."""
-        _check("cuMemFree", cuda.cuMemFree(address))
-
     def export(self, address: int) -> bytes:
         """Return the handle [64] by which another process of this host opens what `allocate` gave."""
         handle = _check("cuIpcGetMemHandle", cuda.cuIpcGetMemHandle(address))
@@ -112,10 +108,10 @@ class Driver:
         """Undo `open`. Nothing on the device may be using it."""
         _check("cuIpcCloseMemHandle", cuda.cuIpcCloseMemHandle(address))
 
-    # --- words that order the streams of two processes --------------------------------------------------------
+    # --- words in host memory that devices write and wait for -------------------------------------------------
 
-    def pin_words(self, address: int, size: int) -> int:
-        """Lock host memory in place, as `pin`, and return where the device sees it."""
+    def show(self, address: int, size: int) -> int:
+        """Lock host memory in place, whole pages of it, as `pin`, and return where the device sees it."""
         mapped = cuda.CU_MEMHOSTREGISTER_DEVICEMAP
         _check(f"cuMemHostRegister of {size} bytes", cuda.cuMemHostRegister(address, size, mapped))
         return int(_check("cuMemHostGetDevicePointer", cuda.cuMemHostGetDevicePointer(address, 0)))
@@ -124,7 +120,7 @@ class Driver:
         """Let what follows on the stream wait until the word (u64) is `value` or more."""
         _check("cuStreamWaitValue64", cuda.cuStreamWaitValue64(stream, word, value, 0))
 
-    def write(self, word: int, value: int, stream: int) -> None:
+    def write_word(self, word: int, value: int, stream: int) -> None:
         """Write a word (u64) once all before it on the stream is done, and seen by whoever sees the word."""
         _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, word, value, 0))
 
@@ -141,16 +137,6 @@ class Driver:
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         """Copy within the device, or to what `open` gave, on a stream."""
         _check("cuMemcpyDtoDAsync", cuda.cuMemcpyDtoDAsync(target, source, size, stream))
-
-    def show(self, address: int, size: int) -> int:
-        """Let the device write host memory, whole pages of it; return where the device sees it."""
-        mapped = cuda.CU_MEMHOSTREGISTER_DEVICEMAP
-        _check(f"cuMemHostRegister of {size} bytes", cuda.cuMemHostRegister(address, size, mapped))
-        return int(_check("cuMemHostGetDevicePointer", cuda.cuMemHostGetDevicePointer(address, 0)))
-
-    def write_word(self, address: int, value: int, stream: int) -> None:
-        """Write 8 bytes on a stream; `address` is the device's. Nothing before it is waited for but in its order."""
-        _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, address, value, 0))
 
     def to_host(self, host: int, device: int, size: int, stream: int) -> None:
         """Copy from the device, on a stream. One copy stays within one `pin`."""

@@ -45,6 +45,12 @@ class Launched(NamedTuple):
     """[R] where their tokens go."""
 
 
+def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None) -> Tensor:
+    """Return the embeddings [T, H] of tokens [T]; one below 0 is the newest sampled one of its slot, in `latest`."""
+    ids = tokens if latest is None else torch.where(tokens < 0, latest[slots], tokens)
+    return model.embed(ids, positions)
+
+
 class DecodeGraphs:
     """Graphs of one stage for steps of up to `rows` decodes.
 
@@ -142,8 +148,7 @@ class DecodeGraphs:
             block_size=self._block_size,
         )
         if self._hidden is None:
-            ids = tokens if self._latest is None else torch.where(tokens < 0, self._latest[slots], tokens)
-            hidden = self._model.embed(ids, positions)
+            hidden = embed(self._model, tokens, slots, positions, self._latest)
         else:
             hidden = self._hidden[:size]
         out = self._model.run(hidden, batch, self._layers)

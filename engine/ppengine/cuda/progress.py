@@ -20,7 +20,7 @@ class WordWriter(Protocol):
     def show(self, address: int, size: int) -> int:
         """Let the device write host memory; return where the device sees it."""
 
-    def write_word(self, address: int, value: int, stream: int) -> None:
+    def write_word(self, word: int, value: int, stream: int) -> None:
         """Write 8 bytes on a stream."""
 
 

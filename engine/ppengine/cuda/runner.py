@@ -21,7 +21,7 @@ from ppkernels.gpu.sampling import Parameters, choose, logprobs
 from torch import Tensor
 
 from ppengine.cuda.chunk_graphs import ChunkGraphs
-from ppengine.cuda.graphs import DecodeGraphs, Launched
+from ppengine.cuda.graphs import DecodeGraphs, Launched, embed
 from ppengine.cuda.state import LANDING_SLOTS, SLOTS, CudaState
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
 from ppengine.ring import Kind
@@ -167,9 +167,7 @@ class CudaRunner(Runner):
             sampled = len(plan.sampled)
             tokens, last, slots, positions, owner = torch.split(parts, [len(ids), sampled, sampled, sampled, count])
             if card.incoming is None:
-                if card.latest is not None:
-                    tokens = torch.where(tokens < 0, card.latest[owner], tokens)
-                hidden = self._model.embed(tokens, batch.positions)
+                hidden = embed(self._model, tokens, owner, batch.positions, card.latest)
             else:
                 hidden = card.incoming[:count]
             out = self._model.run(hidden, batch, self.cache.layers)

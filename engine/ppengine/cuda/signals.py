@@ -17,7 +17,7 @@ class Signals:
         self._driver, self._stream = driver, compute.handle
         self._words = Words(path, create)
         try:
-            self._device = driver.pin_words(self._words.address, PAGE)
+            self._device = driver.show(self._words.address, PAGE)
         except BaseException:
             self._words.close()
             raise
@@ -29,7 +29,7 @@ class Signals:
 
     def write(self, word: Word, number: int) -> None:
         """Write `number` into `word` when all before it on the stream is done."""
-        self._driver.write(self._device + word, number, self._stream)
+        self._driver.write_word(self._device + word, number, self._stream)
 
     def release(self, word: Word) -> None:
         """Let go what waits for `word`; any thread may."""
