@@ -135,6 +135,25 @@ def test_two_hangs_with_a_pause_between_them_are_no_straggler():
     assert clock.run(1, 500.0).slow_ms <= 1000
 
 
+def test_a_hang_and_a_rough_second_are_not_the_time_between_them():
+    """Slow is what was judged to be: the pause between two moments adds nothing."""
+    clock = Clock()
+    clock.run(20, 10.0)
+    clock.run(1, 500.0)
+    clock.now_ns += 2 * SECOND
+    clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us)
+    assert clock.run(1, 27.0).slow_ms == 2000
+
+
+def test_waits_are_compared_with_those_of_the_seconds_in_which_the_work_was_learned():
+    """Work known from a quiet host comes back on a busy one, after other work has seen that host for long."""
+    clock = Clock()
+    clock.run(20, 10.0, tokens=8, waited=0.0)
+    clock.run(20, 10.0, tokens=64, waited=0.4)
+    found = clock.run(8, 15.0, tokens=8, waited=0.4)
+    assert found is None or found.slow_ms == 0
+
+
 # --- messages -----------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 Only a stage's own past counts: stages differ in layers and devices. Steps are alike when tokens and context fall into
 the same class; of each second in which the stage was well, the mean time of every class is remembered. A second is
-judged by the sum over its steps, of what they took and of what their classes have taken.
+judged by the sum over its steps, of what they took and of what their classes have taken. What is remembered of the
+waits for a core is of the same seconds: a class known from when the host was quiet says so.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Work(NamedTuple):
 
     steps: int
     ms: float
+    waits: float = 0.0
+    """In that second: without a core, the quota's part excluded, for each ms of own work."""
+
+
+_NO_WORK = Work(0, 0.0)
 
 
 class Pace:
@@ -47,13 +53,14 @@ class Pace:
 
     def __init__(self) -> None:
         self._known: dict[Class, deque[Work]] = {}
-        self._waits: deque[float] = deque(maxlen=MOST)
-        """Of the seconds that were learned from: without a core, the quota's part excluded, for each ms of own work."""
+        self._seconds = 0
+        """So many were learned from."""
         self._second: dict[Class, Work] = {}
         self._since_ns = 0
         self._waited_ns: int | None = None
         self._throttled_us: int | None = None
-        self._slow_since_ns: int | None = None
+        self._slow_ns = 0
+        """The seconds that were judged to be slow, with none between them that was well: a gap is not counted."""
         self._slow_until_ns = 0
         self._unjudged = 0
         self._newest: tuple[int, PaceSample] | None = None
@@ -61,7 +68,7 @@ class Pace:
     def add(self, tokens: int, context: int, own_ms: float) -> None:
         """Take one step that has ended: its work, and its own compute time, waits and memory work excluded."""
         kind = int(CLASSES * log2(tokens)), int(CLASSES * log2(context + _SMALL_CONTEXT * tokens))
-        steps, ms = self._second.get(kind, (0, 0.0))
+        steps, ms, _ = self._second.get(kind, _NO_WORK)
         self._second[kind] = Work(steps + 1, ms + own_ms)
 
     def close(self, now_ns: int, waited_ns: int | None = None, throttled_us: int | None = None) -> None:
@@ -94,71 +101,78 @@ class Pace:
     def _judge(
         self, second: dict[Class, Work], waited_ms: float, begun_ns: int, now_ns: int, throttled: float | None
     ) -> None:
-        steps, took, expected = self._compare(second)
-        if not steps:
+        took, usual = self._compare(second)
+        if not took.steps:
             self._unjudged += 1
-            if self._slow_since_ns is None or self._unjudged > _UNJUDGED:
-                self._slow_since_ns = self._newest = None
+            if not self._slow_ns or self._unjudged > _UNJUDGED:
+                self._slow_ns, self._newest = 0, None
                 self._learn(second, waited_ms)
             return
-        slow = took >= SLOW_RATIO * expected
-        if slow and waited_ms - statistics.median(self._waits) * expected > (took - expected) / 2:
+        slow = took.ms >= SLOW_RATIO * usual.ms
+        if slow and waited_ms - usual.waits * usual.ms > (took.ms - usual.ms) / 2:
             return  # The host may explain it: such a second tells nothing.
         self._unjudged = 0
         if not slow:
-            self._slow_since_ns = None
+            self._slow_ns = 0
             self._learn(second, waited_ms)
         else:
-            since_ns, until_ns = self._slow_since_ns, self._slow_until_ns
-            if since_ns is None or (until_ns - since_ns < _APART_NS < begun_ns - until_ns):
-                self._slow_since_ns = begun_ns
+            if self._slow_ns < _APART_NS < begun_ns - self._slow_until_ns:
+                self._slow_ns = 0
+            self._slow_ns += now_ns - begun_ns
             self._slow_until_ns = now_ns
-        slow_ms = 0.0 if self._slow_since_ns is None else (now_ns - self._slow_since_ns) / 1e6
         found = PaceSample(
-            step_ms=round(took / steps, 3),
-            baseline_ms=round(expected / steps, 3),
-            slow_ms=round(slow_ms, 1),
+            step_ms=round(took.ms / took.steps, 3),
+            baseline_ms=round(usual.ms / took.steps, 3),
+            slow_ms=round(self._slow_ns / 1e6, 1),
             throttled=throttled,
         )
         self._newest = now_ns, found
 
-    def _compare(self, second: dict[Class, Work]) -> tuple[int, float, float]:
-        """Return, of the steps that can be compared, their number, what they took and what like ones did before.
+    def _compare(self, second: dict[Class, Work]) -> tuple[Work, Work]:
+        """Return, of the steps that can be compared, what they took and what like ones did before.
 
-        All are 0 where these are too few.
+        No steps where these are too few.
         """
-        compared, took, expected = 0, 0.0, 0.0
-        if len(self._waits) < LEAST_SECONDS:
-            return 0, 0.0, 0.0
-        for kind, (steps, ms) in second.items():
-            usual = self._usual_ms(kind)
+        if self._seconds < LEAST_SECONDS:
+            return _NO_WORK, _NO_WORK
+        compared, took, expected, waited = 0, 0.0, 0.0, 0.0
+        for kind, (steps, ms, _) in second.items():
+            usual = self._usual(kind)
             if usual is not None:
-                compared, took, expected = compared + steps, took + ms, expected + steps * usual
-        enough = compared >= COVERED * sum(work.steps for work in second.values())
-        return (compared, took, expected) if enough and expected > 0 else (0, 0.0, 0.0)
+                compared, took, expected = compared + steps, took + ms, expected + steps * usual.ms
+                waited += steps * usual.ms * usual.waits
+        if expected <= 0 or compared < COVERED * sum(work.steps for work in second.values()):
+            return _NO_WORK, _NO_WORK
+        return Work(compared, took), Work(compared, expected, waited / expected)
 
-    def _usual_ms(self, kind: Class) -> float | None:
+    def _usual(self, kind: Class) -> Work | None:
         """Return what a step of a class takes; None where that is not known."""
-        if (known := self._mean(kind)) is not None or self._slow_since_ns is None:
+        if (known := self._typical(kind)) is not None or not self._slow_ns:
             return known
         # Contexts grow on. What is slow is not learned from, so work that grew is compared with less work: made
         # as much longer as the work is more, which no cost of it exceeds.
         tokens, context = kind
         for less in range(1, CLASSES + 1):
-            if (known := self._mean((tokens, context - less))) is not None:
-                return known * exp2((less + 1) / CLASSES)
+            if (known := self._typical((tokens, context - less))) is not None:
+                return known._replace(ms=known.ms * exp2((less + 1) / CLASSES))
         return None
 
-    def _mean(self, kind: Class) -> float | None:
+    def _typical(self, kind: Class) -> Work | None:
+        """Return one step of a class as the middle one of its seconds had it."""
         works = self._known.get(kind, ())
         if sum(work.steps for work in works) < LEAST_STEPS:
             return None
-        return statistics.median(work.ms / work.steps for work in works)
+        return Work(
+            1,
+            statistics.median(work.ms / work.steps for work in works),
+            statistics.median(work.waits for work in works),
+        )
 
     def _learn(self, second: dict[Class, Work], waited_ms: float) -> None:
+        waits = waited_ms / max(1e-3, sum(work.ms for work in second.values()))
         for kind, work in second.items():
-            self._known.setdefault(kind, deque(maxlen=MOST)).append(work)
-        self._waits.append(waited_ms / max(1e-3, sum(work.ms for work in second.values())))
+            self._known.setdefault(kind, deque(maxlen=MOST)).append(work._replace(waits=waits))
+        self._seconds += 1
 
 
 def _grown(before: int | None, now: int | None) -> int:
