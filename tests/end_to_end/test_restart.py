@@ -23,7 +23,7 @@ from serving import Served, stage_pids
 
 from profiles import small
 
-STAGES, STEPS, BACK_S = 3, 300, 90.0
+STAGES, STEPS, BACK_S = 3, 200, 90.0
 PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
 HELD, SWAPPED, RUNNING = range(3)
 
