@@ -11,6 +11,8 @@ TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.py
 demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
+# Some machines have Python write no bytecode: each of hundreds of engine processes would compile our sources anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: check
 	@$(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
 	@# An engine is seven processes, but they wait more than they work: half as many of them as cores, and two at least.
