@@ -37,6 +37,7 @@ from ppengine.protocol.control import (
     Failed,
     Fetch,
     Fetched,
+    Goodbye,
     Hello,
     Inspect,
     Inspected,
@@ -214,6 +215,7 @@ class FakeGateway:
         self.word_s = 0.02
         self.commands: list[Command] = []
         self.hellos: list[Hello] = []
+        self.goodbyes = 0
         self.replays: list[Replay] = []
         self.answers: dict[type, Answerer] = {}
         self.ring = 10_000
@@ -363,6 +365,8 @@ class FakeGateway:
         if isinstance(message, Hello):
             self.hellos.append(message)
             self._send(self._control, to, self._welcome(message))
+        elif isinstance(message, Goodbye):
+            self.goodbyes += 1
         elif isinstance(message, Ping):
             self._send(self._control, to, Pong(nonce=message.nonce, step=self.snapshot.engine.step, core_age_ms=5.0))
         elif isinstance(message, Command):

@@ -44,6 +44,18 @@ async def test_attach_says_hello_and_goes_live(fake: FakeGateway) -> None:
         assert fake.hellos[0].user == "tester"
 
 
+async def test_who_leaves_says_goodbye_and_who_was_lost_does_not(fake: FakeGateway) -> None:
+    async with attached(fake) as (link, seen):
+        fake.restart()
+        await seen.until(lambda seen: len(fake.hellos) == 2 and seen.states[-1] == "live")
+        assert fake.goodbyes == 0
+        await link.close()
+        async with asyncio.timeout(5):
+            while not fake.goodbyes:
+                await asyncio.sleep(0.01)
+    assert fake.goodbyes == 1
+
+
 async def test_slow_subscriber_gets_only_the_slow_topic(fake: FakeGateway) -> None:
     async with attached(fake, slow=True) as (_, seen):
         await seen.until(lambda seen: len(seen.snapshots) == 2)

@@ -37,6 +37,7 @@ from ppengine.protocol.control import (
     Failed,
     Fetch,
     Fetched,
+    Goodbye,
     Hello,
     Inspect,
     Inspected,
@@ -305,9 +306,8 @@ def test_requests_that_were_to_go_with_their_console_are_aborted(world):
     world.core.next()
     world.core.answer(Accepted(id="c1", op="op-1", request="r-1"))
     client.hear()
-    client.close()
-    world.clients.remove(client)
-    message = world.core.next(timeout=30.0)
+    client.say(Goodbye())
+    message = world.core.next()
     assert message == AbortMany(session="", requests=["r-1"])
     assert "r-1" in events_of(watcher, ["request.abort_on_detach"])[-1].text
 

@@ -29,6 +29,19 @@ def test_silent_console_gives_up_its_requests(pings: int) -> None:
     assert told == [("attached", [])] * pings + [("detached", ["r-1"])]
 
 
+def test_who_says_goodbye_is_gone_with_its_requests_at_once_and_once() -> None:
+    told: list[tuple[str, list[str]]] = []
+    sessions = Sessions(lambda kind, session: told.append((kind, list(session.requests))))
+    sessions.hello(b"console", HELLO, 0.0).requests = ["r-1"]
+    sessions.hello(b"verb", HELLO, 0.0)
+    sessions.ping(b"console", 0.0)
+    for client in (b"console", b"console", b"verb", b"stranger"):
+        sessions.goodbye(client)
+    assert sessions.count(0.0) == sessions.count(ATTACHED_S + 1) == 0
+    assert sessions.get(b"console") is None
+    assert told == [("attached", ["r-1"]), ("detached", ["r-1"])]
+
+
 def test_who_is_only_passing_is_neither_counted_nor_told_of() -> None:
     told: list[str] = []
     sessions = Sessions(lambda kind, session: told.append(f"{kind} {session.user}"))

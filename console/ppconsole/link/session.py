@@ -166,6 +166,8 @@ class Session:
             await asyncio.gather(*tasks, return_exceptions=True)
             if broken:
                 await self._hear_out(handlers)
+            else:
+                self._sockets.say_goodbye(self.welcome.epoch)
             self.close()
 
     def close(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import zmq
 import zmq.asyncio
+from ppengine.protocol.control import Goodbye
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.frames import (
     MAX_FRAME_BYTES,
@@ -18,6 +21,9 @@ from ppengine.protocol.frames import (
     split,
 )
 
+_GOODBYE_MS = 100
+"""What a last message gets to leave this process; where a gateway is connected it is gone at once."""
+
 
 class Sockets:
     """SUB on `state`, DEALERs on `control` and `bulk`. Made inside the running loop, closed by `close`."""
@@ -25,6 +31,7 @@ class Sockets:
     def __init__(self, context: zmq.asyncio.Context, record: EngineRecord, snapshot_topic: bytes) -> None:
         self._context = context
         self._record = record
+        self._linger_ms = 0
         self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HUGZ)
         self.control = self._connect(zmq.DEALER, record.control_endpoint)
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
@@ -37,12 +44,20 @@ class Sockets:
         self.state.close()
         self.state = self._subscribe()
 
+    def say_goodbye(self, epoch: str) -> None:
+        """Put it on the wire if one is connected."""
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(self.control)
+        with contextlib.suppress(zmq.ZMQError):
+            plain.send_multipart(_frames(self._record, epoch, Goodbye()), zmq.NOBLOCK)
+        self._linger_ms = _GOODBYE_MS
+
     def close(self) -> None:
         """Close all three at once, unsent messages dropped."""
         for socket in (self.control, self.bulk):
             socket.disable_monitor()
-        for socket in (*self.breaks, self.state, self.control, self.bulk):
+        for socket in (*self.breaks, self.state, self.bulk):
             socket.close(linger=0)
+        self.control.close(linger=self._linger_ms)
 
     def _subscribe(self) -> zmq.asyncio.Socket:
         socket = self._connect(zmq.SUB, self._record.state_endpoint)
@@ -69,7 +84,11 @@ class Sockets:
 
 async def send(socket: zmq.asyncio.Socket, record: EngineRecord, epoch: str, message: msgspec.Struct) -> None:
     """Send one message with its header; waits while no engine is connected."""
-    await socket.send_multipart([encode(header(record.id, epoch)), encode(message)])
+    await socket.send_multipart(_frames(record, epoch, message))
+
+
+def _frames(record: EngineRecord, epoch: str, message: msgspec.Struct) -> list[bytes]:
+    return [encode(header(record.id, epoch)), encode(message)]
 
 
 async def receive(socket: zmq.asyncio.Socket, codec: Codec) -> tuple[Header, object]:

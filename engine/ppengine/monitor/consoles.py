@@ -22,6 +22,7 @@ from ppengine.protocol.control import (
     Command,
     Failed,
     Fetch,
+    Goodbye,
     Hello,
     Inspect,
     Ping,
@@ -79,6 +80,8 @@ class Consoles:
                 self.sessions.ping(client, now)
                 step, age = self._pulse()
                 self._answer_control(client, Pong(nonce=message.nonce, step=step, core_age_ms=age))
+            elif isinstance(message, Goodbye):
+                self.sessions.goodbye(client)
             elif isinstance(message, Command):
                 self.commands.handle(client, head, message, self.sessions.get(client))
 

@@ -1,4 +1,4 @@
-"""Who is attached: consoles by routing id, from their Hello on, until they have not been heard for ten seconds."""
+"""Who is attached: consoles by routing id, from Hello to Goodbye, or until they were not heard for ten seconds."""
 
 from __future__ import annotations
 
@@ -64,6 +64,12 @@ class Sessions:
         if not session.attached and not session.passing:
             session.attached = True
             self._said("attached", session)
+
+    def goodbye(self, client: bytes) -> None:
+        """Close the session of `client`, which leaves."""
+        session = self._sessions.pop(client, None)
+        if session is not None:
+            self._leave(session)
 
     def get(self, client: bytes) -> Session | None:
         """Return the session of `client`."""

@@ -57,6 +57,10 @@ class Pong(msgspec.Struct, tag="pong", kw_only=True):
     core_age_ms: float | None
 
 
+class Goodbye(msgspec.Struct, tag="goodbye", kw_only=True):
+    """Last message of a console that leaves: it counts no more. One that says nothing counts for ten seconds."""
+
+
 # --- verbs --------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +252,7 @@ class Refused(msgspec.Struct, tag="refused", kw_only=True):
     text: str
 
 
-ToGateway = Hello | Ping | Command
+ToGateway = Hello | Ping | Goodbye | Command
 FromGateway = Welcome | Pong | Accepted | Deferred | Outcome | Refused
 
 
