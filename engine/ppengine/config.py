@@ -40,17 +40,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """On a GPU: launch decode steps operation by operation instead of as graphs."""
     peer_to_peer: bool = True
     """On GPUs: messages between stages go from card to card where the cards can reach each other, not through hosts."""
-    restart: Literal["auto", "never"] | None = None
-    """What is done when a stage dies: start it anew and recompute, or stay degraded. None: auto, never on `ray`."""
-
-    @property
-    def restarts(self) -> bool:
-        """Whether a stage that dies is started anew by itself."""
-        return self.restart != "never" and self.executor == "local"
-
-
-NO_RESTART_ON_RAY = "its driver places the stages once (max_restarts=0) and takes no orders afterwards"
-"""Why a stage cannot be started anew with `executor: ray`."""
+    restart: Literal["auto", "never"] = "auto"
+    """What is done when a stage dies: start it anew and recompute, or stay degraded."""
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,8 +104,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(
                 f"parallel.partition names {len(parallel.partition)} stages, parallel.pipeline is {parallel.pipeline}"
             )
-        if parallel.restart == "auto" and parallel.executor == "ray":
-            raise ValueError(f"parallel.restart is auto and parallel.executor ray: {NO_RESTART_ON_RAY}; leave it out")
         if not 0.1 <= self.console.publish_hz <= 100:
             raise ValueError(f"console.publish_hz is {self.console.publish_hz}; it must be 0.1 to 100")
         if self.console.bind is not None:

@@ -60,14 +60,17 @@ class Served:
         self.file = self.runtime / "profile.yaml"
         self.file.write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
         self.options = options
-        self.stages: int = msgspec.to_builtins(profile)["parallel"]["pipeline"]
+        parallel = msgspec.to_builtins(profile)["parallel"]
+        self.stages: int = parallel["pipeline"]
+        # An actor does not say in its command line which stage it is; Ray's driver says that it is one.
+        self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages
         self.start()
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
         self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file), *self.options])
         try:
-            self.pids = self.engine.find_processes(3 + self.stages)
+            self.pids = self.engine.find_processes(self._processes)
             wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 100)
         except BaseException as error:
             error.add_note(self.said())

@@ -287,3 +287,30 @@ def test_generate_goes_on_when_a_stage_is_killed(folder: Path, expected: list[li
         killer.join()
         assert stage_pids(llm.llm_engine.supervisor_pid, 1) not in ([], [victim])
     assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+async def test_an_actor_that_is_killed_or_stopped_is_made_anew(folder: Path, expected: list[list[int]]) -> None:
+    profile = small(folder, stages=2, model={"max_model_len": 2048}, parallel={"executor": "ray"})
+    with Served(profile) as served:
+        async with served.operator() as op:
+            names = await op.submit_all(PROMPTS, max_tokens=STEPS)
+            await op.written(names[0], 8)
+            first, last = [stage.pid for stage in (await op.now()).stages]
+            os.kill(last, signal.SIGKILL)
+            await op.until(
+                lambda picture: (1, "crashed") in roots(picture), "the dead actor is named: Ray keeps no signal"
+            )
+            picture = await op.until(
+                lambda picture: picture.engine.state == "serving" and not picture.verdicts, "it serves again", BACK_S
+            )
+            assert picture.stages[0].pid == first, "who was not lost stays"
+            assert picture.stages[1].pid != last
+            os.kill(first, signal.SIGSTOP)
+            await op.until(lambda picture: roots(picture) == [(0, "stopped")], "the stopped actor is named")
+            end = await (await op.begin(RestartStage(stage=0))).applied()
+            assert "all stages are back" in end.text
+            assert (await op.now()).stages[0].pid != first
+            assert await op.all_tokens(names) == expected
+            await op.idle()

@@ -71,10 +71,10 @@ def test_uneven_partition_and_schedule_ahead(checkpoint_root: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("family", "stages"), [("opt", 2), ("llama", 4)])
-def test_stages_as_ray_actors(family: str, stages: int, checkpoint_root: Path) -> None:
-    folder = folder_of(checkpoint_root, family)
-    with LLM(small(folder, stages=stages, parallel={"executor": "ray"})) as llm:
+def test_stages_as_ray_actors(checkpoint_root: Path) -> None:
+    """OPT is compared in `test_restart.py`, where actors are lost beside."""
+    folder = folder_of(checkpoint_root, "llama")
+    with LLM(small(folder, stages=4, parallel={"executor": "ray"})) as llm:
         check(llm, folder, reference.prompts(8, 100))
 
 

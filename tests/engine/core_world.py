@@ -22,7 +22,7 @@ class CoreWorld:
     """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
 
     def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True, executor="local",
-        restart=None, **scheduler,
+        restart="auto", **scheduler,
     ):  # fmt: skip
         profile = Profile(
             name="t", model=ModelConfig(path="m"),

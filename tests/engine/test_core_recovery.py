@@ -267,20 +267,9 @@ def test_a_restart_that_was_asked_for_is_no_fault() -> None:
     assert end.text.startswith("stage 1 is pid 1; all stages are back after ")
 
 
-def test_on_ray_it_is_refused_by_name() -> None:
-    world = CoreWorld(stages=2, executor="ray")
-    (refused,) = world.say(RestartStage(stage=1))
-    assert isinstance(refused, Refused)
-    assert refused.code == "UNSUPPORTED"
-    assert "parallel.executor ray" in refused.text
-    ended(world, 1)
-    assert (world.started, world.engine.state) == ([], "degraded")
-
-
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"restart": "auto", "executor": "ray"}, "parallel.restart is auto and parallel.executor ray: its driver"),
         ({"restart": "always"}, "Invalid enum value 'always'"),
         ({"restarts": "never"}, "unknown key parallel.restarts; did you mean parallel.restart?"),
     ],
@@ -288,16 +277,6 @@ def test_on_ray_it_is_refused_by_name() -> None:
 def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, keys: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         build_profile({"name": "t", "model": {"path": "m"}, "parallel": keys}, base=tmp_path)
-
-
-def test_a_stage_is_restarted_by_itself_unless_it_cannot_or_may_not(tmp_path: Path) -> None:
-    def restarts(**keys: str) -> bool:
-        return build_profile({"name": "t", "model": {"path": "m"}, "parallel": keys}, tmp_path).parallel.restarts
-
-    assert restarts()
-    assert restarts(restart="auto")
-    assert not restarts(restart="never")
-    assert not restarts(executor="ray")
 
 
 def test_verbs_go_on_while_a_stage_loads() -> None:

@@ -39,15 +39,6 @@ def test_spawn_gives_arguments_session_log_and_lifeline(module_path: Path) -> No
     assert (module_path / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_spawn_can_pipe_stdout(module_path: Path) -> None:
-    (module_path / "written.py").write_text("import sys; print('out'); print('err', file=sys.stderr)")
-    child = spawn("written", [], log=module_path / "log", pipe=True)
-    assert child.stdout.read() == b"out\n"
-    assert child.wait(10) == 0
-    child.close()
-    assert (module_path / "log").read_text() == "err\n"
-
-
 def test_closing_the_lifeline_ends_the_child(module_path: Path) -> None:
     child = spawn("standins.agent", [], log=module_path / "log")
     assert child.poll() is None

@@ -85,7 +85,7 @@ class Cordons:
             return [f"nothing changes: stage {stage} {now}"], figures, []
         if not verb.undo:
             lines = [f"finish {len(live) - new} that have begun, begin none of {new} others, nor of those that come"]
-            if engine.config.profile.parallel.restarts:
+            if engine.config.profile.parallel.restart == "auto":
                 lines.append(f"stage {stage} is not started anew by itself while it is cordoned")
             return lines, figures, []
         others = ", ".join(f"stage {other} stays {self.of(other)}" for other in sorted(self._placed) if other != stage)

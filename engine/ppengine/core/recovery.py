@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ppengine.config import NO_RESTART_ON_RAY
 from ppengine.core.capacity import Capacity
 from ppengine.core.losses import Losses
 from ppengine.core.operations import Operation
@@ -136,10 +135,6 @@ class Recovery:
         engine, stage = self._engine, verb.stage
         if text := engine.board.unknown(stage):
             engine.reply(client, Refused(id=command.id, code="NOT_FOUND", text=text))
-            return
-        if engine.config.profile.parallel.executor == "ray":
-            text = f"no stage can be started anew with parallel.executor ray: {NO_RESTART_ON_RAY}"
-            engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
             return
         if command.dry_run:
             lines, figures = restart_plan(engine, stage, self.generation + 1)

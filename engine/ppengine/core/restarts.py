@@ -28,7 +28,7 @@ class Restarts:
 
     @property
     def _allowed(self) -> bool:
-        return self._engine.serving and self._engine.config.profile.parallel.restarts
+        return self._engine.serving and self._engine.config.profile.parallel.restart == "auto"
 
     def heals(self, stage: int) -> bool:
         """Note that a wire of `stage` closed; return whether a new generation is all that is done about it."""

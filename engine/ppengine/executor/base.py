@@ -24,8 +24,7 @@ class Executor(Protocol):
     def restart(self, stage: int, generation: int) -> None:
         """End what is left of a stage's process and start another for `generation`, without waiting for it.
 
-        Where that fails, `poll` shows a stage that has ended, with the reason. Raises ExecutorError where stages
-        cannot be started anew at all.
+        Where that fails, `poll` shows a stage that has ended, with the reason.
         """
 
     def stop(self, timeout: float) -> None:

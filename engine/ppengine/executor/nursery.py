@@ -29,8 +29,6 @@ _PID_BYTES = 32
 class Adopted:
     """A child that this process did not fork itself, seen like one that it did (`subprocess.Popen`)."""
 
-    stdout = None
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None

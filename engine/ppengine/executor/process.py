@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from ppengine import lifeline, logs
 from ppengine.protocol.reports import ProcessInfo
@@ -29,10 +29,6 @@ class Process(Protocol):
     @property
     def pid(self) -> int:
         """Process id."""
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Pipe of its stdout."""
 
     def poll(self) -> int | None:
         """Return the exit code, None while it runs."""
@@ -59,11 +55,6 @@ class Child:
     def pid(self) -> int:
         """Process id, and id of its session and group."""
         return self._process.pid
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """The pipe of its stdout, where `spawn` was asked for one."""
-        return self._process.stdout
 
     def poll(self) -> int | None:
         """Return the exit code (negative: a signal), None while it runs."""
@@ -93,8 +84,6 @@ class Child:
         if self._line is not None:
             os.close(self._line)
             self._line = None
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
     def info(self, role: str, stage: int | None = None, rank: int | None = None) -> ProcessInfo:
         """Return what a report says of it."""
@@ -110,15 +99,13 @@ def spawn(
     *,
     log: Path | None,
     env: Mapping[str, str] | None = None,
-    pipe: bool = False,
     hand_over: tuple[int, ...] = (),
 ) -> Child:
     """Start `python -m module *args --lifeline FD` and return it.
 
-    stdin is empty; stdout and stderr are appended to `log` (None: inherited); `pipe` gives its stdout to the caller
-    instead. `env` is added to this process's environment; `hand_over`: descriptors that it inherits. It gets a session
-    of its own, so that a terminal's Ctrl-C reaches only the foreground process. Start from the main thread where you
-    can: see `lifeline`.
+    stdin is empty; stdout and stderr are appended to `log` (None: inherited). `env` is added to this process's
+    environment; `hand_over`: descriptors that it inherits. It gets a session of its own, so that a terminal's Ctrl-C
+    reaches only the foreground process. Start from the main thread where you can: see `lifeline`.
     """
     read_end, write_end = lifeline.open_pipe()
     output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -127,7 +114,7 @@ def spawn(
         process = subprocess.Popen(
             [sys.executable, "-m", module, *args, "--lifeline", str(read_end)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if pipe else output,
+            stdout=output,
             stderr=output,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             pass_fds=(read_end, *hand_over),

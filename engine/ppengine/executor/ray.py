@@ -2,24 +2,26 @@
 
 Ray lives in a process of its own, the driver (`ray_driver`), which begins a session. All that a local Ray starts
 stays in that session, so that nothing of it survives: Ray itself leaves two agents behind for half a minute when its
-driver is killed.
+driver is killed. Over one socket the driver gets orders (`StartStage`) and tells how stages fare (`ProcessInfo`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import os
+import socket
 from pathlib import Path
 
 import msgspec
 
-from ppengine.config import NO_RESTART_ON_RAY, EngineConfig
+from ppengine.config import EngineConfig
 from ppengine.executor.base import ExecutorError
 from ppengine.executor.process import Child, kill_all, session, spawn, until
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import ProcessInfo, StartStage
 
 STOP_S = 5.0
 """What Ray gets to shut down in order."""
+_WORD_BYTES = 65536
 
 
 class RayExecutor:
@@ -30,22 +32,23 @@ class RayExecutor:
             raise ExecutorError("parallel.executor is ray, but Ray is not installed: pip install 'ppconsole[ray]'")
         self._module = module
         self._driver: Child | None = None
+        self._words: socket.socket | None = None
         self._stages: dict[int, ProcessInfo] = {}
-        self._unread = b""
 
     def start(self, config: EngineConfig) -> None:
         """Start the driver, which starts or joins Ray and then the actors."""
         folder = Path(config.run_dir)
-        args = ["--engine", str(folder / "engine.json")]
-        self._driver = spawn(self._module, args, log=folder / "ray.log", pipe=True)
-        if self._driver.stdout is not None:
-            os.set_blocking(self._driver.stdout.fileno(), False)
+        self._words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._words.setblocking(False)
+        with theirs:
+            args = ["--engine", str(folder / "engine.json"), "--words", str(theirs.fileno())]
+            self._driver = spawn(self._module, args, log=folder / "ray.log", hand_over=(theirs.fileno(),))
 
     def poll(self) -> list[ProcessInfo]:
         """Return the driver and, as soon as Ray has placed them, the stages."""
         if self._driver is None:
             return []
-        self._read(self._driver)
+        self._read()
         driver = self._driver.info("ray")
         if driver.exit_code is not None:
             for info in self._stages.values():
@@ -54,8 +57,14 @@ class RayExecutor:
         return [driver, *(msgspec.structs.replace(info) for _, info in sorted(self._stages.items()))]
 
     def restart(self, stage: int, generation: int) -> None:
-        """Refuse by name: the core does not ask for it."""
-        raise ExecutorError(f"stage {stage} cannot be started anew with parallel.executor ray: {NO_RESTART_ON_RAY}")
+        """Have the driver kill the stage's actor if there is one, and make another in its place."""
+        info = self._stages.get(stage)
+        if info is not None:
+            info.replaced = info.replaced or info.exit_code is None
+        # A driver that is gone ends the engine.
+        with contextlib.suppress(OSError):
+            if self._words is not None:
+                self._words.send(msgspec.json.encode(StartStage(stage=stage, generation=generation)))
 
     def stop(self, timeout: float) -> None:
         """Have Ray take the stages down, then kill what is left of it."""
@@ -65,21 +74,27 @@ class RayExecutor:
         if driver.poll() is None:
             driver.terminate()
             driver.wait(max(timeout, STOP_S))
-        self._read(driver)
+        self._read()
         until(lambda: _killed(driver.pid), STOP_S)
         driver.wait(1.0)
         driver.close()
+        if self._words is not None:
+            self._words.close()
+            self._words = None
 
-    def _read(self, driver: Child) -> None:
-        """Take what the driver has said: one ProcessInfo a line."""
-        if driver.stdout is None or driver.stdout.closed:
-            return
-        while chunk := driver.stdout.read(65536):
-            self._unread += chunk
-        *lines, self._unread = self._unread.split(b"\n")
-        for line in lines:
-            info = msgspec.json.decode(line, type=ProcessInfo)
-            if info.stage is not None:
+    def _read(self) -> None:
+        """Take what the driver has said: how one stage is, in each packet."""
+        while self._words is not None:
+            try:
+                word = self._words.recv(_WORD_BYTES)
+            except (BlockingIOError, ConnectionError):
+                return
+            if not word:
+                return
+            info = msgspec.json.decode(word, type=ProcessInfo)
+            known = None if info.stage is None else self._stages.get(info.stage)
+            # The end of one that is replaced is no fault, and is not told.
+            if info.stage is not None and not (known and known.replaced and info.pid == known.pid):
                 self._stages[info.stage] = info
 
 

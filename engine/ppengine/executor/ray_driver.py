@@ -2,18 +2,22 @@
 
 With RAY_ADDRESS it joins that cluster, else it starts a local Ray for this engine alone: loopback only, no dashboard,
 files in the run folder. A placement group holds one CPU a stage, all on this host, because stages, core and gateway
-talk through ipc sockets. Each state of a stage is one JSON line on stdout.
+talk through ipc sockets. Over the socket `--words` it takes orders to make a stage anew, one `StartStage` a packet,
+and tells the state of a stage, one `ProcessInfo` a packet, both JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ from ppengine.executor.base import ExecutorError
 from ppengine.executor.process import describe_exit, kill_all, session
 from ppengine.executor.ray_stage import StageActor
 from ppengine.protocol.discovery import process_start
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 
 PLACE_S = 30.0
@@ -36,21 +40,40 @@ _SOCKET_BYTES = 66
 """Longest name of a socket below Ray's folder: /session_<date>_<time>_<pid>/sockets/plasma_store."""
 _OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least; the stages put nothing there."""
+_ORDER_BYTES = 4096
+
+
+@dataclass
+class Hand:
+    """The actor that is a stage, or is to be."""
+
+    stage: int
+    generation: int
+    actor: Any
+    words_from: int
+    """Where its own words begin in the stage's log."""
+    waited_for: Any = None
+    """The call that we wait for, an ObjectRef: first its process id, then its run. None: it has ended."""
+    pid: int = 0
+    """0: not known yet."""
+    start: int | None = None
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process is there."""
+        return self.pid != 0 and process_start(self.pid) == self.start is not None
 
 
 class Driver:
-    """Places the stages of `config` and watches them until told to stop."""
+    """Places the stages of `config` and watches them until told to stop. `words`: the socket to the supervisor."""
 
-    def __init__(self, config: EngineConfig, output: int) -> None:
+    def __init__(self, config: EngineConfig, words: socket.socket) -> None:
         self._config = config
-        self._output = output
+        self._words = words
         self._owned = not os.environ.get("RAY_ADDRESS")
         self._stopping = False
         self._group: Any = None
-        self._actors: list[Any] = []
-        self._runs: dict[Any, int] = {}
-        self._pids: dict[int, int] = {}
-        self._starts: dict[int, int | None] = {}
+        self._hands: dict[int, Hand] = {}
 
     @property
     def folder(self) -> Path:
@@ -80,7 +103,7 @@ class Driver:
         while left := [pid for pid in session(os.getpid()) if pid != os.getpid()]:
             kill_all(left)
             time.sleep(0.01)
-        self._kill_stages()
+        kill_all(hand.pid for hand in self._hands.values() if hand.lives)
         if self._owned:
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(1)
@@ -136,59 +159,104 @@ class Driver:
                     f"Ray has not placed {stages} stages on this host in {PLACE_S:g} s: each needs a CPU, the cluster "
                     f"has {free:g} free; free some, or set parallel.executor=local"
                 )
-        kind, strategies = ray.remote(StageActor), ray.util.scheduling_strategies
         for stage in range(stages):
-            place = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=stage)
-            self._actors.append(kind.options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote())
-        engine = str(Path(self._config.run_dir) / "engine.json")
-        for stage, pid in enumerate(ray.get([actor.pid.remote() for actor in self._actors])):
-            self._pids[stage], self._starts[stage] = pid, process_start(pid)
-            self._runs[self._actors[stage].run.remote(engine, stage, FIRST_GENERATION)] = stage
-            self._say(stage)
+            self._hire(stage, FIRST_GENERATION)
 
-    def _watch(self) -> None:
-        """Wait a moment for a stage to end: its call returns, or /proc shows that it is gone."""
+    def _hire(self, stage: int, generation: int) -> None:
+        """Make the actor of a stage, in the stage's bundle, without waiting for it."""
         ray = _ray()
 
-        if not self._runs:
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        place = strategy(self._group, placement_group_bundle_index=stage)
+        actor = ray.remote(StageActor).options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote()
+        log = self._log(stage)
+        words_from = log.stat().st_size if log.exists() else 0
+        self._hands[stage] = Hand(stage, generation, actor, words_from, actor.pid.remote())
+
+    def _watch(self) -> None:
+        """Take orders; wait a moment for what actors answer, or for /proc to show that one is gone."""
+        ray = _ray()
+
+        self._take_orders()
+        open_calls = [hand.waited_for for hand in self._hands.values() if hand.waited_for is not None]
+        if not open_calls:
             time.sleep(WATCH_S)
             return
-        ended, _ = ray.wait(list(self._runs), num_returns=1, timeout=WATCH_S)
-        gone = [run for run, stage in self._runs.items() if process_start(self._pids[stage]) != self._starts[stage]]
-        for run in dict.fromkeys([*ended, *gone]):
-            code, detail = self._cause(run, self._runs[run])
-            self._say(self._runs.pop(run), code, detail)
+        answered, _ = ray.wait(open_calls, num_returns=1, timeout=WATCH_S)
+        for hand in self._hands.values():
+            if hand.waited_for is not None and (hand.waited_for in answered or (hand.pid and not hand.lives)):
+                self._hear(hand)
 
-    def _cause(self, run: Any, stage: int) -> tuple[int, str]:
+    def _take_orders(self) -> None:
+        while not self._stopping:
+            try:
+                word = self._words.recv(_ORDER_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, ConnectionError):
+                return
+            if not word:
+                return
+            order = msgspec.json.decode(word, type=StartStage)
+            self._dismiss(self._hands[order.stage])
+            self._hire(order.stage, order.generation)
+
+    def _hear(self, hand: Hand) -> None:
+        """Take an answer: the pid of an actor that is there now, which begins to run then, or the end of its run."""
+        ray = _ray()
+
+        if hand.pid:
+            code, detail = self._cause(hand)
+            hand.waited_for = None
+            self._say(hand, code, detail)
+            return
+        try:
+            hand.pid = ray.get(hand.waited_for)
+        except ray.exceptions.RayError as error:
+            hand.waited_for = None
+            self._say(hand, 1, cause_of_death(_one_line(error)))
+            return
+        hand.start = process_start(hand.pid)
+        engine = str(Path(self._config.run_dir) / "engine.json")
+        hand.waited_for = hand.actor.run.remote(engine, hand.stage, hand.generation)
+        self._say(hand)
+
+    def _cause(self, hand: Hand) -> tuple[int, str]:
         """Return exit code and detail of a stage that ended. Ray keeps no wait status: 1 stands for a death."""
         ray = _ray()
 
         try:
-            code = int(ray.get(run, timeout=CAUSE_S))
+            code = int(ray.get(hand.waited_for, timeout=CAUSE_S))
         except ray.exceptions.GetTimeoutError:
             return 1, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
             return 1, cause_of_death(_one_line(error))
-        return code, describe_exit(code, Path(self._config.run_dir) / f"stage{stage}.log")
+        return code, describe_exit(code, self._log(hand.stage), hand.words_from)
 
-    def _say(self, stage: int, code: int | None = None, detail: str = "") -> None:
-        info = ProcessInfo(role="stage", stage=stage, rank=0, pid=self._pids[stage], exit_code=code, detail=detail)
-        os.write(self._output, msgspec.json.encode(info) + b"\n")
+    def _say(self, hand: Hand, code: int | None = None, detail: str = "") -> None:
+        pid = hand.pid or os.getpid()  # One that has failed to become a process is told of under ours.
+        info = ProcessInfo(
+            role="stage", stage=hand.stage, rank=0, pid=pid, exit_code=code, detail=detail, generation=hand.generation
+        )
+        with contextlib.suppress(OSError):  # The supervisor is gone: our lifeline ends us.
+            self._words.send(msgspec.json.encode(info))
+
+    def _log(self, stage: int) -> Path:
+        return Path(self._config.run_dir) / f"stage{stage}.log"
+
+    def _dismiss(self, hand: Hand) -> None:
+        """End an actor: its process first, which is on this host, for Ray cannot end one that is stopped."""
+        if hand.lives:
+            kill_all([hand.pid])
+        _ray().kill(hand.actor)
 
     def _leave(self) -> None:
         ray = _ray()
 
-        self._kill_stages()
-        for actor in self._actors:
-            ray.kill(actor)
+        for hand in self._hands.values():
+            self._dismiss(hand)
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
         if self._owned:
             ray.shutdown()
-
-    def _kill_stages(self) -> None:
-        """Kill the stages themselves: they are on this host, and Ray cannot end one that is stopped."""
-        kill_all(pid for stage, pid in self._pids.items() if process_start(pid) == self._starts[stage] is not None)
 
 
 def _ray() -> Any:
@@ -222,12 +290,12 @@ def main() -> int:
     """Run the driver until it is told to stop."""
     parser = argparse.ArgumentParser(prog="ppengine.executor.ray_driver")
     parser.add_argument("--engine", type=Path, required=True)
+    parser.add_argument("--words", type=int, required=True, help="socket to the supervisor")
     lifeline.add_argument(parser)
     options = parser.parse_args()
-    # Ray prints to stdout; ours carries reports alone.
-    output = os.dup(1)
-    os.dup2(2, 1)
-    driver = Driver(EngineConfig.load(options.engine), output)
+    # Ray starts processes: none of them is to inherit it.
+    os.set_inheritable(options.words, False)
+    driver = Driver(EngineConfig.load(options.engine), socket.socket(fileno=options.words))
     signal.signal(signal.SIGTERM, lambda *_: driver.ask_to_stop())
     lifeline.adopt(options.lifeline, on_close=driver.abandon)
     try:
