@@ -272,7 +272,7 @@ def test_a_cycle_of_which_too_little_is_known_is_undetermined():
 
 @pytest.mark.parametrize(("count", "k"), PLACES)
 def test_just_inside_the_time(count, k):
-    assert diagnose(stuck(pipeline_held_at(count, k, 1.4), 1.4)) == []
+    assert diagnose(stuck(pipeline_held_at(count, k, 1.3), 1.3)) == []
 
 
 def test_a_busy_host_gives_work_more_time_and_an_empty_step_none():

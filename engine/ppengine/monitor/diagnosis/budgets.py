@@ -7,7 +7,7 @@ from ppengine.protocol.reports import CpuShares
 
 STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
-STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.5
+STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
 """A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
 MOVED_S = 0.2
 """What began so shortly before the look has not stood: reports of the core are as old."""
@@ -15,7 +15,7 @@ UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
 SLOWEST_COPY = 100e6
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
-MAPPING_S = 0.4
+MAPPING_S = 0.3
 GIL_AFTER_S = 1.5
 SAME_MOMENT_S = 0.5
 """Who keeps the GIL stops main loop and control thread at once, as far as their ticks can tell."""
