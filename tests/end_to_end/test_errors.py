@@ -75,7 +75,7 @@ def serves(engine: Served) -> None:
         (["tiny", "--set", "memory.utilization=1.5"], 2, "memory utilization is 1.5; it must be above 0 and at most 1"),
         (["tiny", "--set", "model.path=/nowhere"], 1, "/nowhere"),
         (["tiny", "--set", "parallel.pipeline=100"], 2, "100"),
-        (["nothing"], 2, "no profile 'nothing'; bundled: tiny"),
+        (["nothing"], 2, "no profile 'nothing'; bundled: llama-8b-pp1"),
         (["tiny", "--name", "-x"], 2, "engine name '-x'"),
     ],
 )  # fmt: skip

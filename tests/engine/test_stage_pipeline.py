@@ -215,8 +215,8 @@ def test_half_precision_travels_between_stages(model: Path, dtype: str) -> None:
 
 
 def test_auto_dtype_is_the_checkpoints_but_half_precision_runs_as_float32(model: Path, tmp_path: Path) -> None:
-    assert resolve_dtype("auto", read_spec(model)) is torch.float64
-    half = read_spec(make_checkpoint(tmp_path / "half", "llama", dtype="bfloat16"))
+    assert resolve_dtype("auto", read_spec(model).dtype) is torch.float64
+    half = read_spec(make_checkpoint(tmp_path / "half", "llama", dtype="bfloat16")).dtype
     assert resolve_dtype("auto", half) is torch.float32
     assert resolve_dtype("bfloat16", half) is torch.bfloat16
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -11,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ppengine.bench.breakdown import Breakdown, table
+from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.watchers import AttachedConsole, cpu_seconds, roles_of
 from ppengine.bench.workload import Job, file_jobs, random_jobs
-from ppengine.checkpoint import read_spec
-from ppengine.config import ConfigError, load_profile
+from ppengine.checkpoint import ModelSpec, read_spec
+from ppengine.config import ConfigError, EngineConfig, load_profile
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
 from ppengine.tokenizer import Tokenizer
@@ -36,6 +39,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="alternating rounds a side")
     parser.add_argument("--no-baseline", action="store_true", help="the engine alone")
+    parser.add_argument("--gbps", type=float, help="of the device, for the limit; without it, what a copy here reaches")
+    parser.add_argument("--tflops", type=float, help="of the device, for the limit; without it, what a product reaches")
     parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without a console")
     return parser.parse_args()
 
@@ -132,11 +137,33 @@ def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
     print(f"watchers' CPU s per engine CPU s:    median {statistics.median(shares):.4f} (max {max(shares):.4f})")
 
 
+def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments: argparse.Namespace) -> None:
+    """Run once more, look at what the stages record meanwhile, and print where the time went, beside the limit."""
+    config = EngineConfig.load(Path(llm.llm_engine.run_dir) / "engine.json")
+    with Breakdown(config) as seen:
+        seconds = run_engine(llm, jobs)
+    made = sum(job.output_len for job in jobs)
+    gbps, tflops = arguments.gbps or rates.copy_gbps, arguments.tflops or rates.product_tflops
+    limit = made / limit_seconds(spec, rates.item_bytes, jobs, config.stages, gbps, tflops)
+    speed = made / seconds
+    say(
+        device=rates.device, copy_gbps=rates.copy_gbps, product_tflops=rates.product_tflops,
+        engine_tok_s=round(speed, 1), limit_tok_s=round(limit, 1), of_limit=round(speed / limit, 4),
+    )  # fmt: skip
+    for stage in seen.stages:
+        say(**dataclasses.asdict(stage), of_copy=round(stage.gbps / rates.copy_gbps, 4))
+    print(f"one more round {speed:9.1f} output tokens/s, {speed / limit:.3f} of the limit {limit:,.1f}: what")
+    print(f"               {gbps:,.1f} GB/s and {tflops:,.3f} TFLOP/s a stage allow ({rates.device})")
+    print("\n".join(table(seen.stages, rates.copy_gbps)))
+
+
 def main() -> int:
     """Run the benchmark. Exit codes as the CLI's: 1 error, 2 usage."""
     arguments = parse()
     try:
         profile = load_profile(arguments.profile, arguments.settings)
+        if profile.model.load_format == "dummy" and not (arguments.no_baseline or arguments.watch_pairs):
+            raise ConfigError("model.load_format is dummy: transformers has no weights to compare; add --no-baseline")
         folder = Path(profile.model.path)
         spec = read_spec(folder)
         work = make_rounds(arguments, folder, spec.vocab_size)
@@ -148,17 +175,21 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
     try:
+        threads = profile.threads_per_stage or max(1, cores // profile.parallel.pipeline)
+        rates = None if arguments.watch_pairs else measured(profile, spec, threads)
         with LLM(profile) as llm:
             run_engine(llm, jobs)
-            if arguments.watch_pairs:
+            if rates is None:
                 with_watchers(llm, work, arguments.watch_pairs)
-            elif arguments.no_baseline:
+                return 0
+            if arguments.no_baseline:
                 for number in range(arguments.rounds):
                     jobs = next(work)
                     say(round=number, engine_tok_s=round(sum(j.output_len for j in jobs) / run_engine(llm, jobs), 1))
             else:
                 dtype = "float32" if profile.model.dtype == "auto" else profile.model.dtype
                 against_baseline(llm, work, Baseline(folder, dtype), arguments.rounds)
+            explain(llm, next(work), spec, rates, arguments)
     except (EngineError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

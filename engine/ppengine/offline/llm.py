@@ -144,6 +144,11 @@ class LLMEngine:
         return self._engine.id
 
     @property
+    def run_dir(self) -> str:
+        """Folder of the engine's sockets, logs and `engine.json`, gone with it."""
+        return self._engine.run_dir
+
+    @property
     def supervisor_pid(self) -> int:
         """Process id of the engine's supervisor, the parent of all its processes."""
         return self._engine.pid

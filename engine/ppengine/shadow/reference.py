@@ -31,7 +31,7 @@ class Reference:
     def __init__(self, config: EngineConfig) -> None:
         folder, profile = Path(config.model_path), config.profile
         spec = read_spec(folder)
-        self._dtype = resolve_dtype(profile.model.dtype, spec)
+        self._dtype = resolve_dtype(profile.model.dtype, spec.dtype)
         size = profile.memory.block_size
         self._model = build_stage(
             spec, (0, spec.num_layers), first=True, last=True, dtype=self._dtype, max_model_len=config.max_model_len

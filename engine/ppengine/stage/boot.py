@@ -71,7 +71,7 @@ class Boot:
         keep_freed_memory()
         self._hardware = open_hardware(config, stage)
         self._spec = read_spec(Path(config.model_path))
-        self._dtype = resolve_dtype(profile.model.dtype, self._spec, self._hardware.half)
+        self._dtype = resolve_dtype(profile.model.dtype, self._spec.dtype, self._hardware.half)
         start, end = config.layers[stage]
         self._shape = KvShape(
             end - start, profile.memory.block_size, self._spec.num_kv_heads, self._spec.head_dim, self._dtype

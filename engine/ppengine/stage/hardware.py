@@ -16,7 +16,6 @@ import torch
 from ppkernels.batch import Batch
 from torch import Tensor
 
-from ppengine.checkpoint import ModelSpec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel
 from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, SwapPool
@@ -137,10 +136,10 @@ class CpuHardware(Hardware):
         return HostPool(shape, blocks)
 
 
-def resolve_dtype(name: str, spec: ModelSpec, half: bool = False) -> torch.dtype:
-    """Return the type to compute in. `auto` is the checkpoint's, with half precision as float32 unless `half`."""
+def resolve_dtype(name: str, stored: str, half: bool = False) -> torch.dtype:
+    """Return the type to compute in. `auto` is the `stored` one, with half precision as float32 unless `half`."""
     if name == "auto":
-        name = "float32" if spec.dtype in ("bfloat16", "float16") and not half else spec.dtype
+        name = "float32" if stored in ("bfloat16", "float16") and not half else stored
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"model.dtype is {name!r}; it must be float64, float32, bfloat16 or float16")

@@ -1,0 +1,108 @@
+"""What a device allows: rates measured by a copy and a product, and the least time that work takes at such rates.
+
+`python -m ppengine.bench.rates DTYPE STORED cpu|auto THREADS` measures and prints them as JSON: a process of its own,
+so that nothing of it stays on the card when the engine comes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ppengine.bench.workload import Job
+from ppengine.checkpoint import ModelSpec
+from ppengine.config import Profile
+
+_COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
+"""More than caches hold."""
+_WIDTH = {"cpu": 1024, "cuda": 8192}
+_ROUNDS = 7
+
+
+class Rates(msgspec.Struct, kw_only=True):
+    """Of one stage's device. Bytes are those read plus those written."""
+
+    device: str
+    item_bytes: int
+    """Of a weight there, and of a key or value."""
+    copy_gbps: float
+    product_tflops: float
+
+
+def limit_seconds(spec: ModelSpec, item_bytes: int, jobs: list[Job], stages: int, gbps: float, tflops: float) -> float:
+    """Return the least seconds for `jobs` on `stages` devices that work all the time.
+
+    Each decode micro-batch reads its stage's weights once and its own keys and values once; each prompt token passes
+    the layers' products. `item_bytes`: of a weight, and of a key or value.
+    """
+    width, kv_width = spec.hidden_size, spec.num_kv_heads * spec.head_dim
+    matrices = 2 if spec.model_type == "opt" else 3
+    attention = 2 * width * (spec.num_heads * spec.head_dim + kv_width)
+    layers = spec.num_layers * (attention + matrices * width * spec.intermediate_size)
+    weights = item_bytes * (layers + spec.vocab_size * width)
+    token = item_bytes * 2 * spec.num_layers * kv_width
+    steps, batches = max(job.output_len for job in jobs), min(stages, len(jobs))
+    read = steps * batches * weights / stages
+    read += sum(token * (len(job.prompt) * job.output_len + job.output_len**2 // 2) for job in jobs) / stages
+    products = 2 * layers * sum(len(job.prompt) for job in jobs) / stages
+    alone = max(1.0, stages / len(jobs))  # of the stages, fewer requests than stages keep only some busy
+    return alone * (read / (gbps * 1e9) + products / (tflops * 1e12))
+
+
+def measured(profile: Profile, spec: ModelSpec, threads: int) -> Rates:
+    """Return the rates of the device that a stage of `profile` gets. Raises ValueError where it cannot be used."""
+    device = profile.parallel.device
+    on_cpu = device == "cpu" or (device == "auto" and profile.memory.device_mib is not None)
+    dtypes = [profile.model.dtype, spec.dtype, "cpu" if on_cpu else "auto"]
+    command = [sys.executable, "-m", "ppengine.bench.rates", *dtypes, str(threads)]
+    ran = subprocess.run(command, capture_output=True, check=False)
+    if ran.returncode:
+        last = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ValueError(f"the rates of the device could not be measured: {last}")
+    return msgspec.json.decode(ran.stdout, type=Rates)
+
+
+def measure(wanted: str, stored: str, where: str, threads: int) -> Rates:
+    """Measure in this process. `wanted`: the profile's dtype; `stored`: that of the weights; `where`: cpu or auto."""
+    import torch
+
+    from ppengine.stage.hardware import resolve_dtype
+
+    device = "cuda" if where == "auto" and torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(threads)
+    dtype = resolve_dtype(wanted, stored, half=device == "cuda")
+    copied = torch.ones(2, _COPY_BYTES[device], dtype=torch.uint8, device=device)
+    copy_s = _seconds(torch, device, lambda: copied[0].copy_(copied[1]))
+    width = _WIDTH[device]
+    matrix = torch.ones(width, width, dtype=dtype, device=device)
+    product_s = _seconds(torch, device, lambda: matrix @ matrix)
+    name = torch.cuda.get_device_name(0) if device == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
+    return Rates(
+        device=name,
+        item_bytes=dtype.itemsize,
+        copy_gbps=round(2 * _COPY_BYTES[device] / copy_s / 1e9, 2),
+        product_tflops=round(2 * width**3 / product_s / 1e12, 4),
+    )
+
+
+def _seconds(torch: Any, device: str, work: Callable[[], object]) -> float:
+    """Return what `work` takes, the median of some, after two that warm up."""
+
+    def once() -> float:
+        begun = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    return statistics.median([once() for _ in range(_ROUNDS + 2)][2:])
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(measure(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))).decode())

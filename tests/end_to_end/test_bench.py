@@ -1,0 +1,46 @@
+"""`ppconsole bench` on a real engine: what it prints adds up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "ppconsole", "bench"]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=100)
+
+
+def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ran = bench("tiny", "--no-baseline", "--rounds", "1", "--requests", "8", "--output-len", "24")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    first, timed, rates, *stages = [json.loads(line) for line in lines if line.startswith("{")]
+    assert (first["profile"], first["requests"], first["stages"]) == ("tiny", 8, 2)
+    assert timed["engine_tok_s"] > 0 < rates["engine_tok_s"]
+    assert rates["of_limit"] == pytest.approx(rates["engine_tok_s"] / rates["limit_tok_s"], rel=0.02)
+    assert rates["copy_gbps"] > 0 < rates["product_tflops"]
+    assert [stage["stage"] for stage in stages] == [0, 1]
+    batches = {stage["micro_batches"] for stage in stages}
+    assert len(batches) == 1 and batches.pop() >= 24, "both stages have done every micro-batch"
+    for stage in stages:
+        assert 0 < stage["idle"] < 1
+        parts = ("compute_ms", "sample_ms", "send_ms", "memory_ms", "other_ms")
+        assert stage["own_ms"] == pytest.approx(sum(stage[part] for part in parts), abs=0.01)
+        assert stage["of_copy"] == pytest.approx(stage["gbps"] / rates["copy_gbps"], abs=0.001)
+    assert stages[1]["sample_ms"] > 0 == stages[0]["sample_ms"], "the last stage samples"
+    assert [line.split()[0] for line in lines[-2:]] == ["0", "1"]
+
+
+def test_weights_that_are_dummies_are_not_compared() -> None:
+    ran = bench("opt-6.7b-pp1")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == (
+        "error: model.load_format is dummy: transformers has no weights to compare; add --no-baseline\n"
+    )

@@ -1,0 +1,116 @@
+"""What the benchmark adds up: the limit of a device, and where the time of a micro-batch goes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from ppengine.bench.breakdown import Breakdown, Times, table
+from ppengine.bench.rates import limit_seconds
+from ppengine.bench.workload import Job
+from ppengine.checkpoint import ModelSpec, read_spec
+from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, load_profile
+from ppengine.ring import Gauge, Kind, Record, RingWriter
+from transformers import AutoConfig, AutoModelForCausalLM
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return read_spec(make_checkpoint(tmp_path_factory.mktemp("bench") / "m", "llama", dtype="float32"))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(("model", "billions"), [("opt-6.7b", 6.658), ("llama-8b", 8.030)])
+def test_profiles_to_measure_with_have_the_shape_of_their_name(model: str, billions: float, stages: int) -> None:
+    profile = load_profile(f"{model}-pp{stages}")
+    assert (profile.name, profile.parallel.pipeline) == (f"{model}-pp{stages}", stages)
+    assert profile.scheduler.max_num_seqs == 256 * stages
+    assert read_spec(Path(profile.model.path)).num_layers == 32
+    with torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(profile.model.path))
+    assert shape.num_parameters() / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+def row(seq: int, kind: Kind, begun_ms: float, over_ms: float, *, returned_ms: float = 0, detail: int = 0) -> Record:
+    times = (int(begun_ms * MS), int(returned_ms * MS), int(over_ms * MS))
+    return Record(seq, kind, -1, 1, *times, 4, detail, 0, 0, 1)
+
+
+def test_operations_are_summed_as_far_as_they_lie_behind_the_beginning() -> None:
+    times = Times(since_ns=100 * MS)
+    times.feed(
+        [
+            row(1, Kind.FORWARD, 50, 99),
+            row(2, Kind.IDLE, 20, 104),
+            row(3, Kind.STEP, 104, 130, detail=17),
+            row(4, Kind.RECEIVE, 105, 125, returned_ms=111),
+            row(5, Kind.FORWARD, 112, 129),
+            row(6, Kind.IDLE, 130, 0),
+        ]
+    )
+    assert (times.steps, times.context) == (1, 17)
+    assert times.total_s([Kind.IDLE]) == pytest.approx(0.004)
+    assert times.total_s([Kind.IDLE], now_ns=160 * MS) == pytest.approx(0.034), "with the one that is open"
+    assert times.total_s([Kind.RECEIVE]) == pytest.approx(0.006), "it held the thread until its call came back"
+    assert times.total_s([Kind.FORWARD]) == pytest.approx(0.017)
+
+
+def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:
+    profile = Profile(
+        name="x", model=ModelConfig(path="/m"), parallel=ParallelConfig(pipeline=1), memory=MemoryConfig(block_size=16)
+    )
+    config = EngineConfig(
+        id="abcdef", name="x", epoch="e", profile=profile, model_path="/m", model_type="llama", layers=[(0, 1)],
+        max_model_len=8, run_dir=str(tmp_path), ring_dir=str(tmp_path), started_wall=0.0,
+    )  # fmt: skip
+    ring = RingWriter(tmp_path / "s0.0.main.ring", "main", 0, 0, capacity=64)
+    ring.gauge(Gauge.WEIGHTS_BYTES, 10**9)
+    ring.gauge(Gauge.BLOCK_BYTES, 16 * 10**8)
+    idle = ring.begin(Kind.IDLE)
+    with Breakdown(config) as seen:
+        begun = time.monotonic()
+        for number in range(1, 41):  # more records than the ring holds
+            ring.end(idle)
+            step = ring.begin(Kind.STEP, number, size=1, detail=5)
+            forward = ring.begin(Kind.FORWARD, number)
+            time.sleep(0.004)
+            ring.end(forward)
+            send = ring.begin(Kind.SEND, number)
+            room = ring.begin(Kind.ROOM, number)
+            time.sleep(0.001)
+            ring.end(room)
+            ring.end(send)
+            ring.end(step)
+            idle = ring.begin(Kind.IDLE)
+            time.sleep(0.005)
+        run_s = time.monotonic() - begun
+    (stage,) = seen.stages
+    assert stage.micro_batches == 40
+    assert stage.compute_ms >= 4
+    assert stage.own_ms == pytest.approx(stage.compute_ms + stage.send_ms + stage.other_ms, abs=0.01)
+    assert stage.send_ms < 1 < stage.compute_ms, "waiting for room is no work"
+    assert 1 - stage.idle == pytest.approx(stage.own_ms * 40 / 1e3 / run_s, abs=0.02)
+    assert stage.gbps * 1e9 == pytest.approx(40 * (10**9 + 5 * 10**8) / run_s, rel=0.05)
+    assert (stage.device, stage.sample_ms, stage.memory_ms) == (0, 0, 0)
+    assert [len(line) for line in table(seen.stages, 10.0)] == [79, 79, 79]
+    ring.close()
+
+
+def test_the_limit_is_what_must_be_read_and_multiplied(spec: ModelSpec) -> None:
+    """By hand, for the shape of the checkpoint."""
+    shape = msgspec.structs.replace(
+        spec, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=16, num_layers=3, vocab_size=10
+    )
+    layer = 8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 16
+    read = 5 * 2 * (3 * layer + 80) * 4 / 2 + 2 * (2 * 3 * 4 * 4) * (7 * 5 + 12) / 2
+    flops = 2 * 3 * layer * 14 / 2
+    jobs = [Job([1] * 7, 5)] * 2
+    assert limit_seconds(shape, 4, jobs, 2, 1e-9, 1e-12) == pytest.approx(read + flops)
+    alone = limit_seconds(shape, 4, jobs[:1], 2, 1e-9, 1e-12)
+    assert alone == pytest.approx(limit_seconds(shape, 4, jobs[:1], 1, 1e-9, 1e-12)), "one request keeps one stage busy"
