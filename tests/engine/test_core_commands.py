@@ -12,6 +12,7 @@ from ppengine.protocol.control import (
     Abort,
     Command,
     Continue,
+    Cordon,
     Drain,
     Failed,
     Fetch,
@@ -83,6 +84,19 @@ def test_a_later_pause_supersedes_one_that_waits():
     third = world.say(Pause(mode="keep"))
     assert world.last(second[0].id).state == "superseded"
     assert world.last(third[0].id).state == "applied"
+
+
+def test_an_end_is_told_of_the_request_or_the_stage_that_it_is_about():
+    world = CoreWorld(stages=2)
+    name = world.submit(max_tokens=20)[0].request
+    world.engine.advance()
+    for verb in (Pause(mode="keep"), Cordon(stage=1), Abort(request=name)):
+        world.say(verb)
+    world.run()
+    told = [(event.text.split()[0], event.request, event.stage) for event in world.events if event.kind == "op.applied"]
+    assert [line for line in told if line[0] != "submit"] == [
+        ("pause", None, None), ("cordon", None, 1), ("abort", name, None)
+    ]  # fmt: skip
 
 
 def test_pause_wait_after_pause_keep_lets_finish_what_runs():

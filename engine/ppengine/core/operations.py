@@ -29,6 +29,8 @@ class Operation:
     client: bytes
     verb: str
     target: str | None
+    """What the verb is about, as it is shown: a request, a stage, a mode."""
+    request: str | None = None
     state: State = "accepted"
     progress: str = ""
     begun: float = field(default_factory=time.monotonic)
@@ -57,7 +59,7 @@ class Operations:
     def open(self, command: Command, client: bytes, target: str | None, *, request: str | None = None) -> Operation:
         """Accept a command: it now has an id, and will have one outcome."""
         self._count += 1
-        operation = Operation(f"op-{self._count}", command, client, verb_name(command), target)
+        operation = Operation(f"op-{self._count}", command, client, verb_name(command), target, request)
         self._live[operation.id] = operation
         self._reply(client, Accepted(id=command.id, op=operation.id, request=request))
         return operation
@@ -103,7 +105,8 @@ class Operations:
         self._happened(
             Event(
                 seq=0, wall=time.time(), kind=f"op.{state}", text=f"{detail}: {text}{reason}", by=command.by,
-                request=request or operation.target, step=step, op=operation.id,
+                stage=getattr(command.verb, "stage", None), request=request or operation.request, step=step,
+                op=operation.id,
             )
         )  # fmt: skip
 
