@@ -15,6 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from ppengine import mapped
 from ppengine.config import EngineConfig
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -66,15 +67,8 @@ class DevicePage:
     """The stage's side."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file; one that is there is of a predecessor and goes."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.ftruncate(descriptor, PAGE_BYTES)
-            self._map = mmap.mmap(descriptor, PAGE_BYTES)
-        finally:
-            os.close(descriptor)
+        """Make the file, in place of a predecessor's."""
+        self._map = mapped.make(path, PAGE_BYTES)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._words = memoryview(self._map).cast("Q")
         self._lines = 0

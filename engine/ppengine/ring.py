@@ -19,6 +19,8 @@ from pathlib import Path
 from time import monotonic_ns as _now_ns
 from typing import NamedTuple
 
+from ppengine import mapped
+
 MAGIC = b"PPRING\x00\x02"
 HEADER_BYTES = 4096
 _HEADER_WORDS = HEADER_BYTES // 8
@@ -160,14 +162,8 @@ class RingWriter:
     """Writer side; owned by one thread. Costs well under 1 µs a record."""
 
     def __init__(self, path: Path, name: str, stage: int, rank: int, capacity: int = DEFAULT_CAPACITY) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        size = HEADER_BYTES + capacity * RECORD.size
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-            self._map = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        """Make the file, in place of a predecessor's: readers see a new pid."""
+        self._map = mapped.make(path, HEADER_BYTES + capacity * RECORD.size)
         # Words of 8 bytes: written whole, and in less time than by packing.
         self._words = memoryview(self._map).cast("Q")
         self._capacity = capacity

@@ -124,3 +124,18 @@ def test_a_header_of_another_version_is_refused(tmp_path):
         file.write(struct.pack("<Q", 7))
     with pytest.raises(ValueError, match="not a recorder ring"):
         RingReader(tmp_path / "r")
+
+
+def test_a_ring_is_this_users_alone_and_takes_the_place_of_its_predecessors(tmp_path):
+    path = tmp_path / "rings" / "r"
+    first = RingWriter(path, "main", 0, 0, capacity=8)
+    first.begin(Kind.IDLE)
+    known = RingReader(path)
+    second = RingWriter(path, "main", 0, 0, capacity=8)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (known.word(Word.HEAD), RingReader(path).word(Word.HEAD)) == (1, 0), "who has mapped the old one keeps it"
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    RingWriter(path, "main", 0, 0, capacity=8).close()
+    assert not path.is_symlink() and not (tmp_path / "elsewhere").exists()
+    first.close(), second.close()

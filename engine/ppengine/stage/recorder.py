@@ -50,8 +50,6 @@ def open_rings(config: EngineConfig, stage: int, rank: int, generation: int) -> 
 def open_recorder(config: EngineConfig, stage: int, rank: int, thread: str, generation: int) -> Recorder:
     """Make the ring `s<stage>.<rank>.<thread>.ring` in the engine's ring folder."""
     path = Path(config.ring_dir) / f"s{stage}.{rank}.{thread}.ring"
-    # A stage that is started again begins its rings anew; the readers see a new pid.
-    path.unlink(missing_ok=True)
     recorder = Recorder(path, thread, stage, rank)
     recorder.generation = generation
     return recorder

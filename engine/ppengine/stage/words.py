@@ -22,6 +22,8 @@ import threading
 from enum import IntEnum
 from pathlib import Path
 
+from ppengine import mapped
+
 MAGIC = b"PPWORDS\x01"
 PAGE = 4096
 RELEASED = 1 << 62
@@ -34,31 +36,29 @@ class Word(IntEnum):
     READ = 128
 
 
+def _open(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if (size := os.fstat(descriptor).st_size) != PAGE:
+            raise ValueError(f"{path.name} has {size} bytes, {PAGE} are right")
+        page = mmap.mmap(descriptor, PAGE)
+    finally:
+        os.close(descriptor)
+    if page[: len(MAGIC)] != MAGIC:
+        page.close()
+        raise ValueError(f"{path.name} does not begin with {MAGIC!r}")
+    return page
+
+
 class Words:
     """The mapped page. The receiver of the edge creates the file, and removes it when it closes."""
 
     def __init__(self, path: Path, create: bool) -> None:
         """Map the file. Raises OSError, ValueError for a file that is not one of words."""
         self._path = path if create else None
-        flags = os.O_RDWR
-        if create:
-            # Whoever maps the one of an older generation keeps that.
-            path.unlink(missing_ok=True)
-            flags |= os.O_CREAT | os.O_EXCL
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            if create:
-                os.ftruncate(descriptor, PAGE)
-            elif os.fstat(descriptor).st_size != PAGE:
-                raise ValueError(f"{path.name} has {os.fstat(descriptor).st_size} bytes, {PAGE} are right")
-            self._map = mmap.mmap(descriptor, PAGE)
-        finally:
-            os.close(descriptor)
+        self._map = mapped.make(path, PAGE) if create else _open(path)
         if create:
             self._map[: len(MAGIC)] = MAGIC
-        elif self._map[: len(MAGIC)] != MAGIC:
-            self._map.close()
-            raise ValueError(f"{path.name} does not begin with {MAGIC!r}")
         self._cells = {word: ctypes.c_uint64.from_buffer(self._map, word) for word in Word}
         self.address = ctypes.addressof(self._cells[Word.FILLED]) - Word.FILLED
         """Of the page in this process."""

@@ -1,0 +1,22 @@
+"""Small files that one process writes through a mapping and any process of this user may read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+
+def make(path: Path, size: int) -> mmap.mmap:
+    """Return the mapping of a new file of `size` zero bytes, this user's alone. Raises OSError.
+
+    One that is there goes: it is of a predecessor, and whoever has mapped it keeps that.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
