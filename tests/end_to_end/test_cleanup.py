@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import msgspec
 import pytest
 import zmq
 from engines import Engine, wait_until
+from ppengine import lifeline
 from ppengine.config import profiles_dir
-from ppengine.executor.process import spawn
 from ppengine.protocol.control import Accepted, Command, Stop
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, FromFront
@@ -125,9 +127,20 @@ def test_end_under_load(start: Start, role: str, number: signal.Signals) -> None
 def test_parent_gone(runtime: Path) -> None:
     """As it is when a program that uses `LLM` is killed: lifeline and stdout close at once."""
     log = runtime / "log"
-    child = spawn("ppengine.supervisor", ["tiny", "--set", "threads_per_stage=1"], log=log, pipe=True)
-    wait_until(lambda: "serving" in log.read_text(), "the engine serves", 60)
-    child.close()
+    read_end, line = lifeline.open_pipe()
+    command = [sys.executable, "-m", "ppengine.supervisor", "tiny", "--set", "threads_per_stage=1"]
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            [*command, "--lifeline", str(read_end)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+            pass_fds=(read_end,), start_new_session=True,
+        )  # fmt: skip
+    os.close(read_end)
+    try:
+        wait_until(lambda: "serving" in log.read_text(), "the engine serves", 60)
+    finally:
+        os.close(line)
+        assert child.stdout is not None
+        child.stdout.close()
     assert child.wait(ENDS_S) == 0
     assert log.read_text().splitlines()[-1] == "stopped: its parent is gone"
     assert list((runtime / "ppconsole").iterdir()) == []

@@ -37,9 +37,8 @@ def test_profiles_to_measure_with_have_the_shape_of_their_name(model: str, billi
     assert shape.num_parameters() / 1e9 == pytest.approx(billions, abs=0.001)
 
 
-def row(seq: int, kind: Kind, begun_ms: float, over_ms: float, *, returned_ms: float = 0, detail: int = 0) -> Record:
-    times = (int(begun_ms * MS), int(returned_ms * MS), int(over_ms * MS))
-    return Record(seq, kind, -1, 1, *times, 4, detail, 0, 0, 1)
+def row(seq: int, kind: Kind, begun_ms: float, over_ms: float, *, detail: int = 0) -> Record:
+    return Record(seq, kind, -1, 1, int(begun_ms * MS), 0, int(over_ms * MS), 4, detail, 0, 0, 1)
 
 
 def test_operations_are_summed_as_far_as_they_lie_behind_the_beginning() -> None:
@@ -49,16 +48,30 @@ def test_operations_are_summed_as_far_as_they_lie_behind_the_beginning() -> None
             row(1, Kind.FORWARD, 50, 99),
             row(2, Kind.IDLE, 20, 104),
             row(3, Kind.STEP, 104, 130, detail=17),
-            row(4, Kind.RECEIVE, 105, 125, returned_ms=111),
+            row(4, Kind.RECEIVE, 105, 111),
             row(5, Kind.FORWARD, 112, 129),
             row(6, Kind.IDLE, 130, 0),
         ]
     )
-    assert (times.steps, times.context) == (1, 17)
+    assert (times.steps, times.context, times.lost) == (1, 17, 0)
     assert times.total_s([Kind.IDLE]) == pytest.approx(0.004)
     assert times.total_s([Kind.IDLE], now_ns=160 * MS) == pytest.approx(0.034), "with the one that is open"
-    assert times.total_s([Kind.RECEIVE]) == pytest.approx(0.006), "it held the thread until its call came back"
+    assert times.total_s([Kind.RECEIVE]) == pytest.approx(0.006)
     assert times.total_s([Kind.FORWARD]) == pytest.approx(0.017)
+    assert times.total_s([Kind.STEP]) == pytest.approx(0.003), "what is inside is not its own"
+
+
+def test_what_lies_in_another_operation_or_beside_the_step_is_counted_once() -> None:
+    """On a GPU a message is sent inside sampling, or while another one, or the device, is waited for."""
+    times = Times(since_ns=0)
+    times.feed([row(1, Kind.STEP, 0, 0), row(2, Kind.SAMPLE, 1, 0), row(3, Kind.SEND, 2, 0), row(4, Kind.ROOM, 3, 0)])
+    times.feed([row(1, Kind.STEP, 0, 10), row(2, Kind.SAMPLE, 1, 9), row(3, Kind.SEND, 2, 6), row(4, Kind.ROOM, 3, 5)])
+    times.feed([row(5, Kind.DEVICE, 10, 20), row(6, Kind.SEND, 12, 15), row(7, Kind.STEP, 20, 30)])
+    times.feed([row(8, Kind.SEND, 31, 33), row(9, Kind.IDLE, 34, 40)])
+    times.feed([row(12, Kind.STEP, 40, 50)])
+    own = {kind.name: round(1e3 * times.total_s([kind])) for kind in Kind if times.total_s([kind])}
+    assert own == {"STEP": 22, "SAMPLE": 4, "SEND": 7, "ROOM": 2, "DEVICE": 7, "IDLE": 6}
+    assert times.lost == 2
 
 
 def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:

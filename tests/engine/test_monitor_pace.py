@@ -132,7 +132,20 @@ def test_two_hangs_with_a_pause_between_them_are_no_straggler():
     clock.run(1, 500.0)
     clock.now_ns += 8 * SECOND
     clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us)
-    assert clock.run(1, 500.0).slow_ms <= 1000
+    assert clock.run(1, 500.0).slow_ms == 2000, "one of them"
+
+
+def test_steps_of_more_than_a_second_are_told_in_time():
+    pace, now_ns = Pace(), 5 * SECOND
+    for tick in range(1, 121):
+        slow = tick > 60
+        if tick % (10 if slow else 4) == 0:
+            pace.add(512, 512, 2500.0 if slow else 1000.0)
+        now_ns += SECOND // 4
+        pace.close(now_ns, 0, 0)
+        if slow and pace.sample(now_ns).slow_ms >= 6000:
+            break
+    assert 24 <= tick - 60 <= 40, "by the tenth second"
 
 
 def test_a_hang_and_a_rough_second_are_not_the_time_between_them():
@@ -142,7 +155,7 @@ def test_a_hang_and_a_rough_second_are_not_the_time_between_them():
     clock.run(1, 500.0)
     clock.now_ns += 2 * SECOND
     clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us)
-    assert clock.run(1, 27.0).slow_ms == 2000
+    assert clock.run(1, 27.0).slow_ms == 3000, "the hang counts for two seconds"
 
 
 def test_waits_are_compared_with_those_of_the_seconds_in_which_the_work_was_learned():

@@ -52,7 +52,7 @@ class Sockets:
         self._linger_ms = _GOODBYE_MS
 
     def close(self) -> None:
-        """Close all three at once, unsent messages dropped."""
+        """Close all three at once; what is not sent is dropped, but for a goodbye."""
         for socket in (self.control, self.bulk):
             socket.disable_monitor()
         for socket in (*self.breaks, self.state, self.bulk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 from ppengine.bench.breakdown import Breakdown, table
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
-from ppengine.bench.watchers import AttachedConsole, cpu_seconds, roles_of
+from ppengine.bench.watchers import AttachedConsole, cpu_seconds, keep_apart, roles_of
 from ppengine.bench.workload import Job, file_jobs, random_jobs
 from ppengine.checkpoint import ModelSpec, read_spec
 from ppengine.config import ConfigError, EngineConfig, load_profile
@@ -41,7 +42,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-baseline", action="store_true", help="the engine alone")
     parser.add_argument("--gbps", type=float, help="of the device, for the limit; without it, what a copy here reaches")
     parser.add_argument("--tflops", type=float, help="of the device, for the limit; without it, what a product reaches")
-    parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without a console")
+    parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without consoles")
+    parser.add_argument("--consoles", type=at_least_one, default=1, metavar="N", help="so many of them")
+    parser.add_argument("--apart", action="store_true", help="consoles on half of the cores, all else on the others")
     return parser.parse_args()
 
 
@@ -113,9 +116,10 @@ def run_for(llm: LLM, work: Iterator[list[Job]], seconds: float = WINDOW_S) -> f
     return tokens / took
 
 
-def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
-    """Alternate runs with and without a console and print what watching costs."""
+def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int, consoles: int, apart: bool) -> None:
+    """Alternate runs with and without consoles and print what watching costs."""
     roles = roles_of(llm.llm_engine.supervisor_pid)
+    cores = keep_apart([os.getpid(), *roles["engine"], *roles["watchers"]]) if apart else None
     alone, watched, shares = [], [], []
     for number in range(pairs):
         # Each pair begins with the other side, so that a drift of the machine favours neither.
@@ -123,38 +127,47 @@ def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
             if not attached:
                 alone.append(run_for(llm, work))
                 continue
-            with AttachedConsole(llm.llm_engine.engine_id) as console:
-                console.settle()
-                watchers = [*roles["watchers"], console.pid]
+            with contextlib.ExitStack() as stack:
+                several = [
+                    stack.enter_context(AttachedConsole(llm.llm_engine.engine_id, cores)) for _ in range(consoles)
+                ]
+                for console in several:
+                    console.settle()
+                watchers = [*roles["watchers"], *(console.pid for console in several)]
                 before = sum(map(cpu_seconds, roles["engine"])), sum(map(cpu_seconds, watchers))
                 watched.append(run_for(llm, work))
                 engine = sum(map(cpu_seconds, roles["engine"])) - before[0]
                 shares.append((sum(map(cpu_seconds, watchers)) - before[1]) / max(engine, 1e-9))
         say(pair=number, alone_tok_s=round(alone[-1], 1), watched_tok_s=round(watched[-1], 1), cpu=round(shares[-1], 4))
     ratios = sorted(w / a for w, a in zip(watched, alone, strict=True))
-    print(f"throughput with a console / without: median {statistics.median(ratios):.3f}", end=" ")
+    where = f", on cores {sorted(cores)} of their own" if cores else ""
+    print(f"{consoles} console{'s' * (consoles > 1)}{where}")
+    print(f"throughput with / without:        median {statistics.median(ratios):.3f}", end=" ")
     print(f"(pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
-    print(f"watchers' CPU s per engine CPU s:    median {statistics.median(shares):.4f} (max {max(shares):.4f})")
+    print(f"watchers' CPU s per engine CPU s: median {statistics.median(shares):.4f} (max {max(shares):.4f})")
 
 
 def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments: argparse.Namespace) -> None:
     """Run once more, look at what the stages record meanwhile, and print where the time went, beside the limit."""
     config = EngineConfig.load(Path(llm.llm_engine.run_dir) / "engine.json")
-    with Breakdown(config) as seen:
+    # A tied table of a single stage is read whole by the head.
+    looked_up = spec.vocab_size * (spec.embed_dim or spec.hidden_size) * rates.item_bytes
+    with Breakdown(config, 0 if spec.tie_word_embeddings and config.stages == 1 else looked_up) as seen:
         seconds = run_engine(llm, jobs)
     made = sum(job.output_len for job in jobs)
     gbps, tflops = arguments.gbps or rates.copy_gbps, arguments.tflops or rates.product_tflops
     limit = made / limit_seconds(spec, rates.item_bytes, jobs, config.stages, gbps, tflops)
     speed = made / seconds
     say(
-        device=rates.device, copy_gbps=rates.copy_gbps, product_tflops=rates.product_tflops,
-        engine_tok_s=round(speed, 1), limit_tok_s=round(limit, 1), of_limit=round(speed / limit, 4),
+        device=rates.device, copy_gbps=rates.copy_gbps, product_tflops=rates.product_tflops, limit_gbps=gbps,
+        limit_tflops=tflops, engine_tok_s=round(speed, 1), limit_tok_s=round(limit, 1),
+        of_limit=round(speed / limit, 4),
     )  # fmt: skip
     for stage in seen.stages:
         say(**dataclasses.asdict(stage), of_copy=round(stage.gbps / rates.copy_gbps, 4))
     print(f"one more round {speed:9.1f} output tokens/s, {speed / limit:.3f} of the limit {limit:,.1f}: what")
     print(f"               {gbps:,.1f} GB/s and {tflops:,.3f} TFLOP/s a stage allow ({rates.device})")
-    print("\n".join(table(seen.stages, rates.copy_gbps)))
+    print("\n".join(table(seen.stages, rates.copy_gbps)) if seen.stages else f"no breakdown: {seen.problem}")
 
 
 def main() -> int:
@@ -173,6 +186,9 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     cores = len(os.sched_getaffinity(0))
+    if arguments.apart and cores < 2:
+        print(f"error: --apart needs two cores or more; this process may use {cores}", file=sys.stderr)
+        return 2
     say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
     try:
         threads = profile.threads_per_stage or max(1, cores // profile.parallel.pipeline)
@@ -180,7 +196,7 @@ def main() -> int:
         with LLM(profile) as llm:
             run_engine(llm, jobs)
             if rates is None:
-                with_watchers(llm, work, arguments.watch_pairs)
+                with_watchers(llm, work, arguments.watch_pairs, arguments.consoles, arguments.apart)
                 return 0
             if arguments.no_baseline:
                 for number in range(arguments.rounds):

@@ -7,55 +7,71 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ppengine.config import EngineConfig
-from ppengine.monitor.rings import BEGUN_NS, DETAIL, DONE_NS, KIND, RETURNED_NS, WAITS, Track
+from ppengine.monitor.rings import BEGUN_NS, DETAIL, DONE_NS, KIND, SEQ, SIZE, WAITS, Track
 from ppengine.monitor.watch import RingFile
-from ppengine.ring import Gauge, Kind, Row
+from ppengine.ring import Gauge, Kind, RingReader, Row
 
 LOOK_S = 0.05
 """A ring holds 4,096 records: at ten a step and a thousand steps a second, 0.4 s."""
 _COMPUTE = (Kind.EMBED, Kind.FORWARD, Kind.HEAD)
 _MEMORY = (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP)
-_HOLDS = WAITS | {Kind.DEVICE}
-"""What the thread only waits in: for others, or for its device."""
-_OUTSIDE = (Kind.STEP, Kind.IDLE, Kind.DEVICE, Kind.ROOM)
-"""Not parts of a step of their own: around it, beside it, or inside a send."""
+_OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value, Kind.DEVICE.value})
+_done_ns = itemgetter(DONE_NS)
 
 
 class Times(Track):
-    """Sums the operations of one main ring that end after `since_ns`, as far as they lie behind it."""
+    """Sums what each kind of operation in one main ring took by itself behind `since_ns`: without those inside it."""
 
     def __init__(self, since_ns: int) -> None:
         super().__init__()
-        self.steps = self.context = 0
-        """Steps that ended, and the tokens of context in them."""
+        self.steps = self.context = self.lost = 0
+        """Micro-batches that ended, the tokens of context in them, and records that the ring had lapped."""
         self._since_ns = since_ns
-        self._ns: Counter[int] = Counter()
+        self._own_ns: Counter[int] = Counter()
+        self._inner: list[tuple[int, int]] = []
+        """From when to when: what has ended inside an operation that has not."""
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
         """See `Track.feed`."""
+        first = next((row[SEQ] for row in rows if row[SEQ] > self.seen), 0)
+        self.lost += max(0, first - self.seen - 1) if self.seen else 0
         ended = super().feed(rows, gone)
+        # What is inside an operation began later, and goes first where both ended in one tick of the clock.
+        ended.reverse()
+        ended.sort(key=_done_ns)
         for row in ended:
-            # A wait holds the thread only until its call comes back.
-            over_ns = (row[RETURNED_NS] or row[DONE_NS]) if row[KIND] in _HOLDS else row[DONE_NS]
-            if over_ns > self._since_ns:
-                self._ns[row[KIND]] += over_ns - max(row[BEGUN_NS], self._since_ns)
-                if row[KIND] == Kind.STEP:
-                    self.steps += 1
-                    self.context += row[DETAIL]
+            self._add(row)
         return ended
 
     def total_s(self, kinds: Iterable[int], now_ns: int = 0) -> float:
         """Return the seconds in operations of `kinds`; with `now_ns`, also in one that is still open."""
         wanted = set(kinds)
-        ns = sum(self._ns[kind] for kind in wanted)
+        ns = sum(self._own_ns[kind] for kind in wanted)
         op = self.open_op() if now_ns else None
         if op is not None and op.kind in wanted:
             ns += now_ns - max(op.enqueued_ns, self._since_ns)
         return ns / 1e9
+
+    def _add(self, row: Row) -> None:
+        kind, begun_ns, over_ns = row[KIND], max(row[BEGUN_NS], self._since_ns), row[DONE_NS]
+        if over_ns <= self._since_ns:
+            return
+        own_ns = over_ns - begun_ns
+        while self._inner and self._inner[-1][0] >= begun_ns:
+            from_ns, to_ns = self._inner.pop()
+            own_ns -= to_ns - from_ns
+        self._own_ns[kind] += own_ns
+        self._inner.append((begun_ns, over_ns))
+        if kind in _OUTERMOST:
+            self._inner.clear()
+        if kind == Kind.STEP and row[SIZE]:
+            self.steps += 1
+            self.context += row[DETAIL]
 
 
 @dataclass(frozen=True)
@@ -96,18 +112,23 @@ def table(stages: list[StageTimes], copy_gbps: float) -> list[str]:
 
 
 class Breakdown:
-    """Reads the main rings of an engine of this host while the block lasts; `stages` has the result then."""
+    """Reads the main rings of an engine of this host while the block lasts; `stages` has the result then.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `looked_up`: bytes of the first stage's weights of which a step reads a few rows, the embedding. `problem`: why
+    there is no result.
+    """
+
+    def __init__(self, config: EngineConfig, looked_up: int = 0) -> None:
         self.stages: list[StageTimes] = []
-        self._config = config
+        self.problem = ""
+        self._config, self._looked_up = config, looked_up
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> Breakdown:
         self._since_ns = time.monotonic_ns()
-        paths = [Path(self._config.ring_dir) / f"s{stage}.0.main.ring" for stage in range(self._config.stages)]
-        self._files = [RingFile(path, path.stat().st_ino, Times(self._since_ns)) for path in paths]
+        self._paths = [Path(self._config.ring_dir) / f"s{stage}.0.main.ring" for stage in range(self._config.stages)]
+        self._files = [RingFile(path, path.stat().st_ino, Times(self._since_ns)) for path in self._paths]
         self._thread.start()
         return self
 
@@ -117,38 +138,41 @@ class Breakdown:
         for file in self._files:
             file.read()
         now_ns = time.monotonic_ns()
-        self.stages = [self._times(stage, file, now_ns) for stage, file in enumerate(self._files)]
-        for file in self._files:
+        for stage, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
+            times = file.track
+            assert isinstance(times, Times)
+            if path.stat().st_ino != file.inode:
+                self.problem = f"stage {stage} was started anew meanwhile"
+            elif times.lost:
+                self.problem = f"stage {stage} recorded faster than was read: {times.lost} records are lost"
+            self.stages.append(self._times(stage, file.reader, times, now_ns))
             file.reader.close()
+        if self.problem:
+            self.stages = []
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_S):
             for file in self._files:
                 file.read()
 
-    def _times(self, stage: int, file: RingFile, now_ns: int) -> StageTimes:
-        times, run_s = file.track, (now_ns - self._since_ns) / 1e9
-        assert isinstance(times, Times)
-        steps = max(1, times.steps)
-        inside = times.total_s(set(Kind) - set(_OUTSIDE))
-        waited = times.total_s((WAITS | {Kind.ROOM}) - {Kind.IDLE})
-        step_s, room_s = times.total_s([Kind.STEP]), times.total_s([Kind.ROOM])
-        token_bytes = file.reader.gauge(Gauge.BLOCK_BYTES) / self._config.profile.memory.block_size
-        read = times.steps * file.reader.gauge(Gauge.WEIGHTS_BYTES) + times.context * token_bytes
+    def _times(self, stage: int, reader: RingReader, times: Times, now_ns: int) -> StageTimes:
+        run_s = (now_ns - self._since_ns) / 1e9
+        token_bytes = reader.gauge(Gauge.BLOCK_BYTES) / self._config.profile.memory.block_size
+        weights = reader.gauge(Gauge.WEIGHTS_BYTES) - (0 if stage else self._looked_up)
 
-        def each(seconds: float) -> float:
-            return round(1e3 * seconds / steps, 4)
+        def each(kinds: Iterable[int]) -> float:
+            return round(1e3 * times.total_s(kinds) / max(1, times.steps), 4)
 
         return StageTimes(
             stage=stage,
             micro_batches=times.steps,
             idle=round(times.total_s(WAITS, now_ns) / run_s, 4),
             device=round(times.total_s([Kind.DEVICE], now_ns) / run_s, 4),
-            own_ms=each(step_s - waited),
-            compute_ms=each(times.total_s(_COMPUTE)),
-            sample_ms=each(times.total_s([Kind.SAMPLE])),
-            send_ms=each(times.total_s([Kind.SEND]) - room_s),
-            memory_ms=each(times.total_s(_MEMORY)),
-            other_ms=each(step_s - inside),
-            gbps=round(read / run_s / 1e9, 3),
+            own_ms=each(set(Kind) - WAITS - {Kind.DEVICE}),
+            compute_ms=each(_COMPUTE),
+            sample_ms=each([Kind.SAMPLE]),
+            send_ms=each([Kind.SEND]),
+            memory_ms=each(_MEMORY),
+            other_ms=each([Kind.STEP]),
+            gbps=round((times.steps * weights + times.context * token_bytes) / run_s / 1e9, 3),
         )

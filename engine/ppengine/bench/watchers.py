@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -16,10 +17,13 @@ SETTLE_S, SETTLED_S = 20.0, 0.5
 
 
 class AttachedConsole:
-    """A console of this engine on a terminal of 160 x 48, drawing once a second, while the block lasts."""
+    """A console of this engine on a terminal of 160 x 48, drawing once a second, while the block lasts.
 
-    def __init__(self, engine_id: str) -> None:
-        self._engine_id = engine_id
+    `cores`: those that it may use; None: all.
+    """
+
+    def __init__(self, engine_id: str, cores: set[int] | None = None) -> None:
+        self._engine_id, self._cores = engine_id, cores
 
     def __enter__(self) -> AttachedConsole:
         self._ours, theirs = pty.openpty()
@@ -29,6 +33,8 @@ class AttachedConsole:
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
         os.close(theirs)
+        if self._cores is not None:
+            os.sched_setaffinity(self._process.pid, self._cores)
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
         return self
@@ -59,6 +65,17 @@ class AttachedConsole:
                 continue
         except OSError:
             return  # the terminal is gone with the console
+
+
+def keep_apart(pids: list[int]) -> set[int]:
+    """Keep all threads of `pids` to the lower half of the cores that this process may use; return the upper half."""
+    cores = sorted(os.sched_getaffinity(0))
+    lower, upper = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task.name), lower)
+    return upper
 
 
 def cpu_seconds(pid: int) -> float:

@@ -34,6 +34,8 @@ class RayExecutor:
         self._driver: Child | None = None
         self._words: socket.socket | None = None
         self._stages: dict[int, ProcessInfo] = {}
+        self._wanted: dict[int, int] = {}
+        """The generation of a stage's newest order: what is told of an older one does not matter."""
 
     def start(self, config: EngineConfig) -> None:
         """Start the driver, which starts or joins Ray and then the actors."""
@@ -61,6 +63,7 @@ class RayExecutor:
         info = self._stages.get(stage)
         if info is not None:
             info.replaced = info.replaced or info.exit_code is None
+        self._wanted[stage] = generation
         # A driver that is gone ends the engine.
         with contextlib.suppress(OSError):
             if self._words is not None:
@@ -92,9 +95,7 @@ class RayExecutor:
             if not word:
                 return
             info = msgspec.json.decode(word, type=ProcessInfo)
-            known = None if info.stage is None else self._stages.get(info.stage)
-            # The end of one that is replaced is no fault, and is not told.
-            if info.stage is not None and not (known and known.replaced and info.pid == known.pid):
+            if info.stage is not None and info.generation >= self._wanted.get(info.stage, 0):
                 self._stages[info.stage] = info
 
 

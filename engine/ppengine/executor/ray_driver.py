@@ -26,13 +26,15 @@ import msgspec
 from ppengine import lifeline
 from ppengine.config import EngineConfig
 from ppengine.executor.base import ExecutorError
-from ppengine.executor.process import describe_exit, kill_all, session
+from ppengine.executor.process import describe_exit, kill_all, session, until
 from ppengine.executor.ray_stage import StageActor
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 
 PLACE_S = 30.0
+END_S = 2.0
+"""What a killed stage gets to be gone."""
 WATCH_S = 0.05
 CAUSE_S = 0.3
 """How long to wait for Ray's account of a death that /proc shows already."""
@@ -103,7 +105,7 @@ class Driver:
         while left := [pid for pid in session(os.getpid()) if pid != os.getpid()]:
             kill_all(left)
             time.sleep(0.01)
-        kill_all(hand.pid for hand in self._hands.values() if hand.lives)
+        self._kill_stages()
         if self._owned:
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(1)
@@ -196,8 +198,13 @@ class Driver:
             if not word:
                 return
             order = msgspec.json.decode(word, type=StartStage)
-            self._dismiss(self._hands[order.stage])
-            self._hire(order.stage, order.generation)
+            self._replace(self._hands[order.stage], order.generation)
+
+    def _replace(self, hand: Hand, generation: int) -> None:
+        self._dismiss(hand)
+        # Its memory is to be free when the next one looks how much there is.
+        until(lambda: not hand.lives, END_S)
+        self._hire(hand.stage, generation)
 
     def _hear(self, hand: Hand) -> None:
         """Take an answer: the pid of an actor that is there now, which begins to run then, or the end of its run."""
@@ -232,12 +239,21 @@ class Driver:
         return code, describe_exit(code, self._log(hand.stage), hand.words_from)
 
     def _say(self, hand: Hand, code: int | None = None, detail: str = "") -> None:
-        pid = hand.pid or os.getpid()  # One that has failed to become a process is told of under ours.
         info = ProcessInfo(
-            role="stage", stage=hand.stage, rank=0, pid=pid, exit_code=code, detail=detail, generation=hand.generation
+            role="stage",
+            stage=hand.stage,
+            rank=0,
+            pid=hand.pid,
+            exit_code=code,
+            detail=detail,
+            generation=hand.generation,
         )
         with contextlib.suppress(OSError):  # The supervisor is gone: our lifeline ends us.
             self._words.send(msgspec.json.encode(info))
+
+    def _kill_stages(self) -> None:
+        """Kill all stages that live; from any thread."""
+        kill_all(hand.pid for hand in list(self._hands.values()) if hand.lives)
 
     def _log(self, stage: int) -> Path:
         return Path(self._config.run_dir) / f"stage{stage}.log"
@@ -251,6 +267,7 @@ class Driver:
     def _leave(self) -> None:
         ray = _ray()
 
+        self._kill_stages()  # all of them before Ray is asked for anything, which may not answer
         for hand in self._hands.values():
             self._dismiss(hand)
         if self._group is not None:

@@ -118,7 +118,8 @@ class Pace:
         else:
             if self._slow_ns < _APART_NS < begun_ns - self._slow_until_ns:
                 self._slow_ns = 0
-            self._slow_ns += now_ns - begun_ns
+            # Steps that are longer than a second end in every other one only. A hang is one step, and a moment.
+            self._slow_ns += max(now_ns - begun_ns, min(int(took.ms * 1e6), 2 * WINDOW_NS))
             self._slow_until_ns = now_ns
         found = PaceSample(
             step_ms=round(took.ms / took.steps, 3),

@@ -66,10 +66,12 @@ class Sessions:
             self._said("attached", session)
 
     def goodbye(self, client: bytes) -> None:
-        """Close the session of `client`, which leaves."""
-        session = self._sessions.pop(client, None)
+        """Note that `client` leaves."""
+        session = self._sessions.get(client)
         if session is not None:
             self._leave(session)
+            # What the core accepts yet of its requests goes at the next count.
+            session.heard -= ATTACHED_S + 1.0
 
     def get(self, client: bytes) -> Session | None:
         """Return the session of `client`."""

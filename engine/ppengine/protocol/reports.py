@@ -206,7 +206,7 @@ class PaceSample(msgspec.Struct, kw_only=True, frozen=True):
     step_ms: float
     baseline_ms: float
     slow_ms: float = 0.0
-    """How long every second has been at least 1.3 times the baseline; 0: the newest was not."""
+    """Sum of the seconds at 1.3 times the baseline or more, with none between them that was well; 0: the newest was."""
     throttled: float | None = None
     """Share of the last second in which the cgroup's quota held the process back; None: no quota is known."""
     age_ms: float = 0.0
@@ -300,7 +300,7 @@ class ProcessInfo(msgspec.Struct, kw_only=True):
 
 
 class StartStage(msgspec.Struct, tag="start-stage", kw_only=True):
-    """From the core to the supervisor: end what is left of this stage's process and start it for `generation`."""
+    """End what is left of a stage's process and start it for `generation`: to the supervisor and Ray's driver."""
 
     stage: int
     generation: int

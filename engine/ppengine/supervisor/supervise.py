@@ -147,15 +147,13 @@ class Supervisor:
         """Look at every process, report what changed (and all of it each second), return what has newly ended."""
         me = ProcessInfo(role="supervisor", stage=None, rank=None, pid=os.getpid())
         infos = [me, *(child.info(role) for role, child in self._children.items()), *self._executor.poll()]
-        before = {(info.role, info.stage, info.pid) for info in self._known if info.exit_code is not None}
+        before = {_identity(info) for info in self._known if info.exit_code is not None}
         now = time.monotonic()
         if self._link is not None and (infos != self._known or now - self._reported_at >= REPORT_S):
             self._link.report(infos)
             self._reported_at = now
         self._known = infos
-        return [
-            info for info in infos if info.exit_code is not None and (info.role, info.stage, info.pid) not in before
-        ]
+        return [info for info in infos if info.exit_code is not None and _identity(info) not in before]
 
     def _judge(self, info: ProcessInfo) -> None:
         """Decide what the end of one process means; the first one that ends the engine gives the reason."""
@@ -241,6 +239,11 @@ class Supervisor:
                 tell(f"{self._config.name} ({self._config.id}): killed after {timeout:g} s: {', '.join(left)}")
                 return
             self._wakeup.wait(0.02, None)
+
+
+def _identity(info: ProcessInfo) -> tuple[str, int | None, int, int]:
+    """Tell processes apart; one that was never born has no pid."""
+    return info.role, info.stage, info.generation, info.pid
 
 
 def _who(info: ProcessInfo) -> str:
