@@ -299,9 +299,7 @@ async def test_an_actor_that_is_killed_or_stopped_is_made_anew(folder: Path, exp
             await op.written(names[0], 8)
             first, last = [stage.pid for stage in (await op.now()).stages]
             os.kill(last, signal.SIGKILL)
-            await op.until(
-                lambda picture: (1, "crashed") in roots(picture), "the dead actor is named: Ray keeps no signal"
-            )
+            await op.until(lambda picture: (1, "dead") in roots(picture), "the dead actor is named")
             picture = await op.until(
                 lambda picture: picture.engine.state == "serving" and not picture.verdicts, "it serves again", BACK_S
             )

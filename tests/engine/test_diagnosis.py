@@ -178,6 +178,16 @@ def test_idle_is_no_fault(count):
     assert diagnose(evidence(stages, since_retired_s=3600.0)) == []
 
 
+def test_who_waits_for_one_that_still_loads_is_in_no_phase_for_too_long():
+    loaded = {"phase": "profile", "phase_age_s": PHASE_BUDGET_S["profile"] + 60, "op": "collective"}
+    loads = {"phase": "load", "phase_age_s": PHASE_BUDGET_S["profile"] + 90, "op": "load"}
+    stages = with_stage(with_stage(healthy(2), 0, **loaded), 1, **loads)
+    assert diagnose(evidence(stages)) == []
+    late = with_stage(stages, 1, **loads | {"phase_age_s": PHASE_BUDGET_S["load"] + 1})
+    assert [verdict.stage for verdict in diagnose(evidence(late))] == [1]
+    assert [verdict.stage for verdict in diagnose(evidence(with_stage(stages, 1, phase="serving")))] == [0]
+
+
 @pytest.mark.parametrize("phase", sorted(PHASE_BUDGET_S))
 @pytest.mark.parametrize("k", [0, 1])
 def test_a_declared_phase_inside_its_budget_is_no_fault(phase, k):
@@ -202,13 +212,15 @@ def test_the_limit_scales_with_the_work(tokens, expected, since, fault):
     assert bool(diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=since))) is fault
 
 
-def test_copies_and_mapping_get_their_time():
-    stages = with_stage(pipeline_held_at(2, 0), 0, op="swap_out", op_size=200_000_000, unretired_tokens=0)
-    assert stuck_limit_s(tuple(stages)) == 9.35
-    assert diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0)) == []
-    for small in ({"op": "swap_out", "op_size": 100_000}, {"op": "map"}):
-        stages = with_stage(pipeline_held_at(2, 0), 0, unretired_tokens=0, **small)
-        assert stuck_limit_s(tuple(stages)) == 1.35
+@pytest.mark.parametrize("op", ["swap_out", "map", "forward"])
+def test_copies_and_mapping_of_a_step_get_their_time_whatever_it_is_at(op):
+    copies = with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, unretired_moved=1_000_000_000)
+    assert stuck_limit_s(tuple(copies)) == 9.35
+    assert diagnose(evidence(copies, steps_in_flight=(8,), since_retired_s=6.0)) == []
+    maps = with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, unretired_mapped=8_000_000_000)
+    assert stuck_limit_s(tuple(maps)) == 19.35
+    small = {"unretired_moved": 100_000, "unretired_mapped": 1_000_000}
+    assert stuck_limit_s(tuple(with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, **small))) == 1.35
 
 
 def test_processes_that_end_with_the_engine_are_no_fault():

@@ -9,7 +9,7 @@ from monitor_helpers import stage
 from ppengine.monitor.diagnosis import build, diagnose
 from ppengine.monitor.diagnosis.graph import main
 from ppengine.monitor.evidence import DriverEvidence
-from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, Message, PaceSample
+from ppengine.protocol.reports import UNKNOWN_STATUS, CpuShares, EdgeSample, Finding, Message, PaceSample
 
 
 def roots(verdicts):
@@ -49,6 +49,28 @@ def test_a_stage_that_says_that_it_cannot_go_on_and_lives(count, k, words, cause
     stages = with_stage(pipeline_held_at(count, k, 0.6), k, lost=words, lost_for_s=0.1, op="idle")
     root = diagnose(stuck(stages, 0.6))[0]
     assert (root.stage, root.cause) == (k, cause) and words in root.summary and f"last words: {words}" in root.evidence
+
+
+def only(verdicts):
+    (root,) = [verdict for verdict in verdicts if verdict.root]
+    return root
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+@pytest.mark.parametrize(
+    ("kills", "words", "cause"),
+    [
+        (None, "Ray: its worker process has died.", "dead"),
+        (0, "Ray: its worker process has died.", "dead"),
+        (1, "Ray: its worker process has died.", "killed_oom"),
+        (None, "Ray: the task was killed: out of memory", "out_of_memory"),
+    ],
+)
+def test_a_death_of_which_nobody_has_the_status_is_no_crash(count, k, kills, words, cause):
+    gone = {"exit_code": UNKNOWN_STATUS, "exit_detail": words, "dead_for_s": 0.6, "oom_kills": kills}
+    root = only(diagnose(evidence(with_stage(healthy(count), k, **gone))))
+    assert (root.stage, root.cause) == (k, cause)
+    assert "nobody has its exit status" in root.summary
 
 
 def test_who_blames_a_peer_waits_for_the_peers_own_end():

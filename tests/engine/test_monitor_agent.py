@@ -121,7 +121,7 @@ def test_what_the_agent_sees_of_a_stage_at_work(config):
         assert seen.op in ("idle", "forward", "step", None)
         assert seen.gauges["total_bytes"] == 1 << 26
         assert 64 * PAGE <= seen.kv_resident < 1 << 20
-        assert seen.timeline and seen.forward_ms[0][0] == 4
+        assert seen.timeline and seen.work_ms[0][0] == 4
         assert [stream.name for stream in seen.streams] == ["main"]
         assert seen.main_state in "RS" and seen.wchan is not None and seen.last_op in ("forward", "idle")
         assert 0 <= seen.cpu.user < 1 and seen.cpu.main_user <= seen.cpu.user + 0.02

@@ -1,7 +1,13 @@
 """A stage beside its own past: what is slower, and everything that only looks so."""
 
+import hashlib
+import os
+import threading
+import time
+
 import pytest
 from monitor_helpers import record
+from ppengine.monitor import proc
 from ppengine.monitor.messages import SHOWN_DONE, MessageTrack
 from ppengine.monitor.pace import Pace
 from ppengine.ring import Kind
@@ -205,3 +211,26 @@ def test_old_messages_are_forgotten_and_open_ones_shown():
     assert 256 <= len(known) < 512 and max(known) == 2000
     track.feed([message(1990, 1990, 2001)])
     assert all(m.state == 2 for m in track.samples(0)[0].messages)
+
+
+def test_waits_of_all_threads_are_counted():
+    """One more thread that wants a core all the time, beside a process that keeps the only one busy."""
+    core = {min(os.sched_getaffinity(0))}
+    before, done = proc.threads_waited_ns(os.getpid()), threading.Event()
+
+    def spin():
+        os.sched_setaffinity(0, core)
+        while not done.is_set():
+            hashlib.sha256(bytes(1 << 20)).digest()  # without the GIL
+
+    threads = [threading.Thread(target=spin) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    grown, main = proc.threads_waited_ns(os.getpid()) - before, proc.waited_ns(os.getpid())
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert grown > 0.2e9, "three wanted one core for half a second"
+    assert main is not None
+    assert proc.threads_waited_ns(2**22 + 1) is None

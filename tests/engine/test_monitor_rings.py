@@ -90,14 +90,29 @@ def test_operations_in_words():
     assert op_text(record(1, 99, 1)) == "kind99"
 
 
-def test_history_of_forwards_scales():
+def test_history_of_work_scales():
     track = fed(record(1, Kind.FORWARD, 0.001, 10, size=8), record(2, Kind.FORWARD, 20, 100, size=100))
-    history = track.forward_ms()
+    history = track.work_ms()
     assert [tokens for tokens, _ in history] == [8, 128]
     assert expected_ms(history, 3) == pytest.approx(10, abs=0.1)
-    assert expected_ms(history, 100) == pytest.approx(80, abs=0.1)
+    assert expected_ms(history, 68) == pytest.approx(45, abs=0.1), "half way"
+    assert expected_ms(history, 128) == pytest.approx(80, abs=0.1)
     assert expected_ms(history, 256) == pytest.approx(160, abs=0.1)
     assert expected_ms([], 1) is None
+    assert expected_ms([(1, 9.0), (64, 3.0)], 32) == 9.0, "more work is not expected to take less time"
+
+
+def test_head_and_sampling_are_expected_and_no_slowness_of_the_stage():
+    step = record(1, Kind.STEP, 0.001, 100, size=4)
+    parts = (
+        record(2, Kind.FORWARD, 1, 11, size=4),
+        record(3, Kind.HEAD, 11, 31, size=4),
+        record(4, Kind.SAMPLE, 31, 91, size=4),
+    )
+    track = fed(step, *parts)
+    assert track.work_ms() == [(4, pytest.approx(90, abs=0.1))]
+    ((work,),) = (second.values() for second in [track.pace._second])
+    assert work.ms == pytest.approx(40, abs=0.1)
 
 
 def test_open_operations_are_bounded():

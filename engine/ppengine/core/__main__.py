@@ -34,8 +34,8 @@ LONGEST_WAIT_S = 0.2
 """Between two turns: a signal and questions for the state are looked at then, however rare reports are."""
 _UNHURRIED = "request."
 """Events of this kind go with the next report: hundreds may end in a second, and one at a time wakes every reader."""
-FRONT_BURST = 64
-"""Messages taken from consoles in one turn, so that a flood of them cannot starve the stages."""
+FRONT_BURST, FRONT_S = 64, 0.05
+"""Messages taken from consoles in one turn, and for how long, so that a flood of them cannot starve the stages."""
 
 
 class Loop:
@@ -83,7 +83,9 @@ class Loop:
             woken = poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
             if woken and not self._drain_stages() and not readable(self._front):
                 continue  # steps that other stages are still busy with: nothing follows from that
-            self._drain_front()
+            if self._drain_front():
+                # That may have taken long, and what the stages have sent meanwhile is not to look late.
+                self._drain_stages()
             self.engine.advance()
             self.engine.outputs.serve_waiters()
             self._serve_state_waiters()
@@ -114,15 +116,18 @@ class Loop:
                 self.engine.event("protocol.error", f"from a stage: {error}")
         return news
 
-    def _drain_front(self) -> None:
-        for _ in range(FRONT_BURST):
-            if not readable(self._front):
-                return
+    def _drain_front(self) -> bool:
+        """Take what was asked for; return whether there was anything."""
+        begun = time.monotonic()
+        for number in range(FRONT_BURST):
+            if not readable(self._front) or time.monotonic() - begun > FRONT_S:
+                return number > 0
             client, *frames = self._front.recv_multipart(NOBLOCK)
             try:
                 self._on_front(client, self._from_front.decode(frames[-1]))
             except ProtocolError as error:
                 self.engine.event("protocol.error", f"on front: {error}")
+        return True
 
     def _on_front(self, client: bytes, message: object) -> None:
         engine = self.engine

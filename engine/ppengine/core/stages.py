@@ -26,6 +26,10 @@ class Flight:
     sent_ns: int
     tokens: int
     is_map: bool
+    moved: int
+    """Blocks that it copies or swaps."""
+    mapped_by: int
+    """Blocks by which it changes the mapping, at most."""
     missing: set[StageKey]
     sampled: list[Sampled] = field(default_factory=list)
     mapped: list[int] = field(default_factory=list)
@@ -46,6 +50,8 @@ class StageBoard:
         self._layers = layers
         self._flights: deque[Flight] = deque()
         self._retired: dict[StageKey, int] = dict.fromkeys(self.keys, 0)
+        self._map_blocks = 0
+        """What stages were told to map last."""
 
     def unknown(self, stage: int) -> str:
         """Return that there is no such stage, and which there are; empty when there is."""
@@ -102,8 +108,11 @@ class StageBoard:
     def sent(self, step: Step) -> None:
         """Note that `step` went to every stage."""
         tokens = sum(row.count for row in step.rows)
+        is_map = step.map_blocks is not None
+        mapped_by = abs(step.map_blocks - self._map_blocks) if step.map_blocks is not None else 0
+        self._map_blocks = self._map_blocks if step.map_blocks is None else step.map_blocks
         self._flights.append(
-            Flight(step.number, time.monotonic_ns(), tokens, step.map_blocks is not None, set(self.keys))
+            Flight(step.number, time.monotonic_ns(), tokens, is_map, len(step.moves), mapped_by, set(self.keys))
         )
 
     def acknowledge(self, message: Retired) -> bool:
@@ -154,6 +163,8 @@ class StageBoard:
                 oldest_unretired_age_ms=None if oldest is None else (now - oldest.sent_ns) / 1e6,
                 oldest_unretired_step=None if oldest is None else oldest.number,
                 oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
+                oldest_unretired_moved=0 if oldest is None else oldest.moved,
+                oldest_unretired_mapped=0 if oldest is None else oldest.mapped_by,
                 capacity=capacities[index] if capacities else None,
                 mapped=mapped,
                 binding=index == binding,

@@ -29,7 +29,7 @@ from ppengine.executor.base import ExecutorError
 from ppengine.executor.process import describe_exit, kill_all, session, until
 from ppengine.executor.ray_stage import StageActor
 from ppengine.protocol.discovery import process_start
-from ppengine.protocol.reports import ProcessInfo, StartStage
+from ppengine.protocol.reports import UNKNOWN_STATUS, ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 
 PLACE_S = 30.0
@@ -227,15 +227,15 @@ class Driver:
         self._say(hand)
 
     def _cause(self, hand: Hand) -> tuple[int, str]:
-        """Return exit code and detail of a stage that ended. Ray keeps no wait status: 1 stands for a death."""
+        """Return exit code and detail of a stage that ended. Of a death Ray keeps no wait status."""
         ray = _ray()
 
         try:
             code = int(ray.get(hand.waited_for, timeout=CAUSE_S))
         except ray.exceptions.GetTimeoutError:
-            return 1, "its process is gone; Ray does not say why"
+            return UNKNOWN_STATUS, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
-            return 1, cause_of_death(_one_line(error))
+            return UNKNOWN_STATUS, cause_of_death(_one_line(error))
         return code, describe_exit(code, self._log(hand.stage), hand.words_from)
 
     def _say(self, hand: Hand, code: int | None = None, detail: str = "") -> None:

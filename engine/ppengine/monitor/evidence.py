@@ -71,6 +71,10 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the oldest step that the core sent and this stage has not acknowledged; None: there is none."""
     unretired_step: int | None = None
     unretired_tokens: int = 0
+    unretired_moved: int = 0
+    """Bytes that the step copies or swaps here."""
+    unretired_mapped: int = 0
+    """Bytes by which it changes the mapping here, at most."""
     expected_s: float | None = None
     """What that step should take here by the stage's own history."""
     cpu_s: float | None = None

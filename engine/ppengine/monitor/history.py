@@ -15,7 +15,7 @@ WINDOW_NS = 10_000_000_000
 TIMELINE = 48
 
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
-_FORWARD, _STEP = Kind.FORWARD.value, Kind.STEP.value
+_FORWARD, _STEP, _HEAD, _SAMPLE = Kind.FORWARD.value, Kind.STEP.value, Kind.HEAD.value, Kind.SAMPLE.value
 _WAIT_KINDS = frozenset(kind.value for kind in WAITS)
 _MEMORY_KINDS = frozenset(kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP))
 _done_ns = itemgetter(DONE_NS)
@@ -37,9 +37,9 @@ class History(Track):
         self._own_ms: deque[float] = deque()
         self._ends_ns: deque[int] = deque()
         """Of the steps whose own work that is."""
-        self._forwards: dict[int, float] = {}
-        self._memory_ms = 0.0
-        """Memory work since the last step ended: its length is not in the tokens."""
+        self._works: dict[int, float] = {}
+        self._memory_ms = self._sample_ms = self._work_ms = 0.0
+        """Since the last step ended: memory work and sampling, whose length is not in the tokens; layers and head."""
         self.pace = Pace()
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
@@ -60,6 +60,10 @@ class History(Track):
                 self._end_step(row)
             elif kind == _FORWARD:
                 self._end_forward(row)
+            elif kind == _HEAD:
+                self._work_ms += _took_ms(row)
+            elif kind == _SAMPLE:
+                self._sample_ms += _took_ms(row)
             elif kind in _MEMORY_KINDS:
                 self._memory_ms += _took_ms(row)
         self._waited_ns += waited_ns
@@ -111,9 +115,9 @@ class History(Track):
             for _, kind, _, step, begun_ns, _, done_ns, *_ in shown[-TIMELINE:]
         ]
 
-    def forward_ms(self) -> list[tuple[int, float]]:
-        """Return how long forwards take here: (up to so many tokens, longest of the recent ones in ms), rising."""
-        return [(1 << bucket, round(self._forwards[bucket], 3)) for bucket in sorted(self._forwards)]
+    def work_ms(self) -> list[tuple[int, float]]:
+        """Return how long layers, head and sampling take: (up to so many tokens, longest of the recent, ms), rising."""
+        return [(1 << bucket, round(self._works[bucket], 3)) for bucket in sorted(self._works)]
 
     def _end_step(self, row: Row) -> None:
         begun_ns, done_ns = row[BEGUN_NS], row[DONE_NS]
@@ -126,22 +130,36 @@ class History(Track):
         self._own_ms.append(own_ms)
         self._ends_ns.append(done_ns)
         if row[SIZE]:
-            self.pace.add(row[SIZE], row[DETAIL], own_ms - self._memory_ms)
-        self._memory_ms = 0.0
+            # What is sampled how may change with every request: no slowness of the stage.
+            self.pace.add(row[SIZE], row[DETAIL], own_ms - self._memory_ms - self._sample_ms)
+            self._expect(row[SIZE], self._work_ms + self._sample_ms)
+        self._memory_ms = self._sample_ms = self._work_ms = 0.0
 
     def _end_forward(self, row: Row) -> None:
-        if tokens := row[SIZE]:
-            bucket, took = (tokens - 1).bit_length(), _took_ms(row)
-            known = self._forwards.get(bucket, 0.0)
-            self._forwards[bucket] = max(took, known + (took - known) / 16)
+        self._work_ms += _took_ms(row)
+        if row[SIZE]:
+            # Also those outside a step: boot tries the largest ones, so that no stage is without a history.
+            self._expect(row[SIZE], _took_ms(row))
+
+    def _expect(self, tokens: int, took: float) -> None:
+        bucket = (tokens - 1).bit_length()
+        known = self._works.get(bucket, 0.0)
+        self._works[bucket] = max(took, known + (took - known) / 16)
 
 
 def expected_ms(history: list[tuple[int, float]], tokens: int) -> float | None:
-    """Return how long a forward of `tokens` should take by a stage's own history; None without one."""
+    """Return how long a step of `tokens` should take by a stage's own history; None without one.
+
+    Between two known sizes on the line from one to the other: behind a decode and the largest chunk lies all else.
+    """
+    before: tuple[int, float] | None = None
     for size, took in history:
         if size >= tokens:
-            return took
-    return None if not history else history[-1][1] * tokens / history[-1][0]
+            if before is None:
+                return took
+            return before[1] + max(0.0, took - before[1]) * (tokens - before[0]) / (size - before[0])
+        before = size, took
+    return None if before is None else before[1] * tokens / before[0]
 
 
 def _took_ms(row: Row) -> float:

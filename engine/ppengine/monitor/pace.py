@@ -49,7 +49,7 @@ _NO_WORK = Work(0, 0.0)
 
 
 class Pace:
-    """Watches one stage. `add` every step, `close` about every look."""
+    """Watches one stage. `add` every step, `close` as soon as a second is over."""
 
     def __init__(self) -> None:
         self._known: dict[Class, deque[Work]] = {}
@@ -71,9 +71,13 @@ class Pace:
         steps, ms, _ = self._second.get(kind, _NO_WORK)
         self._second[kind] = Work(steps + 1, ms + own_ms)
 
+    def due(self, now_ns: int) -> bool:
+        """Whether the second is over."""
+        return now_ns - self._since_ns >= WINDOW_NS
+
     def close(self, now_ns: int, waited_ns: int | None = None, throttled_us: int | None = None) -> None:
-        """End the second if it is over. `waited_ns`: so far without a core; `throttled_us`: so far by the quota."""
-        if now_ns - self._since_ns < WINDOW_NS:
+        """End the second if it is over. So far: `waited_ns` all threads without a core, `throttled_us` by the quota."""
+        if not self.due(now_ns):
             return
         seconds, begun = (now_ns - self._since_ns) / 1e9, self._since_ns
         waited_ms = _grown(self._waited_ns, waited_ns) / 1e6

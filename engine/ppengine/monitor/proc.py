@@ -47,11 +47,24 @@ def wchan(pid: int) -> str | None:
     return None if text is None else text.decode().strip().removeprefix("0")
 
 
-def waited_ns(pid: int) -> int | None:
-    """Return for how long the main thread of `pid` could run and had no core; None: the kernel does not say."""
-    text = _read(f"/proc/{pid}/schedstat")
+def waited_ns(thread: int, pid: int | None = None) -> int | None:
+    """Return for how long a thread could run and had no core, the main one of its process if `pid` is None.
+
+    None: the kernel does not say.
+    """
+    text = _read(f"/proc/{thread if pid is None else pid}/task/{thread}/schedstat")
     fields = text.split() if text else []
     return int(fields[1]) if len(fields) > 1 else None
+
+
+def threads_waited_ns(pid: int) -> int | None:
+    """Return what `waited_ns` does of all threads together: work shared by threads ends with the last of them."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  paths of them would cost more than reading them
+    except OSError:
+        return None
+    found = [ns for thread in threads if (ns := waited_ns(int(thread), pid)) is not None]
+    return sum(found) if found else None
 
 
 def _read(path: str) -> bytes | None:

@@ -64,10 +64,13 @@ class Tracked(msgspec.Struct):
             return True
         return False
 
+    def since_resumed(self, age_s: float, at_ns: int) -> float:
+        """Return an age without the time of a stop."""
+        return age_s if self.resumed_ns is None else min(age_s, (at_ns - self.resumed_ns) / 1e9)
+
     def ticked(self, age_s: float, at_ns: int) -> float:
         """Enter the age of the control thread's tick; return it without the time of a stop."""
-        if self.resumed_ns is not None:
-            age_s = min(age_s, (at_ns - self.resumed_ns) / 1e9)
+        age_s = self.since_resumed(age_s, at_ns)
         if age_s < TICK_OLD_S or self.stopped is not None:
             self.stale = None
         else:
@@ -171,6 +174,8 @@ class EvidenceTracker:
             unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
+            unretired_moved=view.oldest_unretired_moved * (view.block_bytes or 0) if view else 0,
+            unretired_mapped=view.oldest_unretired_mapped * (view.block_bytes or 0) if view else 0,
             card=self._card(key, view),
         )
         if pid is None:
@@ -198,7 +203,9 @@ class EvidenceTracker:
         if tracked.saw(sample.process_state, seen.mono_ns):
             self._retired_ns = now_ns  # It takes up its work again: the time for it begins anew.
         tick = None if sample.tick_age_ms is None else tracked.ticked(sample.tick_age_ms / 1e3, seen.mono_ns)
-        expected = expected_ms(sample.forward_ms, base.unretired_tokens)
+        progress = _seconds(sample.progress_age_ms)
+        progress = None if progress is None else tracked.since_resumed(progress, seen.mono_ns)
+        expected = expected_ms(sample.work_ms, base.unretired_tokens)
         return msgspec.structs.replace(
             base,
             process_state=sample.process_state,
@@ -220,7 +227,7 @@ class EvidenceTracker:
             outbox=sample.outbox,
             edges=tuple(sample.edges),
             pace=sample.pace,
-            progress_age_s=None if sample.progress_age_ms is None else sample.progress_age_ms / 1e3 + age,
+            progress_age_s=None if progress is None else progress + age,
             finished_step=sample.finished_step,
             expected_s=_seconds(expected),
             cpu_s=sample.cpu_s,

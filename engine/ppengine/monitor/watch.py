@@ -137,11 +137,15 @@ class StageWatch:
         groups = proc.cgroups(self._pid)
         stat, thread = proc.read_stat(self._pid), proc.read_stat(self._pid, self._pid)
         alive = stat is not None and stat.state not in ("Z", "X")
+        if stat is not None and stat.exiting and alive:
+            # To give back much memory takes seconds, in which it looks as if it ran.
+            stat, alive = stat._replace(state="X"), False
         waited_ns = proc.waited_ns(self._pid) if alive else None
         if stat is not None and not stat.exiting:  # Where groups are of version 1, who exits is seen in the root's.
             self._follow(groups)
         self._slowly(main, alive=alive)
-        past.pace.close(now_ns, waited_ns, self._cgroup.get("throttled_usec"))
+        if past.pace.due(now_ns):
+            past.pace.close(now_ns, proc.threads_waited_ns(self._pid), self._cgroup.get("throttled_usec"))
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
@@ -190,7 +194,7 @@ class StageWatch:
             cgroup=self._cgroup,
             edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
             pace=past.pace.sample(now_ns),
-            forward_ms=past.forward_ms(),
+            work_ms=past.work_ms(),
         )
 
     def messages(self, ring: str) -> MessageTrack | None:

@@ -32,6 +32,10 @@ class StageView(msgspec.Struct, kw_only=True):
     oldest_unretired_step: int | None = None
     oldest_unretired_tokens: int = 0
     """Tokens of that step: expected time scales with work."""
+    oldest_unretired_moved: int = 0
+    """Blocks that it copies or swaps."""
+    oldest_unretired_mapped: int = 0
+    """Blocks by which it changes the mapping, at most."""
     capacity: int | None = None
     mapped: int | None = None
     binding: bool = False
@@ -266,8 +270,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Of memory.events and cpu.stat, as far as readable: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
     edges: list[EdgeSample] = []
     pace: PaceSample | None = None
-    forward_ms: list[tuple[int, float]] = []
-    """Own history: the longest of the recent forwards of up to so many tokens, as (tokens, ms), rising."""
+    work_ms: list[tuple[int, float]] = []
+    """Own history: the longest that layers, head and sampling of up to so many tokens took of late: (tokens, ms)."""
 
 
 class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
@@ -282,6 +286,10 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     """All GPUs of the node; a stage's is the one of its UUID."""
     dropped: int = 0
     """Reports of this agent that were dropped because the queue was full."""
+
+
+UNKNOWN_STATUS = 256
+"""Exit code of a process that has ended and of which nobody has the status: no real one is above 255."""
 
 
 class ProcessInfo(msgspec.Struct, kw_only=True):

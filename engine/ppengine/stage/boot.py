@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ppengine.stage.connect import Connector
 from ppengine.stage.hardware import Furniture, open_hardware, resolve_dtype
 from ppengine.stage.kv_cache import KvCache, KvShape, SwapPool, size_text
 from ppengine.stage.profile_run import largest_batches
-from ppengine.stage.recorder import Rings
+from ppengine.stage.recorder import Recorder, Rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import keep_freed_memory
 
@@ -172,25 +172,33 @@ class Boot:
             if self._last:
                 model.logits(out[torch.from_numpy(plan.last_tokens).to(device)])
 
-        def run(rows: list[Row]) -> int:
+        def run(rows: list[Row], ring: Recorder | None = None) -> int:
             plan = state.plan(rows)
             hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype, device=device)
-            return self._hardware.activations(partial(forward, plan, hidden))
+
+            def once() -> None:
+                with contextlib.nullcontext() if ring is None else ring.operation(Kind.FORWARD, size=len(hidden)):
+                    forward(plan, hidden)
+
+            return self._hardware.activations(once)
 
         peak = 0
         with torch.inference_mode():
             self._ring.phase(Phase.COMPILE)
             self._report(f"stage {self._stage}: compiles kernels, or loads what was compiled before")
-            run([Row(0, length - 1, 1, True, 0)])
+            decode = [Row(0, length - 1, 1, True, 0)]
+            run(decode)
             self._ring.phase(Phase.PROFILE)
             self._report(f"stage {self._stage}: profile run")
             if self._config.allow_faults:
                 from ppengine.faults.boot import before_profile
 
                 before_profile(Path(self._config.run_dir), self._stage, device)
-            for rows in largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length):
+            # Recorded: so the diagnosis knows from the first step on how long the least and the most work takes here.
+            largest = largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length)
+            for rows in [decode, *largest]:
                 try:
-                    peak = max(peak, run(rows))
+                    peak = max(peak, run(rows, self._ring))
                 except torch.OutOfMemoryError as error:
                     raise ConfigError(_no_room(rows, model.weights_bytes, error)) from None
         return peak + self._buffer_bytes(model)

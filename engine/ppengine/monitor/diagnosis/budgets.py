@@ -13,9 +13,8 @@ MOVED_S = 0.2
 """What began so shortly before the look has not stood: reports of the core are as old."""
 UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
-SLOWEST_COPY = 100e6
+SLOWEST_COPY, SLOWEST_MAP = 500e6, 2e9
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
-MAPPING_S = 0.3
 GIL_AFTER_S = 1.5
 SAME_MOMENT_S = 0.5
 """Who keeps the GIL stops main loop and control thread at once, as far as their ticks can tell."""
@@ -37,7 +36,6 @@ verdict that nobody can read in time is none."""
 PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
 _SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll")}
 _ANY_SLEEP = ("",)
-_COPIES = frozenset({"swap_out", "swap_in", "copy"})
 
 
 def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
@@ -49,10 +47,8 @@ def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
 def _expected_s(stage: StageEvidence) -> float:
     known = stage.expected_s
     expected = stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if known is None else known
-    if stage.op in _COPIES:
-        expected += (stage.op_size or 0) / SLOWEST_COPY
-    elif stage.op == "map":
-        expected += MAPPING_S
+    # The whole step's, whatever it is at: the time runs over all of it.
+    expected += stage.unretired_moved / SLOWEST_COPY + stage.unretired_mapped / SLOWEST_MAP
     waited = stage.cpu.main_waited or 0.0 if stage.cpu is not None else 0.0
     return expected / max(LEAST_SHARE, 1.0 - waited)
 

@@ -15,6 +15,7 @@ from ppengine.monitor.diagnosis.case import Case
 from ppengine.monitor.diagnosis.device import device_lines
 from ppengine.monitor.diagnosis.words import doing, exit_words, seconds
 from ppengine.monitor.evidence import StageEvidence
+from ppengine.protocol.reports import UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
 
 ECHO_S = 2.0
@@ -101,13 +102,15 @@ def _cause_of(case: Case, stage: StageEvidence, first: StageEvidence) -> str:
 
 def _cause(stage: StageEvidence) -> Cause:
     code, words = stage.exit_code, _last_words(stage)
+    if code in (-signal.SIGKILL, UNKNOWN_STATUS) and stage.oom_kills:
+        return "killed_oom"
     if code == -signal.SIGKILL:
-        return "killed_oom" if stage.oom_kills else "dead"
+        return "dead"
     if _lost_peer(stage) is not None and (code is None or code >= 0):
         return "link"  # Its peer lives, or this would be an echo.
     if words and _OUT_OF_MEMORY.search(words):
         return "out_of_memory"
-    if (code is not None and -code in _CRASHES) or (words and not _blames_peer(stage)):
+    if (code is not None and -code in _CRASHES) or (words and code != UNKNOWN_STATUS and not _blames_peer(stage)):
         return "crashed"
     return "dead"
 
@@ -128,7 +131,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     evidence = [f"pid {stage.pid}: {how}"]
     if words:
         evidence.append(f"last words: {words}")
-    if stage.exit_code == -signal.SIGKILL:
+    if stage.exit_code in (-signal.SIGKILL, UNKNOWN_STATUS):
         kills = stage.oom_kills
         known = f"cgroup oom_kill +{kills}" if kills else "no cgroup OOM"
         evidence.append("cgroup oom_kill: not readable" if kills is None else known)

@@ -8,6 +8,8 @@ from ppengine.monitor.diagnosis.words import percent, seconds
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Verdict
 
+_MEETS = "collective"
+"""What a stage that has loaded is in until its neighbours have."""
 _FRESH_MS = 4000.0
 _ALL_SLOW = 1.2
 """When every stage is so much slower than it was, the host is, and no stage: unless one stands out."""
@@ -17,8 +19,10 @@ _HELD_BACK = 0.05
 
 
 def slow_phases(case: Case) -> list[Verdict]:
-    """Return the stages whose phase lasts longer than it may."""
-    return [_slow_phase(stage) for stage in case.evidence.stages if _over_budget(stage)]
+    """Return the stages whose phase lasts longer than it may, but for those that only wait for one that still loads."""
+    stages = case.evidence.stages
+    loads = any(stage.phase in PHASE_BUDGET_S and stage.op != _MEETS for stage in stages)
+    return [_slow_phase(stage) for stage in stages if _over_budget(stage) and not (loads and stage.op == _MEETS)]
 
 
 def stragglers(case: Case) -> list[Verdict]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ppengine.executor.process import signal_name
 from ppengine.monitor.evidence import StageEvidence
+from ppengine.protocol.reports import UNKNOWN_STATUS
 
 
 def exit_words(code: int | None) -> str:
     """Return an exit status in words; None: the process is gone and its parent has not said how."""
     if code is None:
         return "is gone (exit status not known yet)"
+    if code == UNKNOWN_STATUS:
+        return "has ended, and nobody has its exit status"
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
