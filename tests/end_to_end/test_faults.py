@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -27,6 +28,8 @@ from profiles import small
 
 STOPPED_S, KILLED_S = 2.0, 1.0
 TRIES = 3
+HELD_S = 2.6
+"""Longer than any of them may be silent, and shorter than a console waits before it takes the link for lost."""
 STAGES, STEPS, LONG = 3, 50, 1900
 PROMPT = reference.prompts(1, 100, low=30, high=30, seed=21)[0]
 LAST = STAGES - 1
@@ -114,6 +117,28 @@ async def test_stopped_stage_is_named_and_cleared(engine: Served, folder: Path, 
         for name in names:
             await holding_on(op, name, len((await op.detail(name)).output_token_ids), folder)
         await op.idle()
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
+async def test_an_engine_that_was_held_as_a_whole_is_no_fault(engine: Served, load: bool) -> None:
+    """As by a paused container or virtual machine. The gateway is the first to go on, and finds all reports old."""
+    async with engine.operator() as op:
+        await content(op)
+        name = await op.submit(PROMPT, max_tokens=LONG) if load else ""
+        written = len(await op.written(name, 20)) if load else 0
+        told = len(op.events)
+        with contextlib.ExitStack() as held:
+            for role in ["stage0", "stage1", f"stage{LAST}", "core", "agent", "gateway"]:
+                held.enter_context(engine.stopped(role))
+            await asyncio.sleep(HELD_S)
+        if load:
+            await op.written(name, written + 20)
+        await op.until(lambda picture: picture.engine.state == "serving", "it reports again")
+        await asyncio.sleep(1.0)
+        await op.heard()
+        assert [event.text for event in op.events[told:] if event.kind == "verdict.raised"] == []
+        if load:
+            await op.abort(name)
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])

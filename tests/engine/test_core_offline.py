@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy
 import pytest
 from ppengine.config import ConfigError
+from ppengine.offline import llm
 from ppengine.offline.llm import LLM, LLMEngine, RequestOutput, make_profile
 from ppengine.protocol.offline import Added
+from ppengine.protocol.sampling import SamplingParams
 
 
 class Left:
@@ -48,6 +50,30 @@ def test_token_ids_of_an_array_are_taken():
     made.add_many([{"prompt_token_ids": numpy.array([1, 2])}, "text"], [])
     assert made._engine.message.prompts == [[1, 2], "text"]
     assert all(type(token) is int for token in made._engine.message.prompts[0])
+
+
+def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
+    monkeypatch.setattr(llm, "PORTION_CHARACTERS", 5)
+    made = engine()
+    sent, dropped = [], []
+
+    def ask(message, kind):
+        sent.append((message.first, message.prompts, message.requests))
+        bad = any(prompt == "bad" for prompt in message.prompts)
+        return Added(nonce=1, requests=[] if bad else message.requests, error="prompt 3: no" if bad else "")
+
+    made._engine.ask, made._engine.send = ask, dropped.append
+    texts = ["abc", {"prompt_token_ids": [1] * 99}, "de", "fghijk", "l"]
+    params = [SamplingParams()] * 5
+    assert made.add_many(texts, params, list("vwxyz")) == list("vwxyz")
+    assert [(first, names) for first, _, names in sent] == [(0, ["v", "w", "x"]), (3, ["y"]), (4, ["z"])]
+    assert sent[0][1] == ["abc", [1] * 99, "de"] and dropped == []
+    assert made._open == {"v": "abc", "w": None, "x": "de", "y": "fghijk", "z": "l"}
+    made._open.clear()
+    with pytest.raises(ValueError, match="prompt 3: no"):
+        made.add_many(["abcde", "fg", "h", "bad"], params[:4], list("abcd"))
+    assert [message.requests for message in dropped] == [["a"]]
+    assert made._open == {} and not made.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("prompt", [{"prompt": "x"}, [1, 2], {"prompt_token_ids": [1], "multi_modal_data": {}}])

@@ -219,7 +219,7 @@ class Engine:
                 group = self.submissions.requests(verb, owner=message.session)
                 self.scheduler.check_fits(group)
             except (DoesNotFit, ValueError) as problem:
-                raise ValueError(f"prompt {index}: {problem}") from None
+                raise ValueError(f"prompt {message.first + index}: {problem}") from None
             for request in group:
                 if request.id in seen:
                     raise ValueError(f"request id {request.id} is given twice; ids are used once")

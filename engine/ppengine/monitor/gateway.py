@@ -51,6 +51,8 @@ log = logging.getLogger("ppengine.gateway")
 JUDGE_S = 0.4
 """The verdict is made anew with every report of an agent, and by the clock when none comes for so long."""
 _JUDGE_LEAST_S = 0.05
+_AWAY_S, _SETTLE_S = 1.0, 1.0
+"""A judgement that comes so late waits once for so long."""
 SLOW_S, _SLACK_S = 1.0, 0.1
 """Once a second, but in step with the judgements: one turn of the loop for both, and a picture that was just judged."""
 _LOGGED = ("audit.", "console.", "op.refused", "verdict.")
@@ -104,6 +106,7 @@ class Gateway:
         period = 1.0 / self._config.profile.console.publish_hz
         now = time.monotonic()
         judge_due, fast_due, slow_due = now, now, now
+        settling = False
         while not stop.is_set():
             wait = min(judge_due, slow_due + _SLACK_S) - time.monotonic()
             if self._publisher.wanted(frames.TOPIC_SNAPSHOT):
@@ -114,8 +117,11 @@ class Gateway:
                 handlers[socket]()
             now = time.monotonic()
             judging = now >= judge_due or (self._collector.news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
+            if judging and now - judge_due > _AWAY_S and not settling:
+                # This process had no turn, and perhaps none had one: all that is known looks old. They tell it anew.
+                judge_due, judging, settling = now + _SETTLE_S, False, True
             if judging:
-                judge_due = now + JUDGE_S
+                judge_due, settling = now + JUDGE_S, False
                 self._judge()
             if now >= fast_due and self._publisher.wanted(frames.TOPIC_SNAPSHOT):
                 fast_due = max(fast_due + period, now)

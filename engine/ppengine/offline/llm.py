@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,8 @@ from ppengine.protocol.sampling import SamplingParams
 
 COLLECT_MS = 1000
 SEQS_A_STAGE = 256
+PORTION_CHARACTERS = 100_000
+"""Half a second a million of them, on a slow core."""
 
 
 class TokensPrompt(TypedDict):
@@ -120,6 +122,18 @@ def _profile_of(model: str | Profile, arguments: dict[str, Any]) -> Profile:
     return make_profile(model, **arguments)
 
 
+def _portions(texts: Sequence[str | list[int]]) -> Iterator[tuple[int, int]]:
+    """Yield from where to where to send at once: the core has other things to do than to turn text into tokens."""
+    begin = size = 0
+    for number, text in enumerate(texts):
+        size += len(text) if isinstance(text, str) else 0
+        if size >= PORTION_CHARACTERS:
+            yield begin, number + 1
+            begin, size = number + 1, 0
+    if begin < len(texts):
+        yield begin, len(texts)
+
+
 def _text_or_ids(prompt: Prompt) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
@@ -167,17 +181,25 @@ class LLMEngine:
     ) -> list[str]:
         """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError."""
         texts = [_text_or_ids(prompt) for prompt in prompts]
-        message = wire.AddMany(
-            nonce=self._engine.nonce(), session=self._session, prompts=texts, sampling=list(params), requests=list(ids)
+        names: list[str] = []
+        try:
+            for begin, end in _portions(texts):
+                message = wire.AddMany(
+                    nonce=self._engine.nonce(), session=self._session, prompts=texts[begin:end],
+                    sampling=list(params[begin:end]), requests=list(ids[begin:end]), first=begin,
+                )  # fmt: skip
+                answer = self._engine.ask(message, wire.Added)
+                if answer.error:
+                    raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
+                names += answer.requests
+        except (EngineError, ValueError):
+            if names:
+                self._engine.send(wire.AbortMany(session=self._session, requests=names))
+            raise
+        self._open.update(
+            (name, text if isinstance(text, str) else None) for name, text in zip(names, texts, strict=True)
         )
-        answer = self._engine.ask(message, wire.Added)
-        if answer.lost:
-            raise EngineError(answer.error)
-        if answer.error:
-            raise ValueError(answer.error)
-        for name, text in zip(answer.requests, texts, strict=True):
-            self._open[name] = text if isinstance(text, str) else None
-        return answer.requests
+        return names
 
     def abort_request(self, request_id: str) -> None:
         """End a request; one that has ended already is fine."""
@@ -197,8 +219,9 @@ class LLMEngine:
         if answer.error and self._open:
             raise EngineError(answer.error)
         self._cursor = answer.cursor
-        outputs = [self._output(output) for output in answer.outputs]
-        finished = [output.request_id for output in outputs if output.finished]
+        # Others were refused as a whole after some of them had been taken.
+        outputs = [self._output(output) for output in answer.outputs if output.request in self._open]
+        finished = [output.request for output in answer.outputs if output.finished]
         for name in finished:
             self._open.pop(name, None)
         if finished:

@@ -30,6 +30,8 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     sampling: list[SamplingParams]
     requests: list[str] = []
     """Ids to use; empty lets the core choose."""
+    first: int = 0
+    """Number of the first prompt, for errors: many prompts come in portions."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):
