@@ -35,7 +35,8 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
         assert stage["own_ms"] == pytest.approx(sum(stage[part] for part in parts), abs=0.01)
         assert stage["of_copy"] == pytest.approx(stage["gbps"] / rates["copy_gbps"], abs=0.001)
     assert stages[1]["sample_ms"] > 0 == stages[0]["sample_ms"], "the last stage samples"
-    assert [line.split()[0] for line in lines[-2:]] == ["0", "1"]
+    assert [line.split()[0] for line in lines[-3:-1]] == ["0", "1"]
+    assert lines[-1].startswith("layers [4, 4]")
 
 
 def test_weights_that_are_dummies_are_not_compared() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import msgspec
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ppengine.bench.breakdown import Breakdown, Times, table
+from ppengine.bench.partition import best_partition, longest_ms
 from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
 from ppengine.checkpoint import ModelSpec, read_spec
@@ -35,6 +39,29 @@ def test_profiles_to_measure_with_have_the_shape_of_their_name(model: str, billi
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(profile.model.path))
     assert shape.num_parameters() / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda stages: st.tuples(
+            st.integers(stages, 14), st.floats(0.1, 5), st.lists(st.floats(0, 9), min_size=stages, max_size=stages)
+        )
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_no_other_partition_is_faster(case: tuple[int, float, list[float]]) -> None:
+    layers, layer_ms, extra_ms = case
+    best = best_partition(layers, layer_ms, extra_ms)
+    assert sum(best) == layers and min(best) >= 1
+    cuts = itertools.combinations(range(1, layers), len(extra_ms) - 1)
+    others = ([b - a for a, b in itertools.pairwise((0, *cut, layers))] for cut in cuts)
+    least = min(longest_ms(counts, layer_ms, extra_ms) for counts in others)
+    assert longest_ms(best, layer_ms, extra_ms) == pytest.approx(least)
+
+
+def test_a_partition_of_too_few_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 layers are too few for 3 stages"):
+        best_partition(2, 1.0, [0.0] * 3)
 
 
 def row(seq: int, kind: Kind, begun_ms: float, over_ms: float, *, detail: int = 0) -> Record:

@@ -47,7 +47,7 @@ def engine() -> LLMEngine:
 
 def test_token_ids_of_an_array_are_taken():
     made = engine()
-    made.add_many([{"prompt_token_ids": numpy.array([1, 2])}, "text"], [])
+    made.add_many([{"prompt_token_ids": numpy.array([1, 2])}, "text"], [SamplingParams()] * 2)
     assert made._engine.message.prompts == [[1, 2], "text"]
     assert all(type(token) is int for token in made._engine.message.prompts[0])
 

@@ -226,11 +226,13 @@ def test_waits_of_all_threads_are_counted():
     threads = [threading.Thread(target=spin) for _ in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
-    grown, main = proc.threads_waited_ns(os.getpid()) - before, proc.waited_ns(os.getpid())
-    done.set()
-    for thread in threads:
-        thread.join()
+    try:
+        time.sleep(0.5)
+        grown, main = proc.threads_waited_ns(os.getpid()) - before, proc.waited_ns(os.getpid())
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
     assert grown > 0.2e9, "three wanted one core for half a second"
     assert main is not None
     assert proc.threads_waited_ns(2**22 + 1) is None

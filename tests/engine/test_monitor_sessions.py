@@ -36,13 +36,14 @@ def test_who_says_goodbye_is_gone_with_its_requests_at_once_and_once() -> None:
     sessions.hello(b"verb", HELLO, 0.0)
     sessions.ping(b"console", 0.0)
     for client in (b"console", b"console", b"verb", b"stranger"):
-        sessions.goodbye(client)
+        sessions.goodbye(client, 0.0)
     assert sessions.count(0.0) == 0
     session = sessions.get(b"console")
     assert session is not None
     session.requests = ["r-2"]  # accepted after it had left
     assert sessions.count(0.0) == sessions.count(ATTACHED_S + 1) == 0
     assert told == [("attached", ["r-1"]), ("detached", ["r-1"]), ("detached", ["r-2"])]
+    assert sessions.count(100.0) == 0 and sessions.get(b"verb") is None, "and forgotten after a minute"
 
 
 def test_who_is_only_passing_is_neither_counted_nor_told_of() -> None:

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ppengine.bench.breakdown import Breakdown, table
+from ppengine.bench.breakdown import Breakdown, StageTimes, table
+from ppengine.bench.partition import best_partition, longest_ms
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.watchers import AttachedConsole, cpu_seconds, keep_apart, roles_of
@@ -168,6 +169,19 @@ def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments:
     print(f"one more round {speed:9.1f} output tokens/s, {speed / limit:.3f} of the limit {limit:,.1f}: what")
     print(f"               {gbps:,.1f} GB/s and {tflops:,.3f} TFLOP/s a stage allow ({rates.device})")
     print("\n".join(table(seen.stages, rates.copy_gbps)) if seen.stages else f"no breakdown: {seen.problem}")
+    if rates.host and len(seen.stages) > 1:
+        print(advice([end - start for start, end in config.layers], seen.stages))
+
+
+def advice(layers: list[int], stages: list[StageTimes]) -> str:
+    """Return how the layers would be spread best by what they took; the times of a GPU are not in the records."""
+    layer_ms = sum(stage.layers_ms for stage in stages) / sum(layers)
+    extra_ms = [stage.own_ms - stage.layers_ms for stage in stages]
+    best = best_partition(sum(layers), layer_ms, extra_ms)
+    now, then = (longest_ms(counts, layer_ms, extra_ms) for counts in (layers, best))
+    if then >= now:
+        return f"layers {layers} are spread as well as can be: the longest stage has {now:.2f} ms a micro-batch"
+    return f"layers {layers}: {now:.2f} ms on the longest stage; {then:.2f} with --set 'parallel.partition={best}'"
 
 
 def main() -> int:

@@ -87,6 +87,8 @@ class StageTimes:
     own_ms: float
     compute_ms: float
     """Embedding, layers and head: the work itself on a CPU, its launches on a GPU."""
+    layers_ms: float
+    """Of that the layers alone."""
     sample_ms: float
     send_ms: float
     memory_ms: float
@@ -170,6 +172,7 @@ class Breakdown:
             device=round(times.total_s([Kind.DEVICE], now_ns) / run_s, 4),
             own_ms=each(set(Kind) - WAITS - {Kind.DEVICE}),
             compute_ms=each(_COMPUTE),
+            layers_ms=each([Kind.FORWARD]),
             sample_ms=each([Kind.SAMPLE]),
             send_ms=each([Kind.SEND]),
             memory_ms=each(_MEMORY),

@@ -92,8 +92,9 @@ class StageBoard:
         return stage in self._hearsay
 
     def begin(self) -> None:
-        """A new generation begins: what was in flight is dropped and will not retire."""
+        """A new generation begins: what was in flight is dropped and will not retire, and who is new maps nothing."""
         self._flights.clear()
+        self._map_blocks = 0
 
     def found(self) -> None:
         """All stages have met again: none is lost."""

@@ -217,6 +217,10 @@ class Collector:
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._tell_stages() or before.keys() != after.keys()
 
+    def begin_anew(self) -> None:
+        """Do not hold against anybody what was not done until now."""
+        self._tracker.begin_anew(time.monotonic_ns())
+
     def pids(self) -> dict[int, int]:
         """Return the process of each stage, as far as it was looked at."""
         stages = self._evidence.stages if self._evidence else ()

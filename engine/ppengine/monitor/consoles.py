@@ -81,7 +81,7 @@ class Consoles:
                 step, age = self._pulse()
                 self._answer_control(client, Pong(nonce=message.nonce, step=step, core_age_ms=age))
             elif isinstance(message, Goodbye):
-                self.sessions.goodbye(client)
+                self.sessions.goodbye(client, now)
             elif isinstance(message, Command):
                 self.commands.handle(client, head, message, self.sessions.get(client))
 

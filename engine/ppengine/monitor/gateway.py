@@ -120,6 +120,7 @@ class Gateway:
             if judging and now - judge_due > _AWAY_S and not settling:
                 # This process had no turn, and perhaps none had one: all that is known looks old. They tell it anew.
                 judge_due, judging, settling = now + _SETTLE_S, False, True
+                self._collector.begin_anew()
             if judging:
                 judge_due, settling = now + JUDGE_S, False
                 self._judge()

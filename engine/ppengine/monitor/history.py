@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from ppengine.monitor.pace import Pace
-from ppengine.monitor.rings import BEGUN_NS, DETAIL, DONE_NS, KIND, RETURNED_NS, SIZE, WAITS, Track, in_ms
+from ppengine.monitor.rings import BEGUN_NS, DETAIL, DONE_NS, KIND, RETURNED_NS, SIZE, STEP, WAITS, Track, in_ms
 from ppengine.ring import Kind, Record, Row
 
 WINDOW_NS = 10_000_000_000
@@ -17,7 +17,8 @@ TIMELINE = 48
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
 _FORWARD, _STEP, _HEAD, _SAMPLE = Kind.FORWARD.value, Kind.STEP.value, Kind.HEAD.value, Kind.SAMPLE.value
 _WAIT_KINDS = frozenset(kind.value for kind in WAITS)
-_MEMORY_KINDS = frozenset(kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP))
+_MEMORY_KINDS: frozenset[int] = frozenset(kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP))
+_PARTS = _MEMORY_KINDS | {_FORWARD, _HEAD, _SAMPLE}
 _done_ns = itemgetter(DONE_NS)
 
 
@@ -39,7 +40,8 @@ class History(Track):
         """Of the steps whose own work that is."""
         self._works: dict[int, float] = {}
         self._memory_ms = self._sample_ms = self._work_ms = 0.0
-        """Since the last step ended: memory work and sampling, whose length is not in the tokens; layers and head."""
+        """Of the step `_step`: memory work and sampling, whose length is not in the tokens; layers and head."""
+        self._step = 0
         self.pace = Pace()
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
@@ -58,14 +60,8 @@ class History(Track):
                 waited_ns += over_ns - begun_ns
             elif kind == _STEP:
                 self._end_step(row)
-            elif kind == _FORWARD:
-                self._end_forward(row)
-            elif kind == _HEAD:
-                self._work_ms += _took_ms(row)
-            elif kind == _SAMPLE:
-                self._sample_ms += _took_ms(row)
-            elif kind in _MEMORY_KINDS:
-                self._memory_ms += _took_ms(row)
+            elif kind in _PARTS:
+                self._end_part(row)
         self._waited_ns += waited_ns
         self._recent.extend([row for row in ended if row[KIND] != _STEP][-TIMELINE:])
         times = [record.returned_ns or record.enqueued_ns for record in self._pending.values()]
@@ -129,17 +125,30 @@ class History(Track):
         own_ms = max(0, own_ns) / 1e6
         self._own_ms.append(own_ms)
         self._ends_ns.append(done_ns)
+        self._turn_to(row[STEP])
         if row[SIZE]:
             # What is sampled how may change with every request: no slowness of the stage.
             self.pace.add(row[SIZE], row[DETAIL], own_ms - self._memory_ms - self._sample_ms)
             self._expect(row[SIZE], self._work_ms + self._sample_ms)
-        self._memory_ms = self._sample_ms = self._work_ms = 0.0
 
-    def _end_forward(self, row: Row) -> None:
-        self._work_ms += _took_ms(row)
-        if row[SIZE]:
+    def _turn_to(self, step: int) -> None:
+        """Forget the sums of another step: its end may have been missed."""
+        if step != self._step:
+            self._step = step
+            self._memory_ms = self._sample_ms = self._work_ms = 0.0
+
+    def _end_part(self, row: Row) -> None:
+        kind, took = row[KIND], _took_ms(row)
+        self._turn_to(row[STEP])
+        if kind in _MEMORY_KINDS:
+            self._memory_ms += took
+        elif kind == _SAMPLE:
+            self._sample_ms += took
+        else:
+            self._work_ms += took
+        if kind == _FORWARD and row[SIZE]:
             # Also those outside a step: boot tries the largest ones, so that no stage is without a history.
-            self._expect(row[SIZE], _took_ms(row))
+            self._expect(row[SIZE], took)
 
     def _expect(self, tokens: int, took: float) -> None:
         bucket = (tokens - 1).bit_length()

@@ -17,6 +17,8 @@ from ppengine.protocol.reports import PaceSample
 
 SLOW_RATIO = 1.3
 WINDOW_NS = 1_000_000_000
+HELD_BACK = 0.05
+"""Share of a second from which a quota that holds a process back is what makes it slow."""
 CLASSES = 3
 """Classes of work in a factor of two: within one, work differs by 1.26 at most, which is less than `SLOW_RATIO`."""
 LEAST_STEPS, LEAST_SECONDS = 10, 2
@@ -113,7 +115,8 @@ class Pace:
                 self._learn(second, waited_ms)
             return
         slow = took.ms >= SLOW_RATIO * usual.ms
-        if slow and waited_ms - usual.waits * usual.ms > (took.ms - usual.ms) / 2:
+        held_back = (throttled or 0.0) > HELD_BACK
+        if slow and not held_back and waited_ms - usual.waits * usual.ms > (took.ms - usual.ms) / 2:
             return  # The host may explain it: such a second tells nothing.
         self._unjudged = 0
         if not slow:
@@ -123,7 +126,7 @@ class Pace:
             if self._slow_ns < _APART_NS < begun_ns - self._slow_until_ns:
                 self._slow_ns = 0
             # Steps that are longer than a second end in every other one only. A hang is one step, and a moment.
-            self._slow_ns += max(now_ns - begun_ns, min(int(took.ms * 1e6), 2 * WINDOW_NS))
+            self._slow_ns += min(max(now_ns - begun_ns, int(took.ms * 1e6)), 2 * WINDOW_NS)
             self._slow_until_ns = now_ns
         found = PaceSample(
             step_ms=round(took.ms / took.steps, 3),

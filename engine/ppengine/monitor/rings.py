@@ -16,7 +16,7 @@ WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOK
 _ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 _WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
-SEQ, KIND, _, _, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
+SEQ, KIND, _, STEP, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
 """Places of the fields of a `Record` in a `Row`."""
 _OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
 """A thread that begins one of these is in nothing else."""

@@ -12,6 +12,8 @@ from ppengine.protocol.control import Hello
 ATTACHED_S = 10.0
 FORGET_S = 3600.0
 """A session that pings no more may still send commands for so long."""
+_LINGERS_S = 60.0
+"""What is known of one that said goodbye."""
 MOST = 10_000
 _NAME_MOST = 64
 
@@ -65,13 +67,13 @@ class Sessions:
             session.attached = True
             self._said("attached", session)
 
-    def goodbye(self, client: bytes) -> None:
+    def goodbye(self, client: bytes, now: float) -> None:
         """Note that `client` leaves."""
         session = self._sessions.get(client)
         if session is not None:
             self._leave(session)
             # What the core accepts yet of its requests goes at the next count.
-            session.heard -= ATTACHED_S + 1.0
+            session.heard = now - FORGET_S + _LINGERS_S
 
     def get(self, client: bytes) -> Session | None:
         """Return the session of `client`."""

@@ -143,6 +143,10 @@ class EvidenceTracker:
             stopping=stopping,
         )
 
+    def begin_anew(self, now_ns: int) -> None:
+        """Count from now on how long nothing retires: nobody had a turn until now."""
+        self._retired_ns = now_ns
+
     def _note_slowed(self, now_ns: int, core: CoreReport | None) -> bool:
         """Return whether a check is on, or was a moment ago, behind which steps are slow."""
         if core is not None and (core.engine.checks.finite or core.engine.checks.strict):

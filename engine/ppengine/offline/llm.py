@@ -179,8 +179,14 @@ class LLMEngine:
     def add_many(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = ()
     ) -> list[str]:
-        """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError."""
+        """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError.
+
+        Where much text is refused in the end, some of it may have been taken; ids of those are in use until they have
+        ended.
+        """
         texts = [_text_or_ids(prompt) for prompt in prompts]
+        if len(params) != len(texts) or len(ids) not in (0, len(texts)):
+            raise ValueError(f"{len(texts)} prompts, {len(params)} sampling params and {len(ids)} request ids")
         names: list[str] = []
         try:
             for begin, end in _portions(texts):
@@ -192,7 +198,7 @@ class LLMEngine:
                 if answer.error:
                     raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
                 names += answer.requests
-        except (EngineError, ValueError):
+        except BaseException:
             if names:
                 self._engine.send(wire.AbortMany(session=self._session, requests=names))
             raise

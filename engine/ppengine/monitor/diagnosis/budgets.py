@@ -13,7 +13,7 @@ MOVED_S = 0.2
 """What began so shortly before the look has not stood: reports of the core are as old."""
 UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
-SLOWEST_COPY, SLOWEST_MAP = 500e6, 2e9
+SLOWEST_COPY, SLOWEST_MAP = 500e6, 10e9
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
 GIL_AFTER_S = 1.5
 SAME_MOMENT_S = 0.5

@@ -28,6 +28,8 @@ _OUT_OF_MEMORY = re.compile(
     r"(can't|cannot|could not) allocate memory|does not fit",
     re.IGNORECASE,
 )
+_NOT_OF_ITS_OWN = (None, -signal.SIGKILL, UNKNOWN_STATUS)
+"""Statuses with which the out-of-memory killer may have been at work; of much memory the end itself takes seconds."""
 _LOST_PEER = re.compile(r"lost stage (\d+)")
 _NO_WORDS = re.compile(r"exit code -?\d+|killed by SIG\w+|")
 
@@ -102,7 +104,7 @@ def _cause_of(case: Case, stage: StageEvidence, first: StageEvidence) -> str:
 
 def _cause(stage: StageEvidence) -> Cause:
     code, words = stage.exit_code, _last_words(stage)
-    if code in (-signal.SIGKILL, UNKNOWN_STATUS) and stage.oom_kills:
+    if stage.dead_for_s is not None and code in _NOT_OF_ITS_OWN and stage.oom_kills:
         return "killed_oom"
     if code == -signal.SIGKILL:
         return "dead"
@@ -131,7 +133,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     evidence = [f"pid {stage.pid}: {how}"]
     if words:
         evidence.append(f"last words: {words}")
-    if stage.exit_code in (-signal.SIGKILL, UNKNOWN_STATUS):
+    if stage.dead_for_s is not None and stage.exit_code in _NOT_OF_ITS_OWN:
         kills = stage.oom_kills
         known = f"cgroup oom_kill +{kills}" if kills else "no cgroup OOM"
         evidence.append("cgroup oom_kill: not readable" if kills is None else known)

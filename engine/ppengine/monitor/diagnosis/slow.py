@@ -6,6 +6,7 @@ from ppengine.monitor.diagnosis.budgets import PHASE_BUDGET_S, STRAGGLER_AFTER_S
 from ppengine.monitor.diagnosis.case import Case, thread_lines
 from ppengine.monitor.diagnosis.words import percent, seconds
 from ppengine.monitor.evidence import StageEvidence
+from ppengine.monitor.pace import HELD_BACK
 from ppengine.protocol.snapshot import Verdict
 
 _MEETS = "collective"
@@ -15,7 +16,6 @@ _ALL_SLOW = 1.2
 """When every stage is so much slower than it was, the host is, and no stage: unless one stands out."""
 _STANDS_OUT = 2.0
 """By so much more than another. A stage that gets fewer steps, because another is slow, is slower with each of them."""
-_HELD_BACK = 0.05
 
 
 def slow_phases(case: Case) -> list[Verdict]:
@@ -62,7 +62,7 @@ def _is_slow(stage: StageEvidence, ratios: list[float]) -> bool:
     pace, ratio = stage.pace, _ratio(stage)
     if pace is None or ratio is None or pace.slow_ms < STRAGGLER_AFTER_S * 1e3:
         return False
-    if (pace.throttled or 0.0) > _HELD_BACK:
+    if (pace.throttled or 0.0) > HELD_BACK:
         return True
     if max(ratios) >= _STANDS_OUT * ratio:
         return False
@@ -80,7 +80,7 @@ def _straggler(stage: StageEvidence) -> Verdict:
         evidence.append("cpu quota of its cgroup: none, or not readable")
     else:
         evidence.append(f"held back by its cgroup's cpu quota {percent(pace.throttled)} of the time")
-    why = "its cgroup's cpu quota" if (pace.throttled or 0.0) > _HELD_BACK else ""
+    why = "its cgroup's cpu quota" if (pace.throttled or 0.0) > HELD_BACK else ""
     return Verdict(
         stage=stage.stage,
         cause="straggler",
