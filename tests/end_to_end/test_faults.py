@@ -134,9 +134,9 @@ async def test_an_engine_that_was_held_as_a_whole_is_no_fault(engine: Served, lo
         finally:
             for pid in held:
                 os.kill(pid, signal.SIGCONT)
+        await op.until(lambda picture: picture.engine.state == "serving", "it reports again")
         if load:
             await op.written(name, written + 20)
-        await op.until(lambda picture: picture.engine.state == "serving", "it reports again")
         await asyncio.sleep(1.0)
         await op.heard()
         assert [event.text for event in op.events[told:] if event.kind == "verdict.raised"] == []
