@@ -21,12 +21,12 @@ PEAK, BLOCK = 1000, 10
 class CoreWorld:
     """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
 
-    def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True, executor="local",
+    def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
         restart="auto", **scheduler,
     ):  # fmt: skip
         profile = Profile(
             name="t", model=ModelConfig(path="m"),
-            parallel=ParallelConfig(pipeline=stages, executor=executor, restart=restart),
+            parallel=ParallelConfig(pipeline=stages, restart=restart),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler),
         )  # fmt: skip

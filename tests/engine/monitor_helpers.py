@@ -110,7 +110,7 @@ def sample(index: int, **changes: Any) -> StageSample:
     base = StageSample(
         index=index, rank=0, pid=1000 + index, process_state="S", process_start=1, phase="serving",
         phase_age_ms=60_000.0, progress_age_ms=5.0, tick_age_ms=50.0, op="idle", op_age_ms=5.0, op_step=0, op_peer=None,
-        op_size=None, waiting_on=None, inbox=0, outbox=0, begun_step=7, finished_step=7, micro_batches=[],
+        waiting_on=None, inbox=0, outbox=0, begun_step=7, finished_step=7, micro_batches=[],
         step_ms_p50=1.0,        step_ms_p99=2.0, idle_fraction=0.5,
         gauges={
             "total_bytes": 64 * MIB, "weights_bytes": 4 * MIB, "kv_mapped_bytes": 20 * MIB,

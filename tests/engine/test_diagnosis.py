@@ -258,7 +258,7 @@ any_stage = st.fixed_dictionaries(
         "op_age_s": ages,
         "op_step": st.one_of(st.none(), st.integers(0, 99)),
         "op_peer": st.one_of(st.none(), st.integers(-1, 6)),
-        "op_size": st.one_of(st.none(), st.integers(0, 2**40)),
+        "unretired_moved": st.integers(0, 2**40),
         "retired_step": st.one_of(st.none(), st.integers(0, 99)),
         "unretired_age_s": ages,
         "unretired_tokens": st.integers(0, 4096),

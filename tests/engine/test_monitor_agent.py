@@ -43,7 +43,7 @@ STAGE = textwrap.dedent("""
         step = 0
         while True:
             step += 1
-            whole = ring.begin(Kind.STEP, step=step)
+            whole = ring.begin(Kind.STEP, step=step, size=4, detail=40)
             work = ring.begin(Kind.FORWARD, step=step, size=4)
             time.sleep(0.002)
             ring.end(work)

@@ -32,6 +32,11 @@ class Clock:
             self.pace.close(self.now_ns, self.waited_ns, self.throttled_us)
         return self.pace.sample(self.now_ns)
 
+    def rest(self, seconds):
+        """Let time pass without a step."""
+        self.now_ns += seconds * SECOND
+        self.pace.close(self.now_ns, self.waited_ns, self.throttled_us)
+
 
 def test_a_slower_stage_is_told_with_its_baseline_and_since_when():
     clock = Clock()
@@ -125,8 +130,7 @@ def test_a_pause_and_work_without_like_forget_nothing_at_once():
     clock = Clock()
     clock.run(20, 10.0)
     clock.run(12, 16.0)
-    clock.now_ns += 300 * SECOND
-    clock.pace.close(clock.now_ns)
+    clock.rest(300)
     assert clock.run(1, 16.0).slow_ms > 12_000
     clock.run(12, 50.0, tokens=500)
     assert clock.pace.sample(clock.now_ns) is None or clock.pace.sample(clock.now_ns).slow_ms == 0
@@ -136,8 +140,7 @@ def test_two_hangs_with_a_pause_between_them_are_no_straggler():
     clock = Clock()
     clock.run(20, 10.0)
     clock.run(1, 500.0)
-    clock.now_ns += 8 * SECOND
-    clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us)
+    clock.rest(8)
     assert clock.run(1, 500.0).slow_ms == 2000, "one of them"
 
 
@@ -159,8 +162,7 @@ def test_a_hang_and_a_rough_second_are_not_the_time_between_them():
     clock = Clock()
     clock.run(20, 10.0)
     clock.run(1, 500.0)
-    clock.now_ns += 2 * SECOND
-    clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us)
+    clock.rest(2)
     assert clock.run(1, 27.0).slow_ms == 3000, "the hang counts for two seconds"
 
 

@@ -56,8 +56,6 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     op_age_s: float | None = None
     op_step: int | None = None
     op_peer: int | None = None
-    op_size: int | None = None
-    """Of a copy or swap in bytes."""
     last_op: str | None = None
     """The newest operation of the main thread that has ended."""
     outbox: int | None = None

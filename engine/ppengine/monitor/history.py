@@ -146,8 +146,8 @@ class History(Track):
             self._sample_ms += took
         else:
             self._work_ms += took
-        if kind == _FORWARD and row[SIZE]:
-            # Also those outside a step: boot tries the largest ones, so that no stage is without a history.
+        if not row[STEP] and kind == _FORWARD:
+            # Boot tries the largest ones, in no step, so that no stage is without a history.
             self._expect(row[SIZE], took)
 
     def _expect(self, tokens: int, took: float) -> None:

@@ -226,7 +226,6 @@ class EvidenceTracker:
             op_age_s=None if sample.op_age_ms is None else sample.op_age_ms / 1e3 + age,
             op_step=sample.op_step,
             op_peer=sample.op_peer,
-            op_size=sample.op_size,
             last_op=sample.last_op,
             outbox=sample.outbox,
             edges=tuple(sample.edges),

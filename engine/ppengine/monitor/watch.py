@@ -165,7 +165,6 @@ class StageWatch:
             op_age_ms=None if op is None else _age(now_ns, op.enqueued_ns),
             op_step=None if op is None else op.step,
             op_peer=None if op is None or op.peer < 0 else op.peer,
-            op_size=None if op is None else op.size,
             waiting_on=waiting_on(op, now_ns),
             inbox=gauges["inbox"],
             outbox=gauges["outbox"],

@@ -236,8 +236,6 @@ class StageSample(msgspec.Struct, kw_only=True):
     op_age_ms: float | None
     op_step: int | None
     op_peer: int | None
-    op_size: int | None
-    """Of a copy or swap in bytes."""
     waiting_on: Waiting | None
     inbox: int | None
     outbox: int | None
