@@ -60,7 +60,7 @@ class Served:
         self.file = self.runtime / "profile.yaml"
         self.file.write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
         self.options = options
-        parallel = msgspec.to_builtins(profile)["parallel"]
+        parallel = {"executor": "local", **msgspec.to_builtins(profile)["parallel"]}
         self.stages: int = parallel["pipeline"]
         # An actor does not say in its command line which stage it is; Ray's driver says that it is one.
         self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages

@@ -1,4 +1,4 @@
-"""A whole engine on GPUs, judged by transformers: the same tokens, with graphs and without, at pipeline 1 and 2.
+"""A whole engine on GPUs, judged by transformers: the same tokens, with graphs and without, at pipeline 1, 2 and 4.
 
 Stages share a card where there are fewer cards than stages.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from real import needs_gpu
+from real import needs_gpu, pipelines
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "engine"), str(HERE.parent / "end_to_end")]
@@ -51,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", pipelines)
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("opt", "float32"), ("opt", "float16"), ("llama", "float32"), ("llama", "float16"), ("tiny", "bfloat16")],

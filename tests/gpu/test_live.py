@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from real import needs_gpu
+from real import needs_gpu, pipelines
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "engine"), str(HERE.parent / "end_to_end")]
@@ -48,7 +48,7 @@ def profile(folder: Path, stages: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", pipelines)
 @pytest.mark.parametrize("family", ["llama", "opt"])
 async def test_no_token_changes_by_preempts_swaps_and_resizes(family: str, stages: int, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / family, family, max_position_embeddings=LENGTH)
