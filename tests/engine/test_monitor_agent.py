@@ -13,7 +13,7 @@ import pytest
 import zmq
 from monitor_helpers import TRIES, make_config, remove, sample, started, until
 from ppengine.monitor import proc, stacks
-from ppengine.monitor.agent import Sampler, is_calm
+from ppengine.monitor.agent import CALM_S, Sampler, is_calm
 from ppengine.monitor.watch import StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
@@ -128,22 +128,27 @@ def test_what_the_agent_sees_of_a_stage_at_work(config):
         assert seen.main_tick_age_ms < 200
 
 
-def test_it_reports_five_times_a_second(config):
+def test_it_reports_in_the_rhythm_of_a_calm_engine(config):
     with stage_process(config), agent(config) as (_, _, pull):
         stream = reports(pull)
         next(stream)
         spans = []
-        while len(spans) < TRIES and not any(0.8 < span < 1.6 for span in spans):
+        while len(spans) < TRIES and not any(near(span) for span in spans):
             times = [next(stream).mono_ns for _ in range(6)]
             spans.append((times[-1] - times[0]) / 1e9)
-        assert 0.8 < spans[-1] < 1.6, spans
+        assert near(spans[-1]), spans
 
 
-def test_a_stop_and_a_kill_are_seen_within_300_ms(config):
+def near(span):
+    """Return whether five intervals took about as long as they should."""
+    return 4 * CALM_S < span < 6 * CALM_S
+
+
+def test_a_stop_and_a_kill_are_seen_at_the_next_look(config):
     tries = []
-    while len(tries) < TRIES and not any(max(one) < 0.3 for one in tries):
+    while len(tries) < TRIES and not any(max(one) < CALM_S + 0.1 for one in tries):
         tries.append(stop_and_kill(config))
-    assert max(tries[-1]) < 0.3, tries
+    assert max(tries[-1]) < CALM_S + 0.1, tries
 
 
 def stop_and_kill(config):
@@ -187,7 +192,7 @@ def test_a_gateway_that_takes_nothing_costs_drops_and_no_time(config):
         # Nobody listens: the agent goes on, and answers on its other socket.
         assert ask(config, Inspect(nonce=2, what="blocks")).code == "UNSUPPORTED"
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.2)
+            process.wait(8 * CALM_S)
         with zmq.Context() as context, context.socket(zmq.PULL) as pull:
             pull.linger = 0
             pull.bind(config.endpoint("collect"))

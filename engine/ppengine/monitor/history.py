@@ -15,10 +15,16 @@ WINDOW_NS = 10_000_000_000
 TIMELINE = 48
 
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
-_FORWARD, _STEP, _HEAD, _SAMPLE = Kind.FORWARD.value, Kind.STEP.value, Kind.HEAD.value, Kind.SAMPLE.value
-_WAIT_KINDS = frozenset(kind.value for kind in WAITS)
-_MEMORY_KINDS: frozenset[int] = frozenset(kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP))
-_PARTS = _MEMORY_KINDS | {_FORWARD, _HEAD, _SAMPLE}
+_FORWARD, _STEP = Kind.FORWARD.value, Kind.STEP.value
+_WAITED, _MEMORY, _SAMPLED, _WORKED = range(4)
+"""Places in the sums of a step: waits, memory work, sampling, layers and head."""
+_PARTS: dict[int, int] = {
+    **dict.fromkeys((kind.value for kind in WAITS), _WAITED),
+    **dict.fromkeys((kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP)), _MEMORY),
+    Kind.SAMPLE.value: _SAMPLED,
+    Kind.FORWARD.value: _WORKED,
+    Kind.HEAD.value: _WORKED,
+}
 _done_ns = itemgetter(DONE_NS)
 
 
@@ -39,9 +45,9 @@ class History(Track):
         self._ends_ns: deque[int] = deque()
         """Of the steps whose own work that is."""
         self._works: dict[int, float] = {}
-        self._memory_ms = self._sample_ms = self._work_ms = 0.0
-        """Of the step `_step`: memory work and sampling, whose length is not in the tokens; layers and head."""
         self._step = 0
+        self._sums = [0, 0, 0, 0]
+        """Nanoseconds of the parts of step `_step` that have ended."""
         self.pace = Pace()
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
@@ -50,20 +56,32 @@ class History(Track):
         # What is inside a step began later, and goes first where both ended in one tick of the clock.
         ended.reverse()
         ended.sort(key=_done_ns)
-        waits, waited_ns = self._waits, 0
+        waits, waited_ns, sums = self._waits, 0, self._sums
         for row in ended:
             kind = row[KIND]
-            if kind in _WAIT_KINDS:
+            if row[STEP] != self._step:
+                self._step = row[STEP]
+                sums[:] = 0, 0, 0, 0
+            if kind == _STEP:
+                self._end_step(row)
+                sums[:] = 0, 0, 0, 0
+                continue
+            part = _PARTS.get(kind)
+            if part is None:
+                continue
+            begun_ns, over_ns = row[BEGUN_NS], row[DONE_NS]
+            if part == _WAITED:
                 # An asynchronous one holds the thread only until its call comes back.
-                begun_ns, over_ns = row[BEGUN_NS], row[RETURNED_NS] or row[DONE_NS]
+                over_ns = row[RETURNED_NS] or over_ns
                 waits.append((begun_ns, over_ns))
                 waited_ns += over_ns - begun_ns
-            elif kind == _STEP:
-                self._end_step(row)
-            elif kind in _PARTS:
-                self._end_part(row)
+            elif kind == _FORWARD and not row[STEP]:
+                # Boot tries the largest ones, in no step, so that no stage is without a history.
+                self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
+            sums[part] += over_ns - begun_ns
         self._waited_ns += waited_ns
-        self._recent.extend([row for row in ended if row[KIND] != _STEP][-TIMELINE:])
+        # A step is one row of several: twice as many hold enough of the others.
+        self._recent.extend([row for row in ended[-2 * TIMELINE :] if row[KIND] != _STEP][-TIMELINE:])
         times = [record.returned_ns or record.enqueued_ns for record in self._pending.values()]
         times += [row[DONE_NS] for row in ended[-1:]]
         self.newest_ns = max(self.newest_ns, *times) if times else self.newest_ns
@@ -116,44 +134,21 @@ class History(Track):
         return [(1 << bucket, round(self._works[bucket], 3)) for bucket in sorted(self._works)]
 
     def _end_step(self, row: Row) -> None:
-        begun_ns, done_ns = row[BEGUN_NS], row[DONE_NS]
-        own_ns = done_ns - begun_ns
-        for from_ns, to_ns in reversed(self._waits):
-            if to_ns <= begun_ns:
-                break
-            own_ns -= to_ns - (from_ns if from_ns > begun_ns else begun_ns)
-        own_ms = max(0, own_ns) / 1e6
+        done_ns, size = row[DONE_NS], row[SIZE]
+        waited_ns, memory_ns, sampled_ns, worked_ns = self._sums
+        own_ns = done_ns - row[BEGUN_NS] - waited_ns
+        own_ms = own_ns / 1e6 if own_ns > 0 else 0.0
         self._own_ms.append(own_ms)
         self._ends_ns.append(done_ns)
-        self._turn_to(row[STEP])
-        if row[SIZE]:
+        if size:
             # What is sampled how may change with every request: no slowness of the stage.
-            self.pace.add(row[SIZE], row[DETAIL], own_ms - self._memory_ms - self._sample_ms)
-            self._expect(row[SIZE], self._work_ms + self._sample_ms)
-
-    def _turn_to(self, step: int) -> None:
-        """Forget the sums of another step: its end may have been missed."""
-        if step != self._step:
-            self._step = step
-            self._memory_ms = self._sample_ms = self._work_ms = 0.0
-
-    def _end_part(self, row: Row) -> None:
-        kind, took = row[KIND], _took_ms(row)
-        self._turn_to(row[STEP])
-        if kind in _MEMORY_KINDS:
-            self._memory_ms += took
-        elif kind == _SAMPLE:
-            self._sample_ms += took
-        else:
-            self._work_ms += took
-        if not row[STEP] and kind == _FORWARD:
-            # Boot tries the largest ones, in no step, so that no stage is without a history.
-            self._expect(row[SIZE], took)
+            self.pace.add(size, row[DETAIL], own_ms - (memory_ns + sampled_ns) / 1e6)
+            self._expect(size, (worked_ns + sampled_ns) / 1e6)
 
     def _expect(self, tokens: int, took: float) -> None:
         bucket = (tokens - 1).bit_length()
         known = self._works.get(bucket, 0.0)
-        self._works[bucket] = max(took, known + (took - known) / 16)
+        self._works[bucket] = took if took > known else known + (took - known) / 16
 
 
 def expected_ms(history: list[tuple[int, float]], tokens: int) -> float | None:
@@ -169,7 +164,3 @@ def expected_ms(history: list[tuple[int, float]], tokens: int) -> float | None:
             return before[1] + max(0.0, took - before[1]) * (tokens - before[0]) / (size - before[0])
         before = size, took
     return None if before is None else before[1] * tokens / before[0]
-
-
-def _took_ms(row: Row) -> float:
-    return (row[DONE_NS] - row[BEGUN_NS]) / 1e6

@@ -57,7 +57,8 @@ class Pace:
         self._known: dict[Class, deque[Work]] = {}
         self._seconds = 0
         """So many were learned from."""
-        self._second: dict[Class, Work] = {}
+        self._second: dict[Class, list[float]] = {}
+        """Steps and milliseconds; changed in place, for hundreds are added a second."""
         self._since_ns = 0
         self._waited_ns: int | None = None
         self._throttled_us: int | None = None
@@ -70,8 +71,12 @@ class Pace:
     def add(self, tokens: int, context: int, own_ms: float) -> None:
         """Take one step that has ended: its work, and its own compute time, waits and memory work excluded."""
         kind = int(CLASSES * log2(tokens)), int(CLASSES * log2(context + _SMALL_CONTEXT * tokens))
-        steps, ms, _ = self._second.get(kind, _NO_WORK)
-        self._second[kind] = Work(steps + 1, ms + own_ms)
+        sums = self._second.get(kind)
+        if sums is None:
+            self._second[kind] = [1, own_ms]
+        else:
+            sums[0] += 1
+            sums[1] += own_ms
 
     def due(self, now_ns: int) -> bool:
         """Whether the second is over."""
@@ -85,7 +90,8 @@ class Pace:
         waited_ms = _grown(self._waited_ns, waited_ns) / 1e6
         throttled_ms = _grown(self._throttled_us, throttled_us) / 1e3
         share = None if throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
-        second, self._second = self._second, {}
+        second = {kind: Work(int(steps), ms) for kind, (steps, ms) in self._second.items()}
+        self._second = {}
         if second and begun:
             # A core that others have is not this stage's fault; a quota of its own is.
             self._judge(second, max(0.0, waited_ms - throttled_ms), begun, now_ns, share)
