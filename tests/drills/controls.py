@@ -124,6 +124,16 @@ async def slow_console(world: World) -> None:
     await world.watcher.do(ClearFaults())
 
 
+async def stacks(world: World) -> None:
+    """Stacks of all stages with native frames, which hold them, over and over for 20 s."""
+    await world.busy(2.0)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        process = world.engine.start_cli("stacks")
+        await asyncio.to_thread(process.communicate)
+        assert process.returncode == 0, f"stacks ended with {process.returncode}"
+
+
 async def busy_machine(world: World) -> None:
     """As many spinning processes as processors beside the engine, for 15 s."""
     spin = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count() or 1)]
@@ -138,7 +148,7 @@ async def busy_machine(world: World) -> None:
 Control = Callable[[World], Awaitable[None]]
 CONTROLS: dict[str, Control] = {
     function.__name__.replace("_", "-"): function
-    for function in (pause, resize, swap_storm, console_crash, idle, long_prefill, slow_console, busy_machine)
+    for function in (pause, resize, swap_storm, console_crash, idle, long_prefill, slow_console, stacks, busy_machine)
 }
 _LOADING = "slow-load"
 NAMES = (_LOADING, *CONTROLS)

@@ -8,6 +8,7 @@ import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
+from ppengine.monitor.holds import Held
 from ppengine.monitor.merge import Inputs, merge
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
@@ -193,6 +194,31 @@ def test_a_check_slows_steps_until_a_moment_after_it_is_off(config, check):
     assert not teller.at(1.0, core=off).slowed
     assert teller.at(2.0, core=on).slowed and teller.at(30.0, core=on).slowed
     assert teller.at(32.0, core=off).slowed and not teller.at(34.0, core=off).slowed
+
+
+def test_what_we_hold_a_stage_for_is_in_no_age(config):
+    teller, held = Teller(config), Held()
+    teller.tracker.held["here"] = held
+    core = core_report(config, stages=[view(0, oldest_unretired_age_ms=2600.0), view(1)])
+    for second, total_s in ((1.0, 0.0), (7.0, 0.0), (7.4, 0.1), (9.5, 2.2), (10.0, 2.5)):
+        held.note(int(second * S), int(total_s * S))
+    stood = {"op_age_ms": 2600.0, "progress_age_ms": 2600.0, "tick_age_ms": 2600.0}
+    healthy, stuck = teller.at(10.0, [sample(0, **stood), sample(1, op_age_ms=20_000.0)], core).stages
+    assert [healthy.op_age_s, healthy.progress_age_s, healthy.tick_age_s, healthy.unretired_age_s] == [
+        pytest.approx(0.2)
+    ] * 4
+    assert healthy.tick_stale_for_s is None
+    assert stuck.op_age_s == pytest.approx(17.5), "what stands by itself stands on"
+    assert teller.at(13.0, [sample(0, **stood)]).stages[0].op_age_s == pytest.approx(2.6), "a hold before it began"
+
+
+def test_a_sum_of_holds_that_begins_anew_is_another_agents():
+    held = Held()
+    assert held.within_s(0) == 0.0
+    for second, total_s in ((1.0, 5.0), (2.0, 6.0), (3.0, 0.5), (4.0, 0.5), (5.0, 0.5), (6.0, 1.5)):
+        held.note(int(second * S), int(total_s * S))
+    assert held.within_s(0) == pytest.approx(1.0)
+    assert held.within_s(int(5.5 * S)) == pytest.approx(0.5) and held.within_s(int(6.5 * S)) == 0.0
 
 
 def test_a_card_is_known_while_its_stage_is_started_anew(config):

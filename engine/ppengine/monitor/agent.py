@@ -24,12 +24,13 @@ import zmq
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
 from ppengine.monitor import nvml, steps
+from ppengine.monitor.holds import Holds
 from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import DEVICE_PAGE, StageWatch
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
-from ppengine.protocol.inspection import StacksDetail
+from ppengine.protocol.inspection import StacksDetail, StageStacks
 from ppengine.protocol.reports import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
@@ -122,6 +123,7 @@ class StackServer:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
         self._sampler, self._config = sampler, config
+        self.holds = Holds()
         self._codec = frames.Codec(Inspect)
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -157,9 +159,13 @@ class StackServer:
         pids, folder = self._sampler.pids, Path(self._config.run_dir)
         with ThreadPoolExecutor(_SPIES) as pool:
             files = {k: folder / f"s{k}.0.stack" for k in stages}
-            taken = list(pool.map(lambda k: take(k, pids.get(k), files[k], ability.native), stages))
+            taken = list(pool.map(lambda k: self._take(k, pids.get(k), files[k], ability), stages))
         data = msgspec.Raw(frames.encode(StacksDetail(stages=taken, ability=ability.text)))
         return Inspected(nonce=question.nonce, what="stacks", data=data)
+
+    def _take(self, stage: int, pid: int | None, file: Path, ability: Ability) -> StageStacks:
+        with self.holds.hold():
+            return take(stage, pid, file, ability.native)
 
 
 def is_calm(sample: StageSample) -> bool:
@@ -179,11 +185,12 @@ def run(config: EngineConfig, stop: threading.Event) -> None:
     push.connect(config.endpoint("collect"))
     sampler = Sampler(config)
     gpus = nvml.start()
-    StackServer(context, config, sampler)
+    stacks = StackServer(context, config, sampler)
     dropped, due = 0, time.monotonic()
     while not stop.is_set():
         report = sampler.look()
         report.dropped = dropped
+        report.held_ns = stacks.holds.total_ns()
         report.gpus = gpus.latest() if gpus is not None else []
         try:
             push.send(frames.encode(report), zmq.NOBLOCK)

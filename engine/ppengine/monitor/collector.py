@@ -15,6 +15,7 @@ from ppengine.monitor.diagnosis import diagnose, waits
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.fallen import Fallen
+from ppengine.monitor.holds import Held
 from ppengine.monitor.merge import Inputs, merge, stage_state
 from ppengine.monitor.proc import read_stat
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
@@ -77,6 +78,7 @@ class Collector:
         seen_ns = report.mono_ns if here else time.monotonic_ns()
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
+        self._tracker.held.setdefault(report.node, Held()).note(seen_ns, report.held_ns)
         self.news = True
         self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
         for sample in report.stages:

@@ -13,6 +13,7 @@ import msgspec
 from ppengine.monitor.devices import aged_stream
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
+from ppengine.monitor.holds import Held
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
 
 TICK_OLD_S = 1.0
@@ -109,6 +110,8 @@ class EvidenceTracker:
         self._slowed_ns: int | None = None
         self._cards: dict[Key, str] = {}
         """UUIDs of GPUs, kept while a stage is started anew."""
+        self.held: dict[str, Held] = {}
+        """By node: when its stages were held for their stacks."""
 
     def build(
         self,
@@ -139,7 +142,9 @@ class EvidenceTracker:
             findings=tuple(core.findings) if core else (),
             losses=_aged(core, now_ns) if core else (),
             slowed=self._note_slowed(now_ns, core),
-            since_retired_s=None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9,
+            since_retired_s=self._unheld(
+                None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9, now_ns
+            ),
             stopping=stopping,
         )
 
@@ -158,6 +163,13 @@ class EvidenceTracker:
         if retired != self._retired:
             self._retired, self._retired_ns = retired, now_ns
 
+    def _unheld(self, age_s: float | None, at_ns: int) -> float | None:
+        """Return an age of `at_ns` without the time in which we held stages: one that is held holds up the others."""
+        if age_s is None:
+            return None
+        from_ns = at_ns - int(age_s * 1e9)
+        return max(0.0, age_s - sum(held.within_s(from_ns) for held in self.held.values()))
+
     def _tracked(self, name: object, pid: int) -> Tracked:
         known = self._processes.get(name)
         if known is None or known.pid != pid:
@@ -175,7 +187,7 @@ class EvidenceTracker:
             rank=key[1],
             pid=pid,
             retired_step=view.retired_step if view else None,
-            unretired_age_s=_seconds(view.oldest_unretired_age_ms) if view else None,
+            unretired_age_s=self._unheld(_seconds(view.oldest_unretired_age_ms), now_ns) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
             unretired_moved=view.oldest_unretired_moved * (view.block_bytes or 0) if view else 0,
@@ -206,9 +218,11 @@ class EvidenceTracker:
         sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
         if tracked.saw(sample.process_state, seen.mono_ns):
             self._retired_ns = now_ns  # It takes up its work again: the time for it begins anew.
-        tick = None if sample.tick_age_ms is None else tracked.ticked(sample.tick_age_ms / 1e3, seen.mono_ns)
-        progress = _seconds(sample.progress_age_ms)
+        tick = self._unheld(_seconds(sample.tick_age_ms), seen.mono_ns)
+        tick = None if tick is None else tracked.ticked(tick, seen.mono_ns)
+        progress = self._unheld(_seconds(sample.progress_age_ms), seen.mono_ns)
         progress = None if progress is None else tracked.since_resumed(progress, seen.mono_ns)
+        op_age = self._unheld(_seconds(sample.op_age_ms), seen.mono_ns)
         expected = expected_ms(sample.work_ms, base.unretired_tokens)
         return msgspec.structs.replace(
             base,
@@ -223,7 +237,7 @@ class EvidenceTracker:
             phase_age_s=sample.phase_age_ms / 1e3 + age,
             sample_age_s=age,
             op=sample.op,
-            op_age_s=None if sample.op_age_ms is None else sample.op_age_ms / 1e3 + age,
+            op_age_s=None if op_age is None else op_age + age,
             op_step=sample.op_step,
             op_peer=sample.op_peer,
             last_op=sample.last_op,
