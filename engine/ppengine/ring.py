@@ -62,6 +62,10 @@ class Kind(IntEnum):
     """Waits for a device to finish a step."""
     ROOM = 16
     """Inside a send: waits until fewer messages are under way, which is when the peer takes them."""
+    ON_DEVICE = 17
+    """What a device did for a step, by its own clock; `size` and `detail` as of STEP. Written once, when the step is
+    retired: ended when the host saw it done, begun so much before as the device has measured, returned when it was
+    through with layers and head, behind which it samples. Step 0: boot tried so many tokens."""
 
 
 class Phase(IntEnum):
@@ -178,17 +182,13 @@ class RingWriter:
 
     def begin(self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, code: int = 0) -> int:
         """Record that an operation is begun and return its sequence number (from 1)."""
-        self._head = seq = self._head + 1
-        word = _HEADER_WORDS + (seq - 1) % self._capacity * 8
-        words = self._words
-        words[word] = 0
-        RECORD.pack_into(
-            self._map, word * 8, 0, kind, peer, step & 0xFFFFFFFF, _now_ns(), 0, 0, size, detail, 0, code,
-            self.generation,
-        )  # fmt: skip
-        words[word] = seq
-        words[1] = seq
-        return seq
+        return self._write(kind, peer, step, _now_ns(), 0, 0, size, detail, code)
+
+    def measured(
+        self, kind: int, begun_ns: int, returned_ns: int, done_ns: int, step: int = 0, size: int = 0, detail: int = 0
+    ) -> int:
+        """Record an operation that is over, with times that were taken elsewhere; return its sequence number."""
+        return self._write(kind, -1, step, begun_ns, returned_ns, done_ns, size, detail, 0)
 
     def returned(self, seq: int) -> None:
         """Record that the host call of an asynchronous operation came back, unless the ring has lapped it."""
@@ -222,6 +222,22 @@ class RingWriter:
         """Unmap; the file stays for the readers until the engine's folder goes."""
         self._words.release()
         self._map.close()
+
+    def _write(
+        self, kind: int, peer: int, step: int, begun_ns: int, returned_ns: int, done_ns: int, size: int, detail: int,
+        code: int,
+    ) -> int:  # fmt: skip
+        self._head = seq = self._head + 1
+        word = _HEADER_WORDS + (seq - 1) % self._capacity * 8
+        words = self._words
+        words[word] = 0
+        RECORD.pack_into(
+            self._map, word * 8, 0, kind, peer, step & 0xFFFFFFFF, begun_ns, returned_ns, done_ns, size, detail, 0,
+            code, self.generation,
+        )  # fmt: skip
+        words[word] = seq
+        words[1] = seq
+        return seq
 
 
 class RingReader:

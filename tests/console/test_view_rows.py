@@ -217,6 +217,12 @@ def test_timeline_shows_micro_batches_and_idle():
     assert text_of(timeline.rows(picture, picture.stages, 40)[0]).startswith(" TIMELINE  last 200 ms")
 
 
+def test_a_device_at_work_is_seen_where_its_host_merely_waits():
+    launched, sent, waits = [3, 13, 100.0, 20.0], [6, 13, 80.0, 10.0], [1, 14, 70.0, 70.0]
+    cells = timeline.lane([launched, sent, [17, 12, 150.0, 60.0], [17, 13, 90.0, 60.0], waits], 200.0, 20)
+    assert "".join(glyph for glyph, _ in cells) == "·····2222233>3333<<<"
+
+
 def test_kv_map_lights_the_selected_request():
     detail = kvmap.BlocksDetail(
         mapped=8, runs=[(1, "null", ""), (3, "used", "r-1"), (2, "shared", "r-2"), (2, "free", "")]

@@ -24,6 +24,16 @@ def test_an_operation_is_seen_open_and_then_ended(tmp_path):
     assert reader.name == "main" and reader.word(Word.STAGE) == 1
 
 
+def test_what_was_measured_elsewhere_is_one_whole_record(tmp_path):
+    writer = RingWriter(tmp_path / "r", "main", 0, 0, capacity=8)
+    reader = RingReader(tmp_path / "r")
+    writer.generation = 3
+    assert writer.measured(Kind.ON_DEVICE, 100, 130, 150, step=9, size=4, detail=40) == writer.begin(Kind.STEP) - 1
+    first = reader.record(1)
+    assert (first.kind, first.step, first.size, first.detail, first.generation) == (Kind.ON_DEVICE, 9, 4, 40, 3)
+    assert (first.enqueued_ns, first.returned_ns, first.done_ns, first.peer, first.code) == (100, 130, 150, -1, 0)
+
+
 @pytest.mark.parametrize(
     ("dtype", "width", "size", "text"),
     [

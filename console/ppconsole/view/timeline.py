@@ -10,7 +10,7 @@ from ppconsole.view.cells import Row, clip, fit, row, runs
 from ppconsole.view.marks import faulty_stages
 
 IDLE = "·"
-_FORWARD, _EMBED, _HEAD, _SAMPLE, _STEP = 3, 2, 4, 5, 12
+_FORWARD, _EMBED, _HEAD, _SAMPLE, _ON_DEVICE = 3, 2, 4, 5, 17
 KINDS: dict[int, tuple[str, str]] = {
     1: ("<", "gantt.wait"), 6: (">", "gantt.send"), 7: ("o", "gantt.swap"), 8: ("n", "gantt.swap"),
     9: ("x", "gantt.swap"), 10: ("z", "gantt.swap"), 11: ("c", "gantt.send"), 13: ("t", "gantt.wait"),
@@ -18,7 +18,11 @@ KINDS: dict[int, tuple[str, str]] = {
     _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
 }  # fmt: skip
 LEGEND = "0-9 micro-batch <recv >send o swap ·idle"
-_RANK = {_FORWARD: 5, _EMBED: 4, _HEAD: 4, _SAMPLE: 4, 7: 3, 8: 3, 9: 3, 10: 3, 6: 2, 11: 2, 14: 2, 16: 2, 1: 1, 13: 1}
+# A device works beside its host: what that does is painted over it, where it does not merely wait.
+_RANK = {
+    _FORWARD: 6, _EMBED: 5, _HEAD: 5, _SAMPLE: 5, 7: 4, 8: 4, 9: 4, 10: 4, 6: 3, 11: 3, 14: 3, 16: 3, _ON_DEVICE: 2,
+    1: 1, 13: 1,
+}  # fmt: skip
 
 
 def span_ms(stages: Sequence[StageInfo]) -> float:
@@ -41,7 +45,7 @@ def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tu
         rank = _RANK.get(kind, 0)
         if rank == 0:
             continue
-        glyph = (str(micro % 10), f"gantt.{micro % 2}") if kind == _FORWARD else KINDS[kind]
+        glyph = (str(micro % 10), f"gantt.{micro % 2}") if kind in (_FORWARD, _ON_DEVICE) else KINDS[kind]
         first = int((span - entry[2]) / span * width)
         last = max(first, int((span - entry[2] + entry[3]) / span * width - 1e-9))
         for index in range(max(0, first), min(width, last + 1)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ppengine.cuda.kv_cache import CudaKvCache, block_view
 from ppengine.cuda.runner import CudaRunner
 from ppengine.cuda.state import CudaState
 from ppengine.cuda.streams import Stream
+from ppengine.cuda.timing import DeviceTimer
 from ppengine.cuda.virtual_memory import handle_bytes
 from ppengine.device_page import DevicePage, page_path
 from ppengine.models import StageModel
@@ -73,6 +75,16 @@ class CudaHardware(Hardware):
             decode_only=batch.decode_only,
             block_size=batch.block_size,
         )
+
+    @contextmanager
+    def recording(self, ring: Recorder, tokens: int) -> Iterator[None]:
+        """See `Hardware`. The device is waited for: its time is what counts."""
+        stream = Stream("profile", self.device, torch.cuda.current_stream(self.device))
+        work = DeviceTimer(ring).work(stream, 0, tokens, 0)
+        with work, super().recording(ring, tokens):
+            yield
+        work.synchronize()
+        work.tell()
 
     def activations(self, run: Callable[[], None]) -> int:
         """Return the most that `run` allocates for a while. torch keeps it, so it is in `peak` as well."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from ppengine.cuda.chunk_graphs import ChunkGraphs
 from ppengine.cuda.graphs import DecodeGraphs, Launched, embed
 from ppengine.cuda.state import LANDING_SLOTS, SLOTS, CudaState
+from ppengine.cuda.timing import DeviceTimer
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
 from ppengine.ring import Kind
 from ppengine.stage.batch_state import Ints, Plan
@@ -39,6 +40,10 @@ class CudaRunner(Runner):
 
     launches = True
     card: CudaState
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._timer = DeviceTimer(self._ring)
 
     def execute(self, step: Step) -> Pending:
         """See `Runner`."""
@@ -110,11 +115,16 @@ class CudaRunner(Runner):
     ) -> None:
         """Launch the layers, and what becomes of what they give."""
         count, last = int(plan.query_start[-1]), self._model.last
-        with self.card.compute.working():
+        work = self._timer.work(self.card.compute, number, count, int(plan.ends.sum()))
+        # Before the other ends of the step, which take time of the host, and may wait for a neighbour.
+        pending.finally_do(work.tell)
+        with self.card.compute.working(), work:
             with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
                 out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
             if last and len(plan.sampled):
+                work.sampling()
                 self._sample(number, plan, out, slots, positions, pending)
+        pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take what was sent before.
         if not last and self.outbox is not None:
             self._send_hidden(number, out, pending)
@@ -211,7 +221,6 @@ class CudaRunner(Runner):
             if most >= 0:
                 shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
                 host += [_to_host(part) for part in (shown.chosen, shown.tokens, shown.values)]
-        pending.until(card.compute.record("sampled"))
         pending.finally_do(lambda: self._told(number, requests, host, pending.retired))
 
     def _told(self, number: int, requests: list[Register], host: list[Tensor], retired: Retired) -> None:

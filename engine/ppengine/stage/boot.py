@@ -181,8 +181,7 @@ class Boot:
             def once() -> None:
                 nonlocal warm
                 # The first of two is longer: it finds code that is not loaded and memory that is not there.
-                recorded = ring is not None and warm
-                with ring.operation(Kind.FORWARD, size=len(hidden)) if ring and recorded else contextlib.nullcontext():
+                with self._hardware.recording(ring, len(hidden)) if ring and warm else contextlib.nullcontext():
                     forward(plan, hidden)
                 warm = True
 

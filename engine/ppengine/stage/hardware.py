@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel
+from ppengine.ring import Kind
 from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, SwapPool
 from ppengine.stage.profile_run import activation_bytes
 from ppengine.stage.recorder import Recorder
@@ -53,6 +55,12 @@ class Hardware(ABC):
     def batch(self, batch: Batch) -> Batch:
         """Return a step's batch with its tensors where the kernels want them."""
         return batch
+
+    @contextmanager
+    def recording(self, ring: Recorder, tokens: int) -> Iterator[None]:
+        """Return a block in which boot tries how long `tokens` tokens take: written down as work of no step."""
+        with ring.operation(Kind.FORWARD, size=tokens):
+            yield
 
     @abstractmethod
     def activations(self, run: Callable[[], None]) -> int:
