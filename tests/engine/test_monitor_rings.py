@@ -114,6 +114,63 @@ def test_head_and_sampling_are_expected_and_no_slowness_of_the_stage():
     assert list(track.pace._second.values()) == [[1, pytest.approx(40, abs=0.1)]]
 
 
+# --- a stage on a device ------------------------------------------------------------------------------------
+
+
+def on_device(seq, begin, end, step=1, sampled_from=None, **more):
+    """What a device did for a step of 8 tokens; layers and head up to `sampled_from`."""
+    through = int((end if sampled_from is None else sampled_from) * MS)
+    return record(seq, Kind.ON_DEVICE, begin, end, step=step, size=8, detail=80, returned_ns=through, **more)
+
+
+def launched(seq, begin, step):
+    """A step that a host launches in 2 ms."""
+    return record(seq, Kind.STEP, begin, begin + 2, step=step, size=8), record(
+        seq + 1, Kind.FORWARD, begin, begin + 1, step=step, size=8
+    )
+
+
+def test_the_work_of_a_stage_on_a_device_is_the_devices():
+    track = fed(*launched(1, 10, 1), *launched(3, 13, 2), on_device(5, 11, 31, 1, sampled_from=26))
+    track.feed([on_device(6, 31, 61, 2), record(7, Kind.IDLE, 15, 61)])
+    assert track.step_ms(100 * MS) == (20.0, 30.0)
+    assert track.work_ms() == [(8, 30.0)]
+    assert list(track.pace._second.values()) == [[2, pytest.approx(45)]], "without sampling"
+    assert track.idle_fraction(110 * MS) == pytest.approx(0.5), "50 of 100 ms, whatever the host did"
+    assert track.last_op().kind == Kind.IDLE
+
+
+def test_launches_before_the_first_that_a_device_has_done_are_forgotten():
+    """Whoever begins to read in the midst finds steps whose work is not done yet."""
+    track = fed(*launched(1, 10, 1), *launched(3, 13, 2))
+    assert track.step_ms(100 * MS)[0] == 2.0
+    track.feed([on_device(5, 11, 31, 1)])
+    assert track.step_ms(100 * MS) == (20.0, 20.0) and track.work_ms() == [(8, 20.0)]
+    assert list(track.pace._second.values()) == [[1, pytest.approx(20)]]
+
+
+def test_boot_tells_what_a_device_takes_before_the_first_step():
+    forward = record(1, Kind.FORWARD, 1, 3, size=2048)
+    track = fed(forward, record(2, Kind.ON_DEVICE, 1, 4001, size=2048, returned_ns=4001 * MS))
+    track.feed(launched(3, 5000, 1))
+    assert expected_ms(track.work_ms(), 2048) == 4000.0
+    assert expected_ms(track.work_ms(), 8) > 15, "a launch is no history"
+    assert track.step_ms(6000 * MS) == (None, None) and track.idle_fraction(6000 * MS) == 1.0
+
+
+def test_the_idle_share_of_a_device_is_of_the_window():
+    track = fed(*launched(1, 1, 1), on_device(3, 1, 2001))
+    track.feed([on_device(4, 6000, 9000, 2)])
+    assert track.idle_fraction(11_000 * MS) == pytest.approx(0.6, abs=1e-3), "1 of the first 2 s is behind the window"
+    assert track.idle_fraction(30_000 * MS) == 1.0
+    assert track.idle_fraction(11_000 * MS) == pytest.approx(1.0), "what is past is forgotten"
+
+
+def test_the_timeline_has_what_a_device_did():
+    track = fed(*launched(1, 10, 7), on_device(3, 11, 31, 7))
+    assert track.timeline(50 * MS) == [[Kind.FORWARD, 7, 40.0, 1.0], [Kind.ON_DEVICE, 7, 39.0, 20.0]]
+
+
 def test_open_operations_are_bounded():
     track = fed(*(record(seq, Kind.SEND, seq, returned_ns=1) for seq in range(1, 500)))
     assert len(track.pending()) == 64 and max(track.pending()) == 499

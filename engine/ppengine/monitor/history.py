@@ -1,4 +1,7 @@
-"""The recent past of a stage, from what its main thread has ended: own work, idle time, forwards, the timeline."""
+"""The recent past of a stage, from what its main thread has ended: own work, idle time, forwards, the timeline.
+
+Of a stage on a device, work is what the device did (`Kind.ON_DEVICE`): the thread's own steps are their launches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ WINDOW_NS = 10_000_000_000
 TIMELINE = 48
 
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
-_FORWARD, _STEP = Kind.FORWARD.value, Kind.STEP.value
+_FORWARD, _STEP, _ON_DEVICE = Kind.FORWARD.value, Kind.STEP.value, Kind.ON_DEVICE.value
 _WAITED, _MEMORY, _SAMPLED, _WORKED = range(4)
 """Places in the sums of a step: waits, memory work, sampling, layers and head."""
 _PARTS: dict[int, int] = {
@@ -48,6 +51,11 @@ class History(Track):
         self._step = 0
         self._sums = [0, 0, 0, 0]
         """Nanoseconds of the parts of step `_step` that have ended."""
+        self._by_device = False
+        self._worked: deque[tuple[int, int]] = deque()
+        """From when to when the device did, oldest first."""
+        self._worked_ns = 0
+        """Sum of `_worked`."""
         self.pace = Pace()
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
@@ -68,6 +76,8 @@ class History(Track):
                 continue
             part = _PARTS.get(kind)
             if part is None:
+                if kind == _ON_DEVICE:
+                    self._end_on_device(row)
                 continue
             begun_ns, over_ns = row[BEGUN_NS], row[DONE_NS]
             if part == _WAITED:
@@ -75,7 +85,7 @@ class History(Track):
                 over_ns = row[RETURNED_NS] or over_ns
                 waits.append((begun_ns, over_ns))
                 waited_ns += over_ns - begun_ns
-            elif kind == _FORWARD and not row[STEP]:
+            elif kind == _FORWARD and not row[STEP] and not self._by_device:
                 # Boot tries the largest ones, in no step, so that no stage is without a history.
                 self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
             sums[part] += over_ns - begun_ns
@@ -91,7 +101,8 @@ class History(Track):
 
     def last_op(self) -> Record | None:
         """Return the newest operation inside a step that has ended."""
-        return Record._make(self._recent[-1]) if self._recent else None
+        row = next((row for row in reversed(self._recent) if row[KIND] != _ON_DEVICE), None)
+        return None if row is None else Record._make(row)
 
     def step_ms(self, now_ns: int) -> tuple[float | None, float | None]:
         """Return p50 and p99 of the own work of the steps that ended in the window."""
@@ -104,7 +115,10 @@ class History(Track):
         return round(own[(len(own) - 1) // 2], 3), round(own[-(-99 * len(own) // 100) - 1], 3)
 
     def idle_fraction(self, now_ns: int) -> float | None:
-        """Return the share of the window (or of the time since the first record) spent waiting."""
+        """Return the share of the window (or of the time since the first record) spent waiting.
+
+        Of a device: the share in which it had nothing to do, as far as steps are done.
+        """
         begin = max(now_ns - WINDOW_NS, self._first_ns)
         if not self._first_ns or now_ns <= begin:
             return None
@@ -117,6 +131,8 @@ class History(Track):
         op = self.open_op()
         if op is not None and op.kind in WAITS:
             idle += now_ns - max(op.enqueued_ns, begin)
+        if self._by_device:
+            idle = max(0, now_ns - begin - self._worked_since(begin))
         return round(min(1.0, idle / (now_ns - begin)), 4)
 
     def timeline(self, now_ns: int) -> list[list[float]]:
@@ -134,6 +150,8 @@ class History(Track):
         return [(1 << bucket, round(self._works[bucket], 3)) for bucket in sorted(self._works)]
 
     def _end_step(self, row: Row) -> None:
+        if self._by_device:
+            return
         done_ns, size = row[DONE_NS], row[SIZE]
         waited_ns, memory_ns, sampled_ns, worked_ns = self._sums
         own_ns = done_ns - row[BEGUN_NS] - waited_ns
@@ -144,6 +162,32 @@ class History(Track):
             # What is sampled how may change with every request: no slowness of the stage.
             self.pace.add(size, row[DETAIL], own_ms - (memory_ns + sampled_ns) / 1e6)
             self._expect(size, (worked_ns + sampled_ns) / 1e6)
+
+    def _end_on_device(self, row: Row) -> None:
+        if not self._by_device:
+            # Launches that came before are nothing to compare with.
+            self._by_device, self.pace = True, Pace()
+            self._works.clear()
+            self._own_ms.clear()
+            self._ends_ns.clear()
+        begun_ns, done_ns = row[BEGUN_NS], row[DONE_NS]
+        took = (done_ns - begun_ns) / 1e6
+        self._expect(row[SIZE], took)
+        if row[STEP]:  # else of boot, which tries the largest ones
+            self._own_ms.append(took)
+            self._ends_ns.append(done_ns)
+            self._worked.append((begun_ns, done_ns))
+            self._worked_ns += done_ns - begun_ns
+            # Without the sampling behind it, as above.
+            self.pace.add(row[SIZE], row[DETAIL], (row[RETURNED_NS] - begun_ns) / 1e6)
+
+    def _worked_since(self, begin_ns: int) -> int:
+        """Return for how long the device worked behind `begin_ns`; what lies before is forgotten."""
+        while self._worked and self._worked[0][1] <= begin_ns:
+            begun_ns, done_ns = self._worked.popleft()
+            self._worked_ns -= done_ns - begun_ns
+        before = max(0, begin_ns - self._worked[0][0]) if self._worked else 0
+        return self._worked_ns - before
 
     def _expect(self, tokens: int, took: float) -> None:
         bucket = (tokens - 1).bit_length()

@@ -90,7 +90,7 @@ class Waiting(msgspec.Struct, kw_only=True):
 
 
 class StepMs(msgspec.Struct, kw_only=True):
-    """Own work of a step on this stage, waits excluded, over the last 10 s."""
+    """Own work of a step on this stage, waits excluded, over the last 10 s; of a GPU, what its device did."""
 
     p50: float | None = None
     p99: float | None = None
@@ -174,6 +174,7 @@ class StageInfo(msgspec.Struct, kw_only=True):
     """Newest step that this stage has acknowledged to the driver."""
     step_ms: StepMs = msgspec.field(default_factory=StepMs)
     idle_fraction: float | None = None
+    """Share of the last seconds in which the main loop waited for others; of a GPU, in which it had nothing to do."""
     memory: StageMemory = msgspec.field(default_factory=StageMemory)
     kv_blocks: KvBlocks = msgspec.field(default_factory=KvBlocks)
     swap_blocks: SwapBlocks = msgspec.field(default_factory=SwapBlocks)
