@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from checkpoints import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppengine.bench.breakdown import Breakdown, Times, table
+from ppengine.bench.__main__ import advice
+from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, table
 from ppengine.bench.partition import best_partition, longest_ms
 from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
@@ -101,19 +103,22 @@ def test_what_lies_in_another_operation_or_beside_the_step_is_counted_once() -> 
     assert times.lost == 2
 
 
-def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:
+def one_stage(folder: Path) -> EngineConfig:
     profile = Profile(
         name="x", model=ModelConfig(path="/m"), parallel=ParallelConfig(pipeline=1), memory=MemoryConfig(block_size=16)
     )
-    config = EngineConfig(
+    return EngineConfig(
         id="abcdef", name="x", epoch="e", profile=profile, model_path="/m", model_type="llama", layers=[(0, 1)],
-        max_model_len=8, run_dir=str(tmp_path), ring_dir=str(tmp_path), started_wall=0.0,
+        max_model_len=8, run_dir=str(folder), ring_dir=str(folder), started_wall=0.0,
     )  # fmt: skip
+
+
+def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:
     ring = RingWriter(tmp_path / "s0.0.main.ring", "main", 0, 0, capacity=64)
     ring.gauge(Gauge.WEIGHTS_BYTES, 10**9)
     ring.gauge(Gauge.BLOCK_BYTES, 16 * 10**8)
     idle = ring.begin(Kind.IDLE)
-    with Breakdown(config) as seen:
+    with Breakdown(one_stage(tmp_path)) as seen:
         begun = time.monotonic()
         for number in range(1, 41):  # more records than the ring holds
             ring.end(idle)
@@ -140,6 +145,65 @@ def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:
     assert (stage.device, stage.sample_ms, stage.memory_ms) == (0, 0, 0)
     assert [len(line) for line in table(seen.stages, 10.0)] == [79, 79, 79]
     ring.close()
+
+
+def test_what_a_device_did_is_beside_what_its_host_did_meanwhile() -> None:
+    times = Times(since_ns=100 * MS)
+    times.feed([row(1, Kind.STEP, 104, 110), row(2, Kind.FORWARD, 105, 109), row(3, Kind.ON_DEVICE, 60, 112)])
+    times.feed([row(4, Kind.IDLE, 110, 130), row(5, Kind.ON_DEVICE, 112, 125)])
+    own = {kind.name: round(1e3 * times.total_s([kind])) for kind in Kind if times.total_s([kind])}
+    assert own == {"STEP": 2, "FORWARD": 4, "IDLE": 20, "ON_DEVICE": 25}
+    assert times.steps == 1
+
+
+def test_a_run_on_gpus_says_how_long_their_devices_worked(tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / "s0.0.main.ring", "main", 0, 0)
+    ring.gauge(Gauge.WEIGHTS_BYTES, 10**9)
+    begun = time.monotonic()
+    with Breakdown(one_stage(tmp_path)) as seen:
+        for number in range(1, 11):
+            ring.end(ring.begin(Kind.STEP, number, size=1))
+            time.sleep(0.01)
+            now = time.monotonic_ns()
+            ring.measured(Kind.ON_DEVICE, now - 4 * MS, now, now, number, 1)
+    run_s = time.monotonic() - begun
+    (stage,) = seen.stages
+    device = stage.on_device
+    assert device is not None and device.ms == pytest.approx(4)
+    assert device.busy == pytest.approx(0.04 / run_s, rel=0.1)
+    assert stage.idle == pytest.approx(1 - device.busy, abs=1e-3)
+    assert device.gbps == pytest.approx(10 / 0.04) and stage.gbps == pytest.approx(10 / run_s, rel=0.1)
+    assert stage.own_ms == pytest.approx(stage.other_ms) and stage.own_ms < 1, "the host has only launched"
+    heads = "stage  device: busy   ms a micro-batch   read GB/s while busy   of a copy"
+    line = f"    0{device.busy:14.2f}               4.00                  250.0        0.25"
+    assert table(seen.stages, 1000.0)[-2:] == [heads, line]
+    ring.close()
+
+
+def test_layers_are_spread_by_what_devices_took() -> None:
+    """Of 10 ms a layer, and 20 ms for the head: its stage is to have fewer layers."""
+    stages = [on_device(0, 40.0), on_device(1, 40.0), on_device(2, 60.0)]
+    assert advice([4, 4, 4], stages) == (
+        "layers [4, 4, 4]: 60.00 ms on the longest stage; 50.00 with --set 'parallel.partition=[5, 5, 2]'"
+    )
+    assert advice([5, 4, 3], [on_device(0, 50.0), on_device(1, 40.0), on_device(2, 50.0)]).startswith(
+        "layers [5, 4, 3] are spread as well as can be: the longest stage has 50.00 ms"
+    )
+    assert advice([2, 2], [on_device(0, 20.0), on_device(1, 19.0)]).startswith("layers [2, 2] are spread as well")
+
+
+def on_device(stage: int, ms: float) -> StageTimes:
+    """A stage whose host takes 1 ms for launches."""
+    host = {"own_ms": 1.0, "compute_ms": 1.0, "layers_ms": 1.0, "sample_ms": 0.0, "send_ms": 0.0, "memory_ms": 0.0}
+    device = DeviceTimes(busy=0.9, ms=ms, gbps=3000.0)
+    return StageTimes(stage, 10, idle=0.1, device=0.5, other_ms=0.0, gbps=1.0, on_device=device, **host)
+
+
+def test_the_tables_of_gpus_fit_a_terminal() -> None:
+    wide = DeviceTimes(busy=1.0, ms=12_345.67, gbps=12_345.6)
+    stages = [dataclasses.replace(on_device(k, 1.0), on_device=wide) for k in range(2)]
+    lines = table(stages, 4000.0)
+    assert len(lines) == 2 + 2 + 1 + 2 and max(map(len, lines)) <= 80
 
 
 def test_the_limit_is_what_must_be_read_and_multiplied(spec: ModelSpec) -> None:

@@ -169,14 +169,20 @@ def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments:
     print(f"one more round {speed:9.1f} output tokens/s, {speed / limit:.3f} of the limit {limit:,.1f}: what")
     print(f"               {gbps:,.1f} GB/s and {tflops:,.3f} TFLOP/s a stage allow ({rates.device})")
     print("\n".join(table(seen.stages, rates.copy_gbps)) if seen.stages else f"no breakdown: {seen.problem}")
-    if rates.host and len(seen.stages) > 1:
+    if len(seen.stages) > 1:
         print(advice([end - start for start, end in config.layers], seen.stages))
 
 
 def advice(layers: list[int], stages: list[StageTimes]) -> str:
-    """Return how the layers would be spread best by what they took; the times of a GPU are not in the records."""
-    layer_ms = sum(stage.layers_ms for stage in stages) / sum(layers)
-    extra_ms = [stage.own_ms - stage.layers_ms for stage in stages]
+    """Return how the layers would be spread best by what they took; there are two stages at least."""
+    on_device = [stage.on_device.ms for stage in stages if stage.on_device is not None]
+    if len(on_device) == len(stages):
+        # A device's time has no parts: what the last stage has beyond its layers, as the others have them, is the head.
+        layer_ms = sum(on_device[:-1]) / sum(layers[:-1])
+        extra_ms = [0.0] * (len(stages) - 1) + [max(0.0, on_device[-1] - layers[-1] * layer_ms)]
+    else:
+        layer_ms = sum(stage.layers_ms for stage in stages) / sum(layers)
+        extra_ms = [stage.own_ms - stage.layers_ms for stage in stages]
     best = best_partition(sum(layers), layer_ms, extra_ms)
     now, then = (longest_ms(counts, layer_ms, extra_ms) for counts in (layers, best))
     if then >= now:

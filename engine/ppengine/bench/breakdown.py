@@ -1,4 +1,7 @@
-"""Where the time of a micro-batch goes: what the main threads of all stages record while a piece of work runs."""
+"""Where the time of a micro-batch goes: what the main threads of all stages record while a piece of work runs.
+
+On a GPU these are the host's times, of launches; beside them stands what the device did, by its own clock.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,10 @@ class Times(Track):
         if over_ns <= self._since_ns:
             return
         own_ns = over_ns - begun_ns
+        if kind == Kind.ON_DEVICE:
+            # Beside what the thread did meanwhile, and in none of it.
+            self._own_ns[kind] += own_ns
+            return
         while self._inner and self._inner[-1][0] >= begun_ns:
             from_ns, to_ns = self._inner.pop()
             own_ns -= to_ns - from_ns
@@ -75,15 +82,28 @@ class Times(Track):
 
 
 @dataclass(frozen=True)
+class DeviceTimes:
+    """What a stage's device did during a run, by its own clock: layers, head and sampling."""
+
+    busy: float
+    """Share of the run in which it worked."""
+    ms: float
+    """A micro-batch."""
+    gbps: float
+    """As `StageTimes.gbps`, over the time in which it worked."""
+
+
+@dataclass(frozen=True)
 class StageTimes:
     """One stage during a run. Milliseconds are those of the host, a micro-batch."""
 
     stage: int
     micro_batches: int
     idle: float
-    """Share of the run in which the main thread waited for others: steps, messages, room on the wire."""
+    """Share of the run in which the main thread waited for others: steps, messages, room on the wire. Of a GPU: in
+    which the device had nothing to do."""
     device: float
-    """Share in which it waited for its device."""
+    """Share in which the main thread waited for its device."""
     own_ms: float
     compute_ms: float
     """Embedding, layers and head: the work itself on a CPU, its launches on a GPU."""
@@ -95,13 +115,15 @@ class StageTimes:
     other_ms: float
     gbps: float
     """Weights once a micro-batch, and the keys and values of its context, over the whole run."""
+    on_device: DeviceTimes | None = None
+    """None where the host's cores do the work."""
 
 
 def table(stages: list[StageTimes], copy_gbps: float) -> list[str]:
-    """Return the lines of a table; `copy_gbps` is what a copy on the device reaches."""
+    """Return the lines of a table, of GPUs of two; `copy_gbps` is what a copy on the device reaches."""
     lines = [
-        "       micro-  share waiting |      ms a micro-batch: its own     |  read  of a",
-        "stage batches others  device |   all  work sampl  send   mem rest |  GB/s  copy",
+        "       micro-  share of run  |      ms a micro-batch: its own     |  read  of a",
+        "stage batches   idle  device |   all  work sampl  send   mem rest |  GB/s  copy",
     ]
     for stage in stages:
         parts = stage.own_ms, stage.compute_ms, stage.sample_ms, stage.send_ms, stage.memory_ms, stage.other_ms
@@ -110,6 +132,11 @@ def table(stages: list[StageTimes], copy_gbps: float) -> list[str]:
             f"{''.join(f'{part:6.2f}' for part in parts[:-1])}{parts[-1]:5.2f} |"
             f"{stage.gbps:6.1f}{stage.gbps / copy_gbps:6.2f}"
         )
+    devices = [(stage.stage, stage.on_device) for stage in stages if stage.on_device is not None]
+    if devices:
+        lines.append("stage  device: busy   ms a micro-batch   read GB/s while busy   of a copy")
+    for k, each in devices:
+        lines.append(f"{k:5}{each.busy:14.2f}{each.ms:19.2f}{each.gbps:23.1f}{each.gbps / copy_gbps:12.2f}")
     return lines
 
 
@@ -161,21 +188,27 @@ class Breakdown:
         run_s = (now_ns - self._since_ns) / 1e9
         token_bytes = reader.gauge(Gauge.BLOCK_BYTES) / self._config.profile.memory.block_size
         weights = reader.gauge(Gauge.WEIGHTS_BYTES) - (0 if stage else self._looked_up)
+        read_gb = (times.steps * weights + times.context * token_bytes) / 1e9
+        worked_s, on_device = times.total_s([Kind.ON_DEVICE]), None
 
         def each(kinds: Iterable[int]) -> float:
             return round(1e3 * times.total_s(kinds) / max(1, times.steps), 4)
 
+        if worked_s:
+            busy, gbps = round(worked_s / run_s, 4), round(read_gb / worked_s, 3)
+            on_device = DeviceTimes(busy, each([Kind.ON_DEVICE]), gbps)
         return StageTimes(
             stage=stage,
             micro_batches=times.steps,
-            idle=round(times.total_s(WAITS, now_ns) / run_s, 4),
+            idle=round((run_s - worked_s if worked_s else times.total_s(WAITS, now_ns)) / run_s, 4),
             device=round(times.total_s([Kind.DEVICE], now_ns) / run_s, 4),
-            own_ms=each(set(Kind) - WAITS - {Kind.DEVICE}),
+            own_ms=each(set(Kind) - WAITS - {Kind.DEVICE, Kind.ON_DEVICE}),
             compute_ms=each(_COMPUTE),
             layers_ms=each([Kind.FORWARD]),
             sample_ms=each([Kind.SAMPLE]),
             send_ms=each([Kind.SEND]),
             memory_ms=each(_MEMORY),
             other_ms=each([Kind.STEP]),
-            gbps=round((times.steps * weights + times.context * token_bytes) / run_s / 1e9, 3),
+            gbps=round(read_gb / run_s, 3),
+            on_device=on_device,
         )

@@ -29,8 +29,6 @@ class Rates(msgspec.Struct, kw_only=True):
     """Of one stage's device. Bytes are those read plus those written."""
 
     device: str
-    host: bool
-    """Whether that is the host's own cores."""
     item_bytes: int
     """Of a weight there, and of a key or value."""
     copy_gbps: float
@@ -87,7 +85,6 @@ def measure(wanted: str, stored: str, where: str, threads: int) -> Rates:
     name = torch.cuda.get_device_name(0) if device == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
     return Rates(
         device=name,
-        host=device == "cpu",
         item_bytes=dtype.itemsize,
         copy_gbps=round(2 * _COPY_BYTES[device] / copy_s / 1e9, 2),
         product_tflops=round(2 * width**3 / product_s / 1e12, 4),
