@@ -46,11 +46,11 @@ class Stage:
         )
 
     def _feed(self, step: int, tokens: int, context: int, ms: float) -> None:
-        begun, over = self.now_ms, self.now_ms + ms
+        begun, over = self.now_ms, self.now_ms + max(ms, LAUNCH_MS + 0.1)
         what = {"step": step, "size": tokens, "detail": context}
         kinds = (Kind.STEP, Kind.FORWARD) if step else (Kind.FORWARD,)
         rows = [record(next(self._seq), kind, begun, begun + LAUNCH_MS, **what) for kind in kinds]
-        rows.append(record(next(self._seq), Kind.ON_DEVICE, begun, over, returned_ns=int(over * MS), **what))
+        rows.append(record(next(self._seq), Kind.ON_DEVICE, over - ms, over, returned_ns=int(over * MS), **what))
         self.history.feed(rows)
         self.now_ms = over
 
@@ -103,12 +103,17 @@ def test_a_card_that_is_slower_than_it_was_is_a_straggler_though_launches_are_as
     assert "own time of a step 15.0 ms; like steps took 10.0 ms here before" in root.evidence
 
 
-def test_a_host_that_takes_longer_to_launch_makes_no_straggler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_is_a_straggler_only_where_its_launches_take_longer_than_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ring = Stage()
     ring.steps(600, 8, 10.0)
     monkeypatch.setattr("test_device_times.LAUNCH_MS", 9.0)
     ring.steps(800, 8, 10.0)
     assert say([ring]) == []
+    monkeypatch.setattr("test_device_times.LAUNCH_MS", 15.0)
+    ring.steps(800, 8, 10.0)
+    assert [root.summary for root in say([ring])] == ["stage 0 is 1.5x slower than it was"]
 
 
 def say(rings: list[Stage]) -> list[Verdict]:

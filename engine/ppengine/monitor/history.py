@@ -16,6 +16,8 @@ from ppengine.ring import Kind, Record, Row
 WINDOW_NS = 10_000_000_000
 """Percentiles and the idle fraction look back this far."""
 TIMELINE = 48
+_LAUNCHED = 8
+"""More than a stage has launched and not retired."""
 
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
 _FORWARD, _STEP, _ON_DEVICE = Kind.FORWARD.value, Kind.STEP.value, Kind.ON_DEVICE.value
@@ -52,6 +54,8 @@ class History(Track):
         self._sums = [0, 0, 0, 0]
         """Nanoseconds of the parts of step `_step` that have ended."""
         self._by_device = False
+        self._launches: deque[tuple[int, float]] = deque(maxlen=_LAUNCHED)
+        """Newest steps and their launches' own time in ms, of a stage on a device."""
         self._worked: deque[tuple[int, int]] = deque()
         """From when to when the device did, oldest first."""
         self._worked_ns = 0
@@ -150,12 +154,13 @@ class History(Track):
         return [(1 << bucket, round(self._works[bucket], 3)) for bucket in sorted(self._works)]
 
     def _end_step(self, row: Row) -> None:
-        if self._by_device:
-            return
         done_ns, size = row[DONE_NS], row[SIZE]
         waited_ns, memory_ns, sampled_ns, worked_ns = self._sums
         own_ns = done_ns - row[BEGUN_NS] - waited_ns
         own_ms = own_ns / 1e6 if own_ns > 0 else 0.0
+        if self._by_device:
+            self._launches.append((row[STEP], own_ms - (memory_ns + sampled_ns) / 1e6))
+            return
         self._own_ms.append(own_ms)
         self._ends_ns.append(done_ns)
         if size:
@@ -178,8 +183,9 @@ class History(Track):
             self._ends_ns.append(done_ns)
             self._worked.append((begun_ns, done_ns))
             self._worked_ns += done_ns - begun_ns
-            # Without the sampling behind it, as above.
-            self.pace.add(row[SIZE], row[DETAIL], (row[RETURNED_NS] - begun_ns) / 1e6)
+            # Without the sampling behind it, as above. Whichever takes longer, launch or work, is what a step takes.
+            launch_ms = next((ms for step, ms in self._launches if step == row[STEP]), 0.0)
+            self.pace.add(row[SIZE], row[DETAIL], max(launch_ms, (row[RETURNED_NS] - begun_ns) / 1e6))
 
     def _worked_since(self, begin_ns: int) -> int:
         """Return for how long the device worked behind `begin_ns`; what lies before is forgotten."""
