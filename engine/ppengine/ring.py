@@ -78,6 +78,8 @@ class Phase(IntEnum):
     COMPILE = 4
     SERVING = 5
     CLOSING = 6
+    MEET = 7
+    """Opens its edges in a generation; in a COLLECTIVE while it waits for a neighbour to come."""
 
 
 class Word(IntEnum):

@@ -188,6 +188,17 @@ def test_who_waits_for_one_that_still_loads_is_in_no_phase_for_too_long():
     assert [verdict.stage for verdict in diagnose(evidence(with_stage(stages, 1, phase="serving")))] == [0]
 
 
+def test_who_does_not_come_to_meet_its_neighbours_is_told_and_not_those_who_wait_for_it():
+    waits = {"phase": "meet", "phase_age_s": PHASE_BUDGET_S["meet"] + 1}
+    stages = [stage(k, op="collective", **waits) for k in range(3)]
+    hangs = with_stage(stages, 1, op=None)
+    assert [verdict.stage for verdict in diagnose(evidence(hangs))] == [1]
+    assert [verdict.stage for verdict in diagnose(evidence(stages))] == [0, 1, 2], "nobody knows who"
+    gone = with_stage(stages, 1, exit_code=-9, dead_for_s=60.0, phase="serving")
+    assert [(v.stage, v.cause) for v in diagnose(evidence(gone)) if v.root] == [(1, "dead")]
+    assert diagnose(evidence(with_stage(stages, 1, phase=None, phase_age_s=None, op=None))) == [], "it is being started"
+
+
 @pytest.mark.parametrize("phase", sorted(PHASE_BUDGET_S))
 @pytest.mark.parametrize("k", [0, 1])
 def test_a_declared_phase_inside_its_budget_is_no_fault(phase, k):

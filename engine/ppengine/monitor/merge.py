@@ -26,7 +26,7 @@ from ppengine.protocol.snapshot import (
     Waiting,
 )
 
-_LOADING = frozenset({"start", "load", "profile"})
+_LOADING = frozenset({"start", "load", "profile", "meet"})
 _OP_STATES: dict[str, StageState] = {
     "idle": "idle",
     "collective": "idle",

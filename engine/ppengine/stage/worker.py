@@ -125,6 +125,7 @@ class StageWorker:
             ring.generation = generation
         if generation != self._first:
             self._send(Quiet(generation, self._stage, self._rank))
+        self._ring.phase(Phase.MEET)
         try:
             runner = boot.connect(loaded, generation, self._over)
         except SupersededError:

@@ -33,7 +33,9 @@ UNSCHEDULED_AFTER_S = 3.0
 HEALED_TOLD_S = 5.0
 """A wire that broke is told for so long after all stages have met again: healing takes less than a second, and a
 verdict that nobody can read in time is none."""
-PHASE_BUDGET_S = {"start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "closing": 60.0}
+PHASE_BUDGET_S = {
+    "start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "meet": 10.0, "closing": 60.0,
+}  # fmt: skip
 _SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll")}
 _ANY_SLEEP = ("",)
 

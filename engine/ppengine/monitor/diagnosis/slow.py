@@ -19,10 +19,13 @@ _STANDS_OUT = 2.0
 
 
 def slow_phases(case: Case) -> list[Verdict]:
-    """Return the stages whose phase lasts longer than it may, but for those that only wait for one that still loads."""
+    """Return the stages whose phase lasts longer than it may, but for those that wait for one known to be late."""
     stages = case.evidence.stages
-    loads = any(stage.phase in PHASE_BUDGET_S and stage.op != _MEETS for stage in stages)
-    return [_slow_phase(stage) for stage in stages if _over_budget(stage) and not (loads and stage.op == _MEETS)]
+    # One without a phase is being started, and whoever waits for one that is gone or stopped has a reason.
+    expected = case.guilty or any(
+        stage.phase is None or (stage.phase in PHASE_BUDGET_S and stage.op != _MEETS) for stage in stages
+    )
+    return [_slow_phase(stage) for stage in stages if _over_budget(stage) and not (expected and stage.op == _MEETS)]
 
 
 def stragglers(case: Case) -> list[Verdict]:
