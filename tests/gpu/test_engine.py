@@ -46,7 +46,11 @@ def profile(folder: Path, dtype: str, stages: int, eager: bool, peer_to_peer: bo
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    made = {family: make_checkpoint(root / family, family, layers=4) for family in ("opt", "llama")}
+    made = {
+        f"{family}{suffix}": make_checkpoint(root / f"{family}{suffix}", family, layers=4, gain=gain)
+        for family in ("opt", "llama")
+        for suffix, gain in (("", 1.0), ("-half", 0.5))
+    }
     return {**made, "tiny": TINY}
 
 
@@ -54,7 +58,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("stages", pipelines)
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("opt", "float32"), ("opt", "float16"), ("llama", "float32"), ("llama", "float16"), ("tiny", "bfloat16")],
+    [
+        ("opt", "float32"),
+        ("opt-half", "float16"),
+        ("opt-half", "bfloat16"),
+        ("llama", "float32"),
+        ("llama-half", "float16"),
+        ("llama-half", "bfloat16"),
+        ("tiny", "bfloat16"),
+    ],
 )
 def test_tokens_are_as_near_as_those_of_transformers(
     folders: dict[str, Path], family: str, dtype: str, stages: int, eager: bool
@@ -77,7 +89,7 @@ def test_through_host_memory_where_cards_are_kept_apart(folders: dict[str, Path]
     reference.assert_as_near(folder, "float32", prompts, [output.outputs[0] for output in outputs])
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("opt", "float32"), ("opt", "float16"), ("tiny", "bfloat16")])
+@pytest.mark.parametrize(("family", "dtype"), [("opt", "float32"), ("opt-half", "float16"), ("tiny", "bfloat16")])
 def test_one_request_alone(folders: dict[str, Path], family: str, dtype: str) -> None:
     """Steps of one row have products of their own."""
     folder = folders[family]

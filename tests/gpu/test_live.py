@@ -31,15 +31,16 @@ from serving import Served  # noqa: E402
 pytestmark = needs_gpu
 DEVICE, TOTAL_MIB = "cuda", 6000
 REQUESTS, STEPS, LENGTH = 48, 1200, 2048
+SHORT = 256
 TOLERANCE = 1e-3
 """By how much a chosen token may be less likely than the best one, in natural logarithms. The models are of float32:
 in float16 transformers itself is off by up to 3.3 in a random model of this length."""
 
 
-def profile(folder: Path, stages: int) -> dict[str, Any]:
+def profile(folder: Path, stages: int, dtype: str = "float32", length: int = LENGTH) -> dict[str, Any]:
     return {
         "name": "live",
-        "model": {"path": str(folder), "dtype": "float32", "max_model_len": LENGTH, "skip_tokenizer": True},
+        "model": {"path": str(folder), "dtype": dtype, "max_model_len": length, "skip_tokenizer": True},
         "parallel": {"pipeline": stages, "device": DEVICE},
         "memory": {"device_mib": TOTAL_MIB, "swap_space_gib": 0.25, "utilization": 0.9},
         "scheduler": {"max_num_seqs": REQUESTS, "max_num_batched_tokens": 512, "schedule_ahead": True},
@@ -69,6 +70,26 @@ async def test_no_token_changes_by_preempts_swaps_and_resizes(family: str, stage
         judge = reference.log_probabilities(folder, prompt, output)
         short = judge.max(dim=-1).values - judge.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
         assert float(short.max()) < TOLERANCE, f"at output {int(short.argmax())}: short by {float(short.max())}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stages", pipelines)
+@pytest.mark.parametrize(
+    ("family", "dtype"), [(family, dtype) for family in ("opt", "llama") for dtype in ("float16", "bfloat16")]
+)
+async def test_half_precision_stays_as_near_under_them(family: str, dtype: str, stages: int, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / family, family, gain=0.5, max_position_embeddings=LENGTH)
+    prompts = reference.prompts(REQUESTS, 100, low=20, high=300, seed=stages)
+    said: Counter[str] = Counter()
+    with Served(profile(folder, stages, dtype, 1024)) as engine:
+        async with engine.operator() as op:
+            names = await op.submit_all(prompts, max_tokens=SHORT)
+            disturbing = asyncio.create_task(disturb(op, names, said))
+            tokens = [(await op.output(name, timeout=240))[0] for name in names]
+            disturbing.cancel()
+    assert said["preempt"] and said["swap-out"] and said["memory"], said
+    assert all(len(output) == SHORT for output in tokens)
+    reference.assert_tokens_as_near(folder, dtype, prompts, tokens)
 
 
 async def disturb(op: Operator, names: list[str], said: Counter[str]) -> None:
