@@ -1,6 +1,6 @@
-"""Faults of a GPU on demand: two stages on one card under load, each kind at the first and the last stage.
+"""Faults of a GPU on demand: stages on the cards there are, under load, each kind at the first, a middle and the last.
 
-    python tests/gpu/drill_faults.py [--kinds a,b] [--write]     about 12 s a drill, deaths 20 s
+    python tests/gpu/drill_faults.py [--stages 3] [--kinds a,b] [--write]     about 5 s a drill, deaths 10 s
 
 One engine for all: what dies is started anew by the engine itself, which is part of the drill. `--write` puts the table
 into docs/diagnosis.md.
@@ -77,12 +77,12 @@ class Drills:
         self._load = Load(watcher)
 
     async def run(self, names: list[str]) -> list[Result]:
-        """Run the kinds at both ends; what goes wrong with a drill spoils that one."""
+        """Run each kind at the first, a middle and the last stage; what goes wrong with a drill spoils that one."""
         self._load.start()
         await self._watcher.until(lambda picture: self._load.ended > WARM, "requests have ended", 60)
         results = []
         for name in names:
-            for stage in (0, self._engine.stages - 1):
+            for stage in sorted({0, self._engine.stages // 2, self._engine.stages - 1}):
                 result = Result(kinds()[name], stage)
                 try:
                     await self._drill(result)
@@ -186,13 +186,14 @@ def table(results: list[Result]) -> str:
     return "\n".join(rows)
 
 
-def write(results: list[Result]) -> None:
+def write(results: list[Result], stages: int) -> None:
     """Put the table into the document, in place of the one that is there."""
     kept = DOCUMENT.read_text()
     begin = kept.index(MADE, kept.index(TITLE))
     end = kept.index("\n## ", begin)
     card, day = torch.cuda.get_device_name(0), datetime.datetime.now(datetime.UTC).date().isoformat()
-    made = f"{MADE}{day}; two stages on one {card}; `python tests/gpu/drill_faults.py --write`."
+    where = f"{stages} stages on {torch.cuda.device_count()} {card}"
+    made = f"{MADE}{day}; {where}; `python tests/gpu/drill_faults.py --stages {stages} --write`."
     DOCUMENT.write_text(f"{kept[:begin]}{made}\n\n{table(results)}\n{kept[end:]}")
 
 
@@ -205,13 +206,14 @@ def keep_logs(engine: Served, into: Path) -> None:
 async def main() -> int:
     """Run the drills."""
     parser = argparse.ArgumentParser(prog="tests/gpu/drill_faults.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--stages", type=int, default=3)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
     parser.add_argument("--logs", type=Path, help="where the engine's logs are copied at the end")
     parser.add_argument("--write", action="store_true", help="put the table into docs/diagnosis.md")
     options = parser.parse_args()
     learn()
     begun = time.monotonic()
-    engine = await asyncio.to_thread(Served, profile(2, *SETTINGS), "--allow-faults")
+    engine = await asyncio.to_thread(Served, profile(options.stages, *SETTINGS), "--allow-faults")
     print(f"the engine serves after {time.monotonic() - begun:.1f} s", flush=True)
     results: list[Result] = []
     try:
@@ -224,7 +226,7 @@ async def main() -> int:
             await asyncio.to_thread(end, engine)
     print(table(results))
     if options.write:
-        write(results)
+        write(results, options.stages)
     return 0 if all(one.right == "stage, cause" for one in results) else 1
 
 
