@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppengine.cuda.driver import Driver
 from ppengine.cuda.errors import DriverError
 from ppengine.cuda.peer_memory import OpenedMemory
 from ppengine.cuda.signals import Signals
@@ -34,6 +33,7 @@ from ppengine.stage.transport import Due
 from ppengine.stage.words import Word
 
 if TYPE_CHECKING:
+    from ppengine.cuda.driver import Driver
     from ppengine.cuda.state import CudaState
 
 

@@ -9,17 +9,20 @@ or, better, later, when `prepared` says that it will not wait. Then the longest 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 from ppkernels.kv_layout import cache_shape
 from torch import Tensor
 
 from ppengine.cuda.dlpack import tensor_over
-from ppengine.cuda.driver import Driver
 from ppengine.cuda.errors import DriverError
 from ppengine.cuda.streams import Event, Stream
 from ppengine.cuda.virtual_memory import Segments, handle_bytes
 from ppengine.stage.kv_cache import KvCache, KvShape, size_text
+
+if TYPE_CHECKING:
+    from ppengine.cuda.driver import Driver
 
 
 def block_view(shape: KvShape, device: torch.device) -> tuple[int, ...]:

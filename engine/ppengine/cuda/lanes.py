@@ -8,17 +8,20 @@ of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a copy for eac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from ppkernels.block_copy import Pairs, copy_blocks, independent_runs
 from torch import Tensor
 
 from ppengine.cuda.block_mover import BlockMover
-from ppengine.cuda.driver import Driver
 from ppengine.cuda.host_pool import PinnedPool, runs
 from ppengine.cuda.kv_cache import CudaKvCache
 from ppengine.cuda.streams import Stream
 from ppengine.protocol.steps import MoveKind
+
+if TYPE_CHECKING:
+    from ppengine.cuda.driver import Driver
 
 STAGING_BYTES = 64 * 2**20
 """A direction's staging buffer: a copy of it takes 1.2 ms, against which a launch is nothing."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ppengine.cuda.dlpack import tensor_over
-from ppengine.cuda.driver import Driver
 from ppengine.cuda.errors import DriverError
 from ppengine.stage.offers import Offer, RefusedError
+
+if TYPE_CHECKING:
+    from ppengine.cuda.driver import Driver
 
 _PIECE = 2 * 2**20
 """Smaller allocations may lie in one piece of memory with others, which would be opened with them."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ppengine.cuda.driver import Driver
 from ppengine.cuda.streams import Stream
 from ppengine.stage.words import PAGE, Word, Words
+
+if TYPE_CHECKING:
+    from ppengine.cuda.driver import Driver
 
 
 class Signals:
