@@ -56,20 +56,28 @@ def test_a_switch_is_one_step_and_ends_when_every_stage_has_retired_it(world):
     assert end.text == f"in all stages from step {step.number} on"
 
 
-@pytest.mark.parametrize(("check", "words"), [("ledger", "not yet the streams of the device"), ("finite", "graphs")])
-def test_what_a_check_does_on_a_gpu_is_said(world, check, words):
+@pytest.mark.parametrize(
+    ("check", "words", "end"),
+    [
+        ("ledger", "not yet the streams of the device", ""),
+        ("strict", "each attention and MLP", "; stages on GPUs run without graphs meanwhile"),
+        ("finite", "graphs", "; stages on GPUs run without graphs meanwhile"),
+    ],
+)
+def test_what_a_check_does_on_a_gpu_is_said(world, check, words, end):
     board = world.engine.board
     board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
     plan = switch(world, check, dry_run=True)
     assert isinstance(plan, Outcome) and words in plan.text
-    assert isinstance(switch(world, check), Outcome)
+    assert switch(world, check).text == f"in all stages from step {world.engine.scheduler.step} on{end}"
+    off = switch(world, check, "off")
+    assert isinstance(off, Outcome) and "graphs" not in off.text
 
 
-@pytest.mark.parametrize("check", ["strict", "shadow"])
-def test_a_check_that_gpus_do_not_have_is_refused(world, check):
+def test_the_shadow_check_is_refused_for_gpus(world):
     board = world.engine.board
     board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
-    refused = switch(world, check)
+    refused = switch(world, "shadow")
     assert isinstance(refused, Refused) and refused.code == "UNSUPPORTED"
     assert "stages 1 are on some" in refused.text
     assert not world.steps

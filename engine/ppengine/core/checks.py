@@ -26,16 +26,20 @@ DEFAULT_SHARE = 0.01
 _PLANS = {
     "ledger": "from the next step on every stage declares its hand-offs between streams and threads: tens of "
     "microseconds a step; findings name both call sites",
-    "strict": "from the next step on every stage waits for each transfer before it goes on: stages overlap less, "
+    "strict": "from the next step on every stage waits for each operation before it goes on: stages overlap less, "
     "tokens stay the same",
     "finite": "from the next step on every stage looks once over what it hands on; at the first value that is not "
     "finite it runs the step's layers once more to name the part",
 }
 _ON_GPUS = {
     "ledger": "of stages on GPUs it follows messages between stages, not yet the streams of the device",
+    "strict": "stages on GPUs run without graphs meanwhile, and wait for each attention and MLP, each copy and each "
+    "message",
     "finite": "stages on GPUs run without graphs meanwhile, and look when a step is done",
 }
 """The checks that stages on GPUs have, and what is different there."""
+_WITHOUT_GRAPHS = "; stages on GPUs run without graphs meanwhile"
+"""Said at the end of a switch to what needs a look inside of a step."""
 _OFF = {
     "strict": "stages work side by side again",
     "shadow": "the reference process ends, and its findings go",
@@ -57,7 +61,8 @@ class Checks:
         self._engine = engine
         self._flags = 0
         self._step = 0
-        self._switching: list[tuple[int, Operation]] = []
+        self._switching: list[tuple[int, Operation, str]] = []
+        """Step, operation, and what there is to say at its end beside the step."""
         self._told: dict[tuple[int, int], _Told] = {}
         self._ledgers: dict[int, tuple[float, StageLedger]] = {}
         """What each stage told last, and when."""
@@ -73,7 +78,7 @@ class Checks:
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
-        gpus = [str(ready.stage) for ready in engine.board.ready.values() if ready.device_kind != "cpu"]
+        gpus = self._on_gpus()
         if on and gpus and verb.check not in _ON_GPUS:
             text = f"check {verb.check} is not built for stages on GPUs yet, and stages {' '.join(gpus)} are on some"
             engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
@@ -92,7 +97,11 @@ class Checks:
             self._ledgers.clear()
         step = engine.scheduler.checks_step(self._flags)
         engine.send(step)
-        self._switching.append((step.number, operation))
+        eager = on and gpus and verb.check in ("strict", "finite")
+        self._switching.append((step.number, operation, _WITHOUT_GRAPHS if eager else ""))
+
+    def _on_gpus(self) -> list[str]:
+        return [str(ready.stage) for ready in self._engine.board.ready.values() if ready.device_kind != "cpu"]
 
     def _plan(self, verb: SetCheck, share: float) -> str:
         on = verb.mode == "on"
@@ -102,8 +111,7 @@ class Checks:
         if not on:
             return _OFF.get(verb.check, f"the stages stop looking from the next step on, and {verb.check} findings go")
         if verb.check != "shadow":
-            gpus = any(ready.device_kind != "cpu" for ready in self._engine.board.ready.values())
-            return _PLANS[verb.check] + (f"; {_ON_GPUS[verb.check]}" if gpus else "")
+            return _PLANS[verb.check] + (f"; {_ON_GPUS[verb.check]}" if self._on_gpus() else "")
         weights = sum(ready.weights_bytes for ready in self._engine.board.ready.values())
         return (
             f"a reference process loads the checkpoint into host memory ({weights / 2**20:.1f} MiB of weights) and "
@@ -113,9 +121,9 @@ class Checks:
     def retired(self, number: int) -> None:
         """Note that every stage has retired step `number`."""
         while self._switching and self._switching[0][0] <= number:
-            step, operation = self._switching.pop(0)
+            step, operation, more = self._switching.pop(0)
             self._step = step
-            self._engine.operations.end(operation, "applied", f"in all stages from step {step} on", step=step)
+            self._engine.operations.end(operation, "applied", f"in all stages from step {step} on{more}", step=step)
 
     def restate(self) -> None:
         """Tell stages that have begun anew which checks are on."""
@@ -124,7 +132,7 @@ class Checks:
         if self._flags or self._switching:
             step = self._engine.scheduler.checks_step(self._flags)
             self._engine.send(step)
-            self._switching = [(step.number, operation) for _, operation in self._switching]
+            self._switching = [(step.number, operation, more) for _, operation, more in self._switching]
 
     # --- what they find -------------------------------------------------------------------------------------
 

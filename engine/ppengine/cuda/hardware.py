@@ -19,7 +19,7 @@ from ppengine.cuda.host_pool import PinnedPool, PoolRefusedError
 from ppengine.cuda.kv_cache import CudaKvCache, block_view
 from ppengine.cuda.runner import CudaRunner
 from ppengine.cuda.state import CudaState
-from ppengine.cuda.streams import Stream
+from ppengine.cuda.streams import Order, Stream
 from ppengine.cuda.timing import DeviceTimer
 from ppengine.cuda.virtual_memory import handle_bytes
 from ppengine.device_page import DevicePage, page_path
@@ -28,6 +28,7 @@ from ppengine.stage.hardware import Furniture, Hardware
 from ppengine.stage.kv_cache import KvCache, KvShape
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner
+from ppengine.streams.ledger import Ledger
 
 _MIB = 2**20
 
@@ -39,7 +40,7 @@ class CudaHardware(Hardware):
     uuid: str
     half = pinned = True
 
-    def __init__(self, config: EngineConfig, stage: int) -> None:
+    def __init__(self, config: EngineConfig, stage: int, ledger: Ledger | None = None) -> None:
         self.page = DevicePage(page_path(config, stage))
         cards = torch.cuda.device_count()
         index = stage % cards
@@ -50,7 +51,7 @@ class CudaHardware(Hardware):
         self._card, self._account = card, Account(card.read())
         self.driver = Driver(index)
         self.device = self.driver.device
-        self.compute = Stream("compute", self.device)
+        self.compute = Stream("compute", self.device, order=Order(ledger))
         torch.mm(*torch.ones(2, 16, 16, device=self.device, dtype=torch.bfloat16))  # cuBLAS and its workspace
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppengine.cuda.dlpack import tensor_over
 from ppengine.cuda.errors import DriverError
-from ppengine.cuda.streams import Event, Stream
+from ppengine.cuda.streams import Event, Order, Stream
 from ppengine.cuda.virtual_memory import Segments, handle_bytes
 from ppengine.stage.kv_cache import KvCache, KvShape, size_text
 
@@ -45,7 +45,7 @@ class CudaKvCache(KvCache):
         self.quantum_blocks = shape.quantum_blocks(self.handle_bytes)
         self._driver = driver
         self._compute = compute
-        self._filler = Stream("kv fill", driver.device)
+        self._filler = Stream("kv fill", driver.device, order=Order(compute.order.ledger))
         self._segments = Segments(driver, shape.layers, self._handles(reserved_blocks), self.handle_bytes)
         memory = tensor_over(self._segments.base, self._segments.length, driver.device)
         stride, size = self._segments.stride, reserved_blocks * shape.layer_block_bytes
@@ -127,8 +127,9 @@ class CudaKvCache(KvCache):
             self._segments.shrink(handles)
             if error := self._shortage(count, self._segments.missing(handles)):
                 return error
-            for address, size in self._segments.grow(handles):
-                self._driver.zero(address, size, self._filler.handle)
+            with self._filler.doing():
+                for address, size in self._segments.grow(handles):
+                    self._driver.zero(address, size, self._filler.handle)
         except DriverError as error:
             if self._segments.missing(handles) or not (left := max(self._segments.mapped) - handles):
                 return f"cannot map {count} blocks: {error}; {self.mapped} stay mapped"
@@ -152,7 +153,7 @@ class CudaKvCache(KvCache):
         """Zero what goes of a handle that stays: it may come back without being mapped anew."""
         end = min(self.mapped, self._handles(count) * self.quantum_blocks)
         if end > count:
-            with self._compute.use():
+            with self._compute.doing(), self._compute.use():
                 self._blocks[count:end].zero_()
 
     def _handles(self, blocks: int) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ppengine.cuda.block_mover import BlockMover
 from ppengine.cuda.host_pool import PinnedPool, runs
 from ppengine.cuda.kv_cache import CudaKvCache
-from ppengine.cuda.streams import Stream
+from ppengine.cuda.streams import Order, Stream
 from ppengine.protocol.steps import MoveKind
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DeviceLane:
 
     def copy(self, pairs: Pairs) -> None:
         """See `Lane`."""
-        with self.stream.working(), self.stream.use():
+        with self.stream.doing(), self.stream.working(), self.stream.use():
             copy_blocks(self._cache.blocks, self._cache.blocks, pairs)
 
 
@@ -44,9 +44,10 @@ class SwapLane:
     """One direction between the cache and the host pool, with a stream and a staging buffer of its own."""
 
     def __init__(
-        self, kind: MoveKind, cache: CudaKvCache, host: PinnedPool, driver: Driver, staging_bytes: int
+        self, kind: MoveKind, cache: CudaKvCache, host: PinnedPool, driver: Driver, staging_bytes: int, order: Order
     ) -> None:
-        self.stream: Stream = Stream("swap out" if kind is MoveKind.OUT else "swap in", driver.device)
+        name = "swap out" if kind is MoveKind.OUT else "swap in"
+        self.stream: Stream = Stream(name, driver.device, order=order)
         self._out = kind is MoveKind.OUT
         self._cache, self._host, self._driver = cache, host, driver
         shape = cache.shape
@@ -58,7 +59,7 @@ class SwapLane:
     def copy(self, pairs: Pairs) -> None:
         """See `Lane`."""
         self._check(pairs)
-        with self.stream.working(), self.stream.use():
+        with self.stream.doing(), self.stream.working(), self.stream.use():
             for run in independent_runs(pairs, same=False):
                 # By slot, so that neighbours go in one copy.
                 ordered = sorted(run, key=lambda pair: pair[self._out])
@@ -109,8 +110,8 @@ def make_lanes(
     """Return the lanes of a stage; each direction has a staging buffer of at most `staging_bytes`."""
     return {
         MoveKind.DEVICE: DeviceLane(cache, compute),
-        MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes),
-        MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes),
+        MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes, compute.order),
+        MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes, compute.order),
     }
 
 

@@ -29,6 +29,7 @@ from ppengine.ring import Kind
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.pending import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner
+from ppengine.stage.wire import SupersededError
 
 _DRAIN_S = 5.0
 """More than a survivor is given to leave its generation."""
@@ -49,6 +50,20 @@ class CudaRunner(Runner):
         """See `Runner`."""
         self.card.progress.step = step.number
         return super().execute(step)
+
+    def while_waiting(self, act: Callable[[], bool], over: Callable[[], bool]) -> None:
+        """See `Runner`."""
+        super().while_waiting(act, over)
+        order = self.card.compute.order
+
+        def look() -> None:
+            self._ring.tick()
+            self.check_neighbours()
+            if over():
+                raise SupersededError("the device was waited for")
+
+        order.look = look
+        order.seen = lambda: self._ring.operation(Kind.DEVICE, self.card.progress.step)
 
     def check_neighbours(self) -> None:
         """See `Runner`."""
@@ -83,7 +98,7 @@ class CudaRunner(Runner):
         if sampling is not None and step.register:
             if (most := max(register.slot for register in step.register)) >= SLOTS:
                 raise ValueError(f"slot {most}: a stage on a GPU knows {SLOTS} requests at most")
-            with self.card.compute.use():
+            with self.card.compute.doing(), self.card.compute.use():
                 sampling.set([one.slot for one in step.register], [_parameters(one) for one in step.register])
 
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
@@ -99,8 +114,7 @@ class CudaRunner(Runner):
         number, card = step.number, self.card
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
-        # Values are looked at inside of a step, where a graph has no room for it.
-        fitting = () if self._checks.looks_for_non_finite else card.graphs
+        fitting = () if self._checks.looks_inside else card.graphs
         graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
         ids: Ints = np.zeros(count, np.int64) if self._inlet is not None else self._input_ids(plan)
         if graphs is not None:
@@ -139,7 +153,11 @@ class CudaRunner(Runner):
         return self._state.input_ids(plan, on_device)
 
     def _receive(self, number: int, count: int) -> None:
-        """Let compute wait for what others give this step: hidden states [count, H], or sampled tokens."""
+        """Let compute wait for what others give this step: hidden states [count, H], or sampled tokens.
+
+        Strict order waits for what a device brings with the first work on it: who waits for a neighbour has begun
+        nothing, and is told so from who is stuck.
+        """
         if self._inlet is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
                 hidden = self._inlet.take(number)
@@ -157,11 +175,11 @@ class CudaRunner(Runner):
         arrived, read = card.arrived[turn], card.read[turn]
         if read is not None:
             card.upload.wait(read)
-        with card.upload.use():
+        with card.upload.doing(), card.upload.use():
             arrived[:rows].copy_(hidden, non_blocking=True)
         uploaded = card.upload.record("uploaded")
         card.compute.wait(uploaded)
-        with card.compute.use():
+        with card.compute.doing(), card.compute.use():
             card.incoming[:rows].copy_(arrived[:rows])
         card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
@@ -180,12 +198,15 @@ class CudaRunner(Runner):
                 hidden = embed(self._model, tokens, owner, batch.positions, card.latest)
             else:
                 hidden = card.incoming[:count]
-            out = self._model.run(hidden, batch, self.cache.layers)
+            card.compute.settle()
+            behind = card.compute.settle if self._checks.ledger.strict else None
+            out = self._model.run(hidden, batch, self.cache.layers, behind)
             if look:
                 # The next step overwrites what came in.
                 self._look(out, pending, partial(finite.explain, number, plan, batch, hidden.clone(), out))
             if self._model.last and sampled:
                 out = self._model.logits(out[last])
+                card.compute.settle()
                 if look:
                     self._look(out, pending, partial(finite.explain_logits, number, plan, out))
         return Launched(out, slots, positions)
@@ -193,7 +214,8 @@ class CudaRunner(Runner):
     def _look(self, values: Tensor, pending: Pending, explain: Callable[[], None]) -> None:
         """Have `explain` called at the end of the step, should `values` not all be finite."""
         compute = self.card.compute
-        ends = _to_host(torch.stack(torch.aminmax(values)))
+        with compute.doing():
+            ends = _to_host(torch.stack(torch.aminmax(values)))
         pending.until(compute.record("values looked at"))
 
         def judge() -> None:
@@ -214,13 +236,15 @@ class CudaRunner(Runner):
             outbox: Any = self.outbox
             by_device = outbox is not None and outbox.by_device
             newest = outbox.newest if by_device else card.latest
-            tokens = choose(logits, card.sampling, slots, positions, greedy=greedy, newest=newest)
+            with card.compute.doing():
+                tokens = choose(logits, card.sampling, slots, positions, greedy=greedy, newest=newest)
             if by_device:
                 self._send(number, tokens)
-            host = [_to_host(tokens)]
-            if most >= 0:
-                shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
-                host += [_to_host(part) for part in (shown.chosen, shown.tokens, shown.values)]
+            with card.compute.doing():
+                host = [_to_host(tokens)]
+                if most >= 0:
+                    shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
+                    host += [_to_host(part) for part in (shown.chosen, shown.tokens, shown.values)]
         pending.finally_do(lambda: self._told(number, requests, host, pending.retired))
 
     def _told(self, number: int, requests: list[Register], host: list[Tensor], retired: Retired) -> None:
@@ -243,8 +267,12 @@ class CudaRunner(Runner):
             with self.card.compute.use():
                 self._send(number, out.contiguous())
             pending.until(self.card.compute.record("sent"))
+            # What there is to wait for is the next stage, as on a CPU.
+            self.card.compute.settle(
+                partial(self._ring.operation, Kind.ROOM, number, self.outbox.edge.peer, out.nbytes)
+            )
             return
-        with self.card.compute.use():
+        with self.card.compute.doing(), self.card.compute.use():
             host = _to_host(out)
         pending.until(self.card.compute.record("copied out"))
         pending.finally_do(lambda: self._send(number, host))

@@ -34,6 +34,6 @@ class Staging:
 
     def send(self, used: int) -> None:
         """Launch the copy of the first `used` integers."""
-        with self._compute.use():
+        with self._compute.doing(), self._compute.use():
             self.on_device[:used].copy_(self._host[self._turn][:used], non_blocking=True)
         self._copied[self._turn] = self._compute.record("integers copied")

@@ -47,7 +47,7 @@ class CudaState:
     ) -> None:
         scheduler, device = config.profile.scheduler, hardware.device
         self.device, self.batch, self.compute = device, hardware.batch, hardware.compute
-        self.upload = Stream("upload", device)
+        self.upload = Stream("upload", device, order=self.compute.order)
         lanes = make_lanes(cache, host, hardware.driver, self.compute)
         self.mover = BlockMover(self.compute, lanes)
         self.progress = DeviceProgress(hardware.page, hardware.driver)

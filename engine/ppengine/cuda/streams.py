@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Protocol
 
 import torch
+
+from ppengine.streams.ledger import Ledger
+
+GLANCE_S = 2e-5
+"""Between two looks at a device that works."""
+_BRIEF = 10
+"""Looks before a wait counts as one that is worth a record."""
 
 
 class Waitable(Protocol):
@@ -31,6 +41,36 @@ class Ordered(Protocol):
 
 
 _UNTOLD = nullcontext()
+Seen = Callable[[], AbstractContextManager[None]]
+"""Returns a block in which a wait that is not brief is seen from outside."""
+
+
+class Order:
+    """What the streams of one stage have in common: the ledger's switches, and how strict order waits.
+
+    It looks, and never waits in a call of the driver: a stream may wait for a neighbour that is gone.
+    """
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
+        self.look: Callable[[], None] = _nothing
+        """Called between two looks; what it raises ends the wait."""
+        self.seen: Seen = nullcontext
+
+    def wait(self, done: Callable[[], bool], seen: Seen | None = None) -> None:
+        """Wait in the calling thread until `done()`; `seen` in place of its own. Raises what `look` raises."""
+        for _ in range(_BRIEF):
+            if done():
+                return
+            time.sleep(GLANCE_S)
+        with (seen or self.seen)():
+            while not done():
+                self.look()
+                time.sleep(GLANCE_S)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Event:
@@ -52,9 +92,18 @@ class Event:
 class Stream:
     """One stream of a device. One thread launches on it."""
 
-    def __init__(self, name: str, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
-        """Take over `stream`, or make a new one."""
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+        *,
+        order: Order | None = None,
+    ) -> None:
+        """Take over `stream`, or make a new one. Without `order` it has one of its own, which nobody switches."""
         self.name = name
+        self.order = order or Order()
+        self._settling = _Settling(self)
         if stream is None:
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.raw: torch.cuda.Stream = stream
@@ -82,6 +131,15 @@ class Stream:
         """Wait in the calling thread for everything launched so far."""
         self.raw.synchronize()
 
+    def doing(self) -> AbstractContextManager[None]:
+        """Return a block whose launches are one operation: in strict order it ends when the device has done it."""
+        return self._settling if self.order.ledger.strict else _UNTOLD
+
+    def settle(self, seen: Seen | None = None) -> None:
+        """Wait for everything launched so far, in strict order alone; see `Order.wait`."""
+        if self.order.ledger.strict:
+            self.order.wait(self.record("settled").done, seen)
+
     def working(self) -> AbstractContextManager[None]:
         """Return a block whose launches are one piece of work, to be told from outside. What it waits for is before."""
         return self.progress or _UNTOLD
@@ -89,3 +147,19 @@ class Stream:
     def use(self) -> AbstractContextManager[object]:
         """Return a block in which torch's operations go to this stream."""
         return torch.cuda.stream(self.raw)
+
+
+class _Settling:
+    """What an exception ends is not waited for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._stream.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ppkernels.batch import Batch
 from ppkernels.paged_attention import AttentionPlan, plan_attention
@@ -55,12 +55,16 @@ class StageModel(nn.Module, ABC):
         """First stage: return hidden states [T, H] of `token_ids` [T] at `positions` [T]."""
         return self._embed(token_ids, positions)
 
-    def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+    def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor], behind: Callable[[], None] | None = None) -> Tensor:
         """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
 
-        `kv` has one tensor a layer of this stage (see `ppkernels.kv_layout`).
+        `kv` has one tensor a layer of this stage (see `ppkernels.kv_layout`). `behind` is called behind each part of
+        a layer, see `parts`; no number changes by it.
         """
-        return self._run(hidden, batch, kv)
+        if behind is None:
+            return self._run(hidden, batch, kv)
+        looked = ((residual, behind()) for _, _, residual in self._residuals(hidden, batch, kv))
+        return deque(looked, 1)[0][0].values
 
     def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
         """As `run`; a model that has something faster than its parts overrides it."""

@@ -69,7 +69,7 @@ class Boot:
         self._first, self._last = stage == 0, stage == config.stages - 1
         profile = config.profile
         keep_freed_memory()
-        self._hardware = open_hardware(config, stage)
+        self._hardware = open_hardware(config, stage, checks.ledger)
         self._spec = read_spec(Path(config.model_path))
         self._dtype = resolve_dtype(profile.model.dtype, self._spec.dtype, self._hardware.half)
         start, end = config.layers[stage]

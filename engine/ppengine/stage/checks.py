@@ -51,6 +51,11 @@ class StageChecks:
         """Whether the finite check is on and has found nothing yet: what comes after the first is its consequence."""
         return self.finite and self._non_finite is None
 
+    @property
+    def looks_inside(self) -> bool:
+        """Whether a look inside of a step is needed, for which a graph has no room."""
+        return self.ledger.strict or self.looks_for_non_finite
+
     def non_finite(self, step: int, finding: Finding, hold_s: float = 0.0) -> None:
         """Keep what the finite check has found first, and tell it after `hold_s`."""
         with self._lock:

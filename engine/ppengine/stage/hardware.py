@@ -26,6 +26,7 @@ from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner
 from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
+from ppengine.streams.ledger import Ledger
 
 _MIB = 2**20
 
@@ -154,10 +155,10 @@ def resolve_dtype(name: str, stored: str, half: bool = False) -> torch.dtype:
     return dtype
 
 
-def open_hardware(config: EngineConfig, stage: int) -> Hardware:
+def open_hardware(config: EngineConfig, stage: int, ledger: Ledger | None = None) -> Hardware:
     """Return what `parallel.device` says; `auto` is a GPU where there is one and no `memory.device_mib` is set.
 
-    Raises ConfigError for `cuda` on a machine without a GPU.
+    Its streams are declared to `ledger`. Raises ConfigError for `cuda` on a machine without a GPU.
     """
     wanted, memory = config.profile.parallel.device, config.profile.memory
     if wanted == "cpu" or (wanted == "auto" and (memory.device_mib is not None or not torch.cuda.is_available())):
@@ -167,7 +168,7 @@ def open_hardware(config: EngineConfig, stage: int) -> Hardware:
         raise ConfigError(f"parallel.device is cuda, but torch {torch.__version__} ({build}) sees no GPU here")
     from ppengine.cuda.hardware import CudaHardware
 
-    return CudaHardware(config, stage)
+    return CudaHardware(config, stage, ledger)
 
 
 def _processor() -> str:

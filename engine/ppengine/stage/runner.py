@@ -69,8 +69,11 @@ class Runner:
         """What a GPU keeps for life; see `ppengine.cuda.runner`."""
         self._finite = FiniteCheck(stage, model, state, cache, checks)
 
-    def while_waiting(self, act: Callable[[], bool]) -> None:
-        """Have `act` called again and again while this stage waits for a message of another, until it returns False."""
+    def while_waiting(self, act: Callable[[], bool], over: Callable[[], bool]) -> None:
+        """Have `act` called again and again while this stage waits for a message of another, until it returns False.
+
+        `over` says when a device is not to be waited for any more.
+        """
         if self._inlet is not None:
             self._inlet.edge.meanwhile = act
         if self._tokens is not None and self._tokens.edge is not None:

@@ -135,7 +135,7 @@ class StageWorker:
         else:
             runner = self._armed(runner)
             if runner.launches:
-                runner.while_waiting(self._meanwhile)
+                runner.while_waiting(self._meanwhile, self._over)
             # Also where this thread is held up in a call of the driver.
             self._generations.on_newer = runner.release
             self._send(msgspec.structs.replace(loaded.ready, generation=generation))
