@@ -125,7 +125,7 @@ def test_a_receive_buffer_that_is_given_back_too_early_is_found(pair: Pair) -> N
     pair.round(1, forward(1))
 
     def late_reader() -> None:
-        pair.ledger.read(pair.inlet._known, "forward on a helper thread")
+        pair.ledger.read(pair.inlet.known, "forward on a helper thread")
 
     mark = pair.ledger.release("helper")
     thread = threading.Thread(target=lambda: (pair.ledger.acquire(mark), late_reader()), name="helper")

@@ -234,6 +234,9 @@ class Waits:
         assert word is Word.FILLED
         self.numbers.append(number)
 
+    def peer_does(self, number: int, what: str, **more: Any) -> None:
+        """What the ledger would be told."""
+
 
 def test_a_stream_waits_for_the_newest_token_of_its_rows_once(wires: tuple[Wire, Wire], tmp_path: Path) -> None:
     edges = pytest.importorskip("ppengine.cuda.edges", reason="needs cuda-bindings")

@@ -174,6 +174,42 @@ def test_a_stuck_stream_is_named_once_its_time_is_over(ledger: Ledger) -> None:
     assert causes(ledger) == []
 
 
+def test_what_is_done_takes_along_what_it_has_waited_for(ledger: Ledger) -> None:
+    fill, compute = ledger.stream("fill", "copy"), ledger.stream("c", "steps")
+    ledger.launch(fill, "zeroing")
+    ledger.wait(compute, ledger.record(fill, "zeroed"))
+    ledger.launch(fill, "more zeroing")
+    ledger.launch(compute, "layers")
+    ledger.sync(ledger.record(compute, "done"))
+    assert [(one.op, one.pending) for one in picture(ledger, stage=0, rank=0).streams] == [("more zeroing", 1), ("", 0)]
+
+
+def test_a_stage_at_the_other_end_acts_behind_what_it_has_seen(ledger: Ledger) -> None:
+    stream, peer = ledger.stream("c", "steps"), ledger.peer("stage 1")
+    slot = ledger.buffer("slot")
+    ledger.launch(stream, "send", writes=[slot])
+    read = ledger.peer_does(peer, "receive", ledger.record(stream, "FILLED"), reads=[slot])
+    ledger.wait(stream, read)
+    ledger.launch(stream, "send", writes=[slot])
+    assert summaries(ledger) == []
+    ledger.peer_does(peer, "receive", reads=[slot])
+    (finding,) = ledger.findings()
+    assert finding.summary == "stage 0: stage 1 reads slot without waiting for c, which writes it"
+    assert finding.evidence[1].startswith("read by: receive on stage 1, at engine/test_streams_ledger.py:")
+    assert [(p.name, c.name, via, n) for p, c, via, n in ledger.handoffs] == [
+        ("c", "stage 1", "FILLED", 1), ("stage 1", "c", "receive", 1),
+    ]  # fmt: skip
+
+
+def test_connections_and_pinned_memory_are_of_every_device(ledger: Ledger) -> None:
+    ledger.thread(device="cuda:1")
+    wire, upload = ledger.stream("send>1", "send"), ledger.stream("upload", "upload", "cuda:1")
+    pinned = ledger.buffer("recv<0 buffer")
+    ledger.sync(ledger.launch(wire, "receive", writes=[pinned]))
+    ledger.launch(upload, "upload", reads=[pinned])
+    assert causes(ledger) == []
+
+
 def test_switching_forgets(ledger: Ledger) -> None:
     a, b = ledger.stream("a", "compute"), ledger.stream("b", "copy")
     buffer = ledger.buffer("x")
@@ -197,7 +233,7 @@ def test_the_picture_shows_streams_hand_offs_and_who_still_reads(ledger: Ledger)
     compute, send = ledger.stream("compute", "compute", "cuda:0"), ledger.stream("send", "send to stage 1", "cuda:0")
     buffer = ledger.buffer("hidden", "cuda:0", 64)
     ledger.launch(compute, "forward of m1", writes=[buffer])
-    ledger.wait(send, ledger.record(compute, "filled m1"))
+    ledger.wait(send, ledger.record(compute, "filled"))
     mark = ledger.launch(send, "send of m1", reads=[buffer])
     shown = picture(ledger, stage=2, rank=0)
     assert [(s.name, s.owner, s.purpose, s.alive, s.op, s.pending) for s in shown.streams] == [
@@ -213,7 +249,7 @@ def test_the_picture_shows_streams_hand_offs_and_who_still_reads(ledger: Ledger)
     ledger.sync(mark)
     (row,) = picture(ledger, stage=2, rank=0).buffers
     assert (row.readers, row.in_flight) == (["send of m1 (stream send)"], [])
-    assert [s.pending for s in picture(ledger, stage=2, rank=0).streams] == [1, 0]
+    assert [s.pending for s in picture(ledger, stage=2, rank=0).streams] == [0, 0], "what it waited for is done, too"
 
 
 class Storage:

@@ -22,7 +22,7 @@ from ppengine.checkpoint import read_spec
 from ppengine.cuda import chunk_graphs
 from ppengine.cuda.chunk_graphs import ROWS, ChunkGraphs
 from ppengine.cuda.hardware import CudaHardware
-from ppengine.cuda.streams import Stream
+from ppengine.cuda.streams import Order, Stream
 from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
 from ppengine.stage.batch_state import BatchState, Plan
@@ -55,6 +55,11 @@ STEPS = {
 
 class Host:
     """A stream that is none."""
+
+    order = Order()
+
+    def doing(self, what: str, reads: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def use(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

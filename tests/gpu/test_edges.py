@@ -54,13 +54,15 @@ def hidden(step: int) -> torch.Tensor:
 
 def make_card(driver: Driver) -> Any:
     properties = torch.cuda.get_device_properties(driver.device)
-    incoming = torch.zeros(TOKENS, WIDTH, device=driver.device)
+    incoming, compute = torch.zeros(TOKENS, WIDTH, device=driver.device), Stream("compute", driver.device)
     return SimpleNamespace(
         uuid=f"GPU-{properties.uuid}",
         device=driver.device,
-        compute=Stream("compute", driver.device),
+        compute=compute,
         incoming=incoming,
         landing=SharedMemory(driver, f"GPU-{properties.uuid}", incoming.nbytes, SLOTS),
+        landed=[compute.buffer(f"landing {slot}") for slot in range(SLOTS)],
+        fed=compute.buffer("incoming"),
     )
 
 

@@ -32,7 +32,8 @@ _PLANS = {
     "finite it runs the step's layers once more to name the part",
 }
 _ON_GPUS = {
-    "ledger": "of stages on GPUs it follows messages between stages, not yet the streams of the device",
+    "ledger": "of stages on GPUs it follows the device's streams, events and words too, in 0.1 to 0.2 ms of the host "
+    "a step; a graph is one launch",
     "strict": "stages on GPUs run without graphs meanwhile, and wait for each attention and MLP, each copy and each "
     "message",
     "finite": "stages on GPUs run without graphs meanwhile, and look when a step is done",

@@ -52,7 +52,8 @@ class ChunkGraphs:
         self._block_size, self._latest, self._hidden = block_size, latest, hidden
         tokens = max(self.sizes, default=0)
         self._wide = _BY_TOKEN * tokens, _BY_ROW * _ALIGNED
-        self._staging = Staging(sum(self._wide) + ROWS * blocks, compute, layers[0].device)
+        length = sum(self._wide) + ROWS * blocks
+        self._staging = Staging("chunk integers", length, compute, layers[0].device)
         by_token, by_row, tables = self._parts(self._staging.on_device)
         self._by_token: list[Tensor] = list(by_token.view(_BY_TOKEN, tokens))
         self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, _ALIGNED))

@@ -31,6 +31,8 @@ from ppengine.stage.recorder import Recorder
 from ppengine.stage.token_return import KEEP_RETURNS, Slots
 from ppengine.stage.transport import Due
 from ppengine.stage.words import Word
+from ppengine.streams.actors import Buffer
+from ppengine.streams.ledger import HOST
 
 if TYPE_CHECKING:
     from ppengine.cuda.driver import Driver
@@ -45,8 +47,9 @@ class DeviceInlet:
     def __init__(self, edge: Edge, offer: Offer, signals: Signals, driver: Driver, card: CudaState) -> None:
         assert card.incoming is not None and card.landing is not None
         self.edge, self.offer = edge, offer
-        self._signals, self._driver, self._stream = signals, driver, card.compute.handle
+        self._signals, self._driver, self._stream = signals, driver, card.compute
         self._slots, self._into = card.landing.address, card.incoming
+        self._landing, self._incoming = _anew(card.landed), card.fed
         self._due = Due()
 
     def expect(self, step: int, tokens: int) -> None:
@@ -57,8 +60,11 @@ class DeviceInlet:
         """Return the hidden states [tokens, H] of the oldest expected step: there when the stream gets to it."""
         view = self._into[: self._due.next(step)]
         number = self.edge.hear(view, step)
+        slot, source = self._landing[number % self.offer.slots], self._slots + self.offer.offset(number)
+        self._signals.peer_does(number, f"send of m{step}", self.offer.before(number), writes=(slot,))
         self._signals.wait(Word.FILLED, number)
-        self._driver.copy(view.data_ptr(), self._slots + self.offer.offset(number), view.nbytes, self._stream)
+        self._stream.declare("receive", (slot,), (self._incoming,))
+        self._driver.copy(view.data_ptr(), source, view.nbytes, self._stream.handle)
         self._signals.write(Word.READ, number)
         return view
 
@@ -114,7 +120,9 @@ class DeviceOutbox(_DeviceSender):
         self, edge: Edge, signals: Signals, memory: OpenedMemory, main: Recorder, driver: Driver, card: CudaState
     ) -> None:
         super().__init__(edge, signals, memory, main)
-        self._driver, self._stream = driver, card.compute.handle
+        self._driver, self._stream = driver, card.compute
+        names = (f"slot {slot} of stage {edge.peer}" for slot in range(memory.offer.slots))
+        self._slots = _anew([card.compute.buffer(name, memory.offer.slot_bytes) for name in names])
 
     def put(self, step: int, tensor: Tensor) -> None:
         """Launch the sending of a contiguous tensor, which must stay as it is until the stream has passed."""
@@ -123,9 +131,11 @@ class DeviceOutbox(_DeviceSender):
             raise ValueError(f"a message of {tensor.nbytes} bytes, the next stage takes {offer.slot_bytes} at most")
         self.edge.wire.check_sendable()
         self._signals.wait(Word.READ, offer.before(number))
-        target = self._memory.address + offer.offset(number)
-        self._driver.copy(target, tensor.data_ptr(), tensor.nbytes, self._stream)
+        slot, target = self._slots[number % offer.slots], self._memory.address + offer.offset(number)
+        self._stream.declare("send", writes=(slot,))
+        self._driver.copy(target, tensor.data_ptr(), tensor.nbytes, self._stream.handle)
         self._signals.write(Word.FILLED, number)
+        self._signals.peer_does(number, f"receive of m{step}", number, reads=(slot,))
         self._announce(step, tensor)
 
 
@@ -141,7 +151,9 @@ class DeviceReturn(_DeviceSender):
     def put(self, step: int, tokens: Tensor) -> None:
         """Tell that tokens [R] of `step` were sampled into `newest` by what was launched so far."""
         self.edge.wire.check_sendable()
-        self._signals.write(Word.FILLED, self.edge.number + 1)
+        number = self.edge.number + 1
+        self._signals.write(Word.FILLED, number)
+        self._signals.peer_does(number, "use of tokens", number)
         self._announce(step, tokens)
 
 
@@ -152,9 +164,16 @@ class DeviceTokens:
     """
 
     def __init__(
-        self, ring: Recorder, edge: Edge | None = None, offer: Offer | None = None, signals: Signals | None = None
+        self,
+        ring: Recorder,
+        edge: Edge | None = None,
+        offer: Offer | None = None,
+        signals: Signals | None = None,
+        sampled: Buffer | None = None,
     ) -> None:
         self._ring, self.edge, self.offer, self._signals = ring, edge, offer, signals
+        self._sampled = sampled or Buffer("newest tokens", HOST)
+        """The table, as the ledger knows it."""
         self.by_device = edge is not None
         self._number = 0
         """Of the newest return that will come."""
@@ -189,6 +208,9 @@ class DeviceTokens:
     def arrive(self) -> None:
         """Let the stream wait for the tokens that were asked for."""
         if self._signals is not None and self._wanted > self._ordered:
+            # Slots that are written now are read by nobody: it takes a step through all stages until they are.
+            self._sampled.forget()
+            self._signals.peer_does(self._wanted, "sampling", writes=(self._sampled,))
             self._signals.wait(Word.FILLED, self._wanted)
             self._ordered = self._wanted
 
@@ -235,37 +257,44 @@ class DeviceEnds:
         """Return the receiving end for hidden states; its `offer` is for the stage before."""
         assert self._card.landing is not None
         offer = self._card.landing.offer
-        return DeviceInlet(edge, offer, self._signals(path, create=True), self._driver, self._card)
+        return DeviceInlet(edge, offer, self._signals(path, edge, create=True), self._driver, self._card)
 
     def tokens(self, edge: Edge, path: Path, ring: Recorder) -> DeviceTokens:
         """Return the first stage's end for sampled tokens; its `offer` is for the last stage."""
         assert self._card.table is not None
         offer = self._card.table.offer
-        return DeviceTokens(ring, edge, offer, self._signals(path, create=True))
+        return DeviceTokens(ring, edge, offer, self._signals(path, edge, create=True), self._card.fed)
 
     def outbox(self, edge: Edge, path: Path, main: Recorder, offer: Offer) -> DeviceOutbox:
         """Return the sending end for hidden states."""
-        memory, signals = self._open(path, offer)
+        memory, signals = self._open(path, edge, offer)
         return DeviceOutbox(edge, signals, memory, main, self._driver, self._card)
 
     def token_return(self, edge: Edge, path: Path, main: Recorder, offer: Offer) -> DeviceReturn:
         """Return the last stage's end for sampled tokens."""
-        memory, signals = self._open(path, offer)
+        memory, signals = self._open(path, edge, offer)
         return DeviceReturn(edge, signals, memory, main, self._card.device)
 
-    def _signals(self, path: Path, create: bool) -> Signals:
+    def _signals(self, path: Path, edge: Edge, create: bool) -> Signals:
         try:
-            return Signals(self._driver, path, create, self._card.compute)
+            return Signals(self._driver, path, create, self._card.compute, edge.peer)
         except (OSError, ValueError, DriverError) as error:
             raise RefusedError(str(error)) from None
 
-    def _open(self, path: Path, offer: Offer) -> tuple[OpenedMemory, Signals]:
+    def _open(self, path: Path, edge: Edge, offer: Offer) -> tuple[OpenedMemory, Signals]:
         try:
             memory = OpenedMemory(self._driver, offer)
         except DriverError as error:
             raise RefusedError(f"{self._card.uuid} does not reach memory of {offer.device}: {error}") from None
         try:
-            return memory, self._signals(path, create=False)
+            return memory, self._signals(path, edge, create=False)
         except RefusedError:
             memory.close()
             raise
+
+
+def _anew(slots: list[Buffer]) -> list[Buffer]:
+    """Forget who used the slots in an earlier generation: all that is over."""
+    for slot in slots:
+        slot.forget()
+    return slots

@@ -75,7 +75,7 @@ class DecodeGraphs:
         self._latest, self._hidden = latest, hidden
         device = layers[0].device
         length = rows * (_COLUMNS + blocks)
-        self._staging = Staging(length, compute, device)
+        self._staging = Staging("decode integers", length, compute, device)
         ints = self._staging.on_device
         self._columns: list[Tensor] = list(torch.split(ints[: _COLUMNS * rows], rows))
         self._tables = ints[_COLUMNS * rows :].view(rows, blocks)

@@ -51,7 +51,9 @@ class CudaHardware(Hardware):
         self._card, self._account = card, Account(card.read())
         self.driver = Driver(index)
         self.device = self.driver.device
-        self.compute = Stream("compute", self.device, order=Order(ledger))
+        order = Order(ledger)
+        order.ledger.thread(device=str(self.device))
+        self.compute = Stream("compute", self.device, purpose="steps", order=order)
         torch.mm(*torch.ones(2, 16, 16, device=self.device, dtype=torch.bfloat16))  # cuBLAS and its workspace
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())

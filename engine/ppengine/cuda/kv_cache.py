@@ -45,7 +45,7 @@ class CudaKvCache(KvCache):
         self.quantum_blocks = shape.quantum_blocks(self.handle_bytes)
         self._driver = driver
         self._compute = compute
-        self._filler = Stream("kv fill", driver.device, order=Order(compute.order.ledger))
+        self._filler: Stream
         self._segments = Segments(driver, shape.layers, self._handles(reserved_blocks), self.handle_bytes)
         memory = tensor_over(self._segments.base, self._segments.length, driver.device)
         stride, size = self._segments.stride, reserved_blocks * shape.layer_block_bytes
@@ -56,7 +56,7 @@ class CudaKvCache(KvCache):
         self._blocks = _across(memory, shape, stride, reserved_blocks)
         self.blocks: Tensor = self._blocks[:0]
         """The mapped blocks as `[blocks, layers, words]`, words of 8 bytes: what moves a block moves all its layers."""
-        self._mapper = ThreadPoolExecutor(1, "kv-map", initializer=driver.enter)
+        self._mapper = ThreadPoolExecutor(1, "kv-map", initializer=self._enter)
         self._change: tuple[int, Future[Event | str]] | None = None
         if error := self.map_blocks(1):
             raise DriverError("the null block", error)
@@ -116,6 +116,13 @@ class CudaKvCache(KvCache):
         self.layers, self.blocks, self.mapped = [], self._blocks[:0], 0
         self._segments.close()
 
+    def _enter(self) -> None:
+        """Begin the mapping thread, whose stream is its own."""
+        self._driver.enter()
+        order, device = Order(self._compute.order.ledger), self._driver.device
+        order.ledger.thread("kv-map", str(device))
+        self._filler = Stream("kv fill", device, purpose="zeroing", order=order)
+
     def _resize(self, count: int, quiet: Event | None) -> Event | str:
         """Change what is mapped, in the mapping thread; return the event `kv zeroed`, or why it cannot be."""
         handles = self._handles(count)
@@ -127,7 +134,7 @@ class CudaKvCache(KvCache):
             self._segments.shrink(handles)
             if error := self._shortage(count, self._segments.missing(handles)):
                 return error
-            with self._filler.doing():
+            with self._filler.doing("zeroing"):
                 for address, size in self._segments.grow(handles):
                     self._driver.zero(address, size, self._filler.handle)
         except DriverError as error:
@@ -153,7 +160,7 @@ class CudaKvCache(KvCache):
         """Zero what goes of a handle that stays: it may come back without being mapped anew."""
         end = min(self.mapped, self._handles(count) * self.quantum_blocks)
         if end > count:
-            with self._compute.doing(), self._compute.use():
+            with self._compute.doing("zeroing of what goes"), self._compute.use():
                 self._blocks[count:end].zero_()
 
     def _handles(self, blocks: int) -> int:

@@ -8,6 +8,7 @@ of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a copy for eac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from ppengine.cuda.host_pool import PinnedPool, runs
 from ppengine.cuda.kv_cache import CudaKvCache
 from ppengine.cuda.streams import Order, Stream
 from ppengine.protocol.steps import MoveKind
+from ppengine.streams.blocks import BlockBuffers
 
 if TYPE_CHECKING:
     from ppengine.cuda.driver import Driver
@@ -30,13 +32,15 @@ STAGING_BYTES = 64 * 2**20
 class DeviceLane:
     """Block to block within the cache, on the stream that computes."""
 
-    def __init__(self, cache: CudaKvCache, compute: Stream) -> None:
-        self._cache = cache
+    def __init__(self, cache: CudaKvCache, compute: Stream, blocks: BlockBuffers) -> None:
+        self._cache, self._blocks = cache, blocks
         self.stream: Stream = compute
 
     def copy(self, pairs: Pairs) -> None:
         """See `Lane`."""
-        with self.stream.doing(), self.stream.working(), self.stream.use():
+        reads, writes = (self._blocks.known(side) for side in zip(*pairs, strict=True))
+        moving = self.stream.doing("block moves", reads, [self._blocks.whole, *writes])
+        with moving, self.stream.working(), self.stream.use():
             copy_blocks(self._cache.blocks, self._cache.blocks, pairs)
 
 
@@ -44,27 +48,43 @@ class SwapLane:
     """One direction between the cache and the host pool, with a stream and a staging buffer of its own."""
 
     def __init__(
-        self, kind: MoveKind, cache: CudaKvCache, host: PinnedPool, driver: Driver, staging_bytes: int, order: Order
+        self,
+        kind: MoveKind,
+        cache: CudaKvCache,
+        host: PinnedPool,
+        driver: Driver,
+        staging_bytes: int,
+        order: Order,
+        blocks: BlockBuffers,
     ) -> None:
-        name = "swap out" if kind is MoveKind.OUT else "swap in"
-        self.stream: Stream = Stream(name, driver.device, order=order)
         self._out = kind is MoveKind.OUT
+        self._name = "swap out" if self._out else "swap in"
+        self.stream: Stream = Stream(self._name, driver.device, purpose="swap", order=order)
+        self._known = blocks
         self._cache, self._host, self._driver = cache, host, driver
         shape = cache.shape
         self._chunk = max(1, min(staging_bytes // shape.block_bytes, host.blocks))
         words = shape.layer_block_bytes // 8
         with self.stream.use():
             self._staging = torch.empty((self._chunk, shape.layers, words), dtype=torch.int64, device=driver.device)
+        self._through = self.stream.buffer(f"{self._name} staging", self._staging.nbytes)
 
     def copy(self, pairs: Pairs) -> None:
         """See `Lane`."""
         self._check(pairs)
-        with self.stream.doing(), self.stream.working(), self.stream.use():
+        with self._doing(pairs), self.stream.working(), self.stream.use():
             for run in independent_runs(pairs, same=False):
                 # By slot, so that neighbours go in one copy.
                 ordered = sorted(run, key=lambda pair: pair[self._out])
                 blocks, slots = [pair[not self._out] for pair in ordered], [pair[self._out] for pair in ordered]
                 (self._take_out if self._out else self._bring_in)(blocks, slots)
+
+    def _doing(self, pairs: Pairs) -> AbstractContextManager[None]:
+        if not self.stream.order.ledger.on:
+            return self.stream.doing(self._name)
+        sources, targets = zip(*pairs, strict=True)
+        reads, writes = self._known.of(self._out, sources), self._known.of(not self._out, targets)
+        return self.stream.doing(self._name, reads, [self._through, *writes], depth=1)
 
     def _take_out(self, blocks: list[int], slots: list[int]) -> None:
         index = self._index(blocks)
@@ -105,13 +125,23 @@ class SwapLane:
 
 
 def make_lanes(
-    cache: CudaKvCache, host: PinnedPool, driver: Driver, compute: Stream, staging_bytes: int = STAGING_BYTES
+    cache: CudaKvCache,
+    host: PinnedPool,
+    driver: Driver,
+    compute: Stream,
+    staging_bytes: int = STAGING_BYTES,
+    blocks: BlockBuffers | None = None,
 ) -> dict[MoveKind, DeviceLane | SwapLane]:
-    """Return the lanes of a stage; each direction has a staging buffer of at most `staging_bytes`."""
+    """Return the lanes of a stage; each direction has a staging buffer of at most `staging_bytes`.
+
+    `blocks` are those that the ledger knows.
+    """
+    order = compute.order
+    blocks = blocks or BlockBuffers(order.ledger, compute.device)
     return {
-        MoveKind.DEVICE: DeviceLane(cache, compute),
-        MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes, compute.order),
-        MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes, compute.order),
+        MoveKind.DEVICE: DeviceLane(cache, compute, blocks),
+        MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes, order, blocks),
+        MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes, order, blocks),
     }
 
 

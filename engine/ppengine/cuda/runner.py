@@ -21,6 +21,7 @@ from ppkernels.gpu.sampling import Parameters, choose, logprobs
 from torch import Tensor
 
 from ppengine.cuda.chunk_graphs import ChunkGraphs
+from ppengine.cuda.copies import HostCopies
 from ppengine.cuda.graphs import DecodeGraphs, Launched, embed
 from ppengine.cuda.state import LANDING_SLOTS, SLOTS, CudaState
 from ppengine.cuda.timing import DeviceTimer
@@ -30,6 +31,7 @@ from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.pending import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner
 from ppengine.stage.wire import SupersededError
+from ppengine.streams.actors import Buffer
 
 _DRAIN_S = 5.0
 """More than a survivor is given to leave its generation."""
@@ -45,10 +47,11 @@ class CudaRunner(Runner):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self._timer = DeviceTimer(self._ring)
+        self._copies = HostCopies(self._checks.ledger)
 
     def execute(self, step: Step) -> Pending:
         """See `Runner`."""
-        self.card.progress.step = step.number
+        self.card.progress.step = self.card.compute.order.step = step.number
         return super().execute(step)
 
     def while_waiting(self, act: Callable[[], bool], over: Callable[[], bool]) -> None:
@@ -63,7 +66,7 @@ class CudaRunner(Runner):
                 raise SupersededError("the device was waited for")
 
         order.look = look
-        order.seen = lambda: self._ring.operation(Kind.DEVICE, self.card.progress.step)
+        order.seen = lambda: self._ring.operation(Kind.DEVICE, order.step)
 
     def check_neighbours(self) -> None:
         """See `Runner`."""
@@ -84,6 +87,8 @@ class CudaRunner(Runner):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the device did not end its work within {_DRAIN_S:g} s")
             time.sleep(_GLANCE_S)
+        # A swap may be under way that nobody will ask about.
+        self.card.blocks.forget()
         super().leave()
 
     @property
@@ -98,7 +103,7 @@ class CudaRunner(Runner):
         if sampling is not None and step.register:
             if (most := max(register.slot for register in step.register)) >= SLOTS:
                 raise ValueError(f"slot {most}: a stage on a GPU knows {SLOTS} requests at most")
-            with self.card.compute.doing(), self.card.compute.use():
+            with self.card.compute.doing("sampling parameters"), self.card.compute.use():
                 sampling.set([one.slot for one in step.register], [_parameters(one) for one in step.register])
 
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
@@ -120,9 +125,21 @@ class CudaRunner(Runner):
         if graphs is not None:
             graphs.load(plan, ids)
         self._receive(number, count)
+        card.compute.declare("layers", *self._touched(plan))
         self._launch(number, plan, ids, graphs, pending)
         if self._inlet is None and self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
+
+    def _touched(self, plan: Plan) -> tuple[list[Buffer], list[Buffer]]:
+        """Return what the layers of a step read and write that others do as well, where the ledger is on."""
+        if not self._checks.ledger.on:
+            return [], []
+        card, size, tables = self.card, plan.batch.block_size, plan.batch.block_tables.numpy()
+        # Behind a row's last block its table has what was there before.
+        used = np.arange(tables.shape[1]) < -(-plan.ends[:, None] // size)
+        reads = card.blocks.known(tables[used])
+        writes = card.blocks.known(plan.batch.slot_mapping.numpy() // size)
+        return [card.fed, *reads], [card.blocks.whole, *writes]
 
     def _launch(
         self, number: int, plan: Plan, ids: Ints, graphs: DecodeGraphs | ChunkGraphs | None, pending: Pending
@@ -163,11 +180,11 @@ class CudaRunner(Runner):
                 hidden = self._inlet.take(number)
                 if not self._inlet.by_device:
                     with self.card.upload.working():
-                        self._upload(hidden)
+                        self._upload(hidden, self._inlet.known)
         elif self._tokens is not None:
             self._tokens.arrive()
 
-    def _upload(self, hidden: Tensor) -> None:
+    def _upload(self, hidden: Tensor, buffer: Buffer) -> None:
         """Copy what came in to the device. The receive buffer is free again when this returns."""
         card, rows = self.card, len(hidden)
         assert card.incoming is not None
@@ -175,11 +192,12 @@ class CudaRunner(Runner):
         arrived, read = card.arrived[turn], card.read[turn]
         if read is not None:
             card.upload.wait(read)
-        with card.upload.doing(), card.upload.use():
+        landed = (card.landed[turn],)
+        with card.upload.doing("upload", (buffer,), landed), card.upload.use():
             arrived[:rows].copy_(hidden, non_blocking=True)
         uploaded = card.upload.record("uploaded")
         card.compute.wait(uploaded)
-        with card.compute.doing(), card.compute.use():
+        with card.compute.doing("taking in", landed, (card.fed,)), card.compute.use():
             card.incoming[:rows].copy_(arrived[:rows])
         card.read[turn] = card.compute.record("arrived read")
         uploaded.synchronize()
@@ -214,11 +232,11 @@ class CudaRunner(Runner):
     def _look(self, values: Tensor, pending: Pending, explain: Callable[[], None]) -> None:
         """Have `explain` called at the end of the step, should `values` not all be finite."""
         compute = self.card.compute
-        with compute.doing():
-            ends = _to_host(torch.stack(torch.aminmax(values)))
+        hosts = self._copies.launch(compute, torch.stack(torch.aminmax(values)))
         pending.until(compute.record("values looked at"))
 
         def judge() -> None:
+            (ends,) = self._copies.read(hosts)
             if self._checks.looks_for_non_finite and not all(map(math.isfinite, ends.tolist())):
                 with compute.use():
                     explain()
@@ -236,20 +254,21 @@ class CudaRunner(Runner):
             outbox: Any = self.outbox
             by_device = outbox is not None and outbox.by_device
             newest = outbox.newest if by_device else card.latest
-            with card.compute.doing():
+            with card.compute.doing("sampling"):
                 tokens = choose(logits, card.sampling, slots, positions, greedy=greedy, newest=newest)
             if by_device:
                 self._send(number, tokens)
-            with card.compute.doing():
-                host = [_to_host(tokens)]
-                if most >= 0:
+            parts = [tokens]
+            if most >= 0:
+                with card.compute.doing("log probabilities"):
                     shown = logprobs(logits, card.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
-                    host += [_to_host(part) for part in (shown.chosen, shown.tokens, shown.values)]
+                parts += [shown.chosen, shown.tokens, shown.values]
+            host = self._copies.launch(self.card.compute, *parts)
         pending.finally_do(lambda: self._told(number, requests, host, pending.retired))
 
     def _told(self, number: int, requests: list[Register], host: list[Tensor], retired: Retired) -> None:
         """Put what was sampled into the acknowledgement, and send it to the first stage unless the device did."""
-        tokens = host[0]
+        tokens = self._copies.read(host)[0]
         retired.sampled = [Sampled(one.slot, token) for one, token in zip(requests, tokens.tolist(), strict=True)]
         if len(host) > 1:
             chosen, ids, values = (part.tolist() for part in host[1:])
@@ -272,16 +291,10 @@ class CudaRunner(Runner):
                 partial(self._ring.operation, Kind.ROOM, number, self.outbox.edge.peer, out.nbytes)
             )
             return
-        with self.card.compute.doing(), self.card.compute.use():
-            host = _to_host(out)
+        with self.card.compute.use():
+            hosts = self._copies.launch(self.card.compute, out)
         pending.until(self.card.compute.record("copied out"))
-        pending.finally_do(lambda: self._send(number, host))
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in pinned memory that is complete when what follows on the stream is."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+        pending.finally_do(lambda: self._send(number, *self._copies.read(hosts)))
 
 
 def _owner(plan: Plan) -> Ints:

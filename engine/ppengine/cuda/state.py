@@ -23,6 +23,7 @@ from ppengine.cuda.streams import Event, Stream
 from ppengine.models import StageModel
 from ppengine.protocol.sampling import MAX_STOP_TOKENS
 from ppengine.protocol.steps import MoveKind
+from ppengine.streams.blocks import BlockBuffers
 
 if TYPE_CHECKING:
     from ppengine.cuda.hardware import CudaHardware
@@ -47,8 +48,10 @@ class CudaState:
     ) -> None:
         scheduler, device = config.profile.scheduler, hardware.device
         self.device, self.batch, self.compute = device, hardware.batch, hardware.compute
-        self.upload = Stream("upload", device, order=self.compute.order)
-        lanes = make_lanes(cache, host, hardware.driver, self.compute)
+        order = self.compute.order
+        self.upload = Stream("upload", device, purpose="upload", order=order)
+        self.blocks = BlockBuffers(order.ledger, self.compute.device)
+        lanes = make_lanes(cache, host, hardware.driver, self.compute, blocks=self.blocks)
         self.mover = BlockMover(self.compute, lanes)
         self.progress = DeviceProgress(hardware.page, hardware.driver)
         for stream in (self.compute, self.upload, lanes[MoveKind.OUT].stream, lanes[MoveKind.IN].stream):
@@ -70,8 +73,15 @@ class CudaState:
             self.incoming = torch.zeros(size, dtype=dtype, device=device)
             self.landing = SharedMemory(hardware.driver, self.uuid, self.incoming.nbytes, LANDING_SLOTS)
             self.arrived = [self.landing.slot(turn).view(dtype).view(size) for turn in range(LANDING_SLOTS)]
+            self.landed = [
+                self.compute.buffer(f"landing {turn}", self.incoming.nbytes) for turn in range(LANDING_SLOTS)
+            ]
             self.read: list[Event | None] = [None] * LANDING_SLOTS
             self.turn = 0
+        fed = "newest tokens" if self.incoming is None else "incoming"
+        held = self.latest if self.incoming is None else self.incoming
+        self.fed = self.compute.buffer(fed, 0 if held is None else held.nbytes)
+        """What the layers begin with, as the ledger knows it; `landed` are the slots."""
         self.graphs: list[DecodeGraphs | ChunkGraphs] = []
         self._stage = model, cache.reserved_layers, self.compute
         self._tokens = scheduler.max_num_batched_tokens

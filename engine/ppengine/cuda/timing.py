@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from ppengine.cuda.streams import Stream
+from ppengine.cuda.streams import Event, Stream
 from ppengine.ring import Kind, RingWriter
 
 
@@ -43,6 +43,7 @@ class TimedWork:
     def take(self, stream: Stream, step: int, tokens: int, context: int) -> None:
         """Be the work of another step."""
         self._stream, self._what, self._samples = stream, (step, tokens, context), False
+        self._end = Event("step", self._ended, stream.order.ledger)
 
     def __enter__(self) -> None:
         self._begun.record(self._stream.raw)
@@ -56,15 +57,15 @@ class TimedWork:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._ended.record(self._stream.raw)
+            self._end = self._stream.record("step", self._ended)
 
     def done(self) -> bool:
         """Return whether the device has done it; does not wait."""
-        return bool(self._ended.query())  # type: ignore[no-untyped-call]
+        return self._end.done()
 
     def synchronize(self) -> None:
         """Wait in the calling thread."""
-        self._ended.synchronize()
+        self._end.synchronize()
 
     def tell(self) -> None:
         """Write it into the ring as over by now; it must be done, and is for another step from here on."""

@@ -71,7 +71,9 @@ class Inlet:
         self._peer = ledger.peer(f"stage {edge.peer}")
         # Written once, so that the memory is really there before the profile run counts it.
         self._buffer = torch.zeros(max_tokens, width, dtype=dtype, pin_memory=pinned)
-        self._known = ledger.buffer(f"recv<{edge.peer} buffer")
+        self.known = ledger.buffer(f"recv<{edge.peer} buffer", size=self._buffer.nbytes)
+        """The receive buffer, as the ledger knows it."""
+        self.known.forget()  # An earlier generation has left it, in the middle of a message perhaps.
         self._due = Due()
 
     def expect(self, step: int, tokens: int) -> None:
@@ -82,12 +84,12 @@ class Inlet:
         """Return the hidden states [tokens, width] of the oldest expected step; valid until the next `take`."""
         view, mark = self._buffer[: self._due.next(step)], None
         if self._ledger.on:
-            mark = self._ledger.launch(self._stream, f"receive of m{step}", writes=[self._known])
+            mark = self._ledger.launch(self._stream, f"receive of m{step}", writes=[self.known])
         self.edge.receive(view, step)
         if self._ledger.on and mark is not None:
             self._ledger.passed(self._peer, self._stream, "message")
             self._ledger.sync(mark)
-            self._ledger.read(self._known, f"forward of m{step}", depth=1)
+            self._ledger.read(self.known, f"forward of m{step}", depth=1)
         return view
 
     def close(self) -> None:

@@ -76,9 +76,9 @@ class Actor:
         return not self.is_stream or access.tick <= self.done
 
     def text(self) -> str:
-        """Return `stream metadata (cuda:0, owner main)` or `thread main`."""
+        """Return `stream metadata (cuda:0, owner main)`, `thread main` or `stage 1`."""
         if self.owner is None:
-            return f"thread {self.name}"
+            return self.name if self.purpose == "stage" else f"thread {self.name}"
         return f"stream {self.name} ({self.device}, owner {self.owner.name}, for {self.purpose})"
 
 

@@ -127,14 +127,12 @@ class Ledger:
             stream.tick += 1
             stream.open.append((stream.tick, site, what, time.monotonic_ns()))
             access = Access(stream, stream.tick, what, site)
-            for buffer in reads:
-                if here_too and buffer.device != stream.device:
-                    self.troubles.add(Trouble(Kind.DEVICE, access, stream=stream, buffer=buffer))
-                self._read(buffer, access)
-            for buffer in writes:
-                if here_too and buffer.device != stream.device:
-                    self.troubles.add(Trouble(Kind.DEVICE, access, stream=stream, buffer=buffer))
-                self._write(buffer, access)
+            for buffers, touch in ((reads, self._read), (writes, self._write)):
+                for buffer in buffers:
+                    # Pinned memory of the host is every device's.
+                    if here_too and buffer.device not in (HOST, stream.device):
+                        self.troubles.add(Trouble(Kind.DEVICE, access, stream=stream, buffer=buffer))
+                    touch(buffer, access)
             return Mark(self.session, stream, stream.tick, dict(stream.clock), what)
 
     def record(self, stream: Actor, event: str) -> Mark:
@@ -161,7 +159,7 @@ class Ledger:
         thread = self.thread()
         with self._lock:
             thread.join(mark.actor, mark.tick, mark.clock)
-            mark.actor.reached(mark.tick)
+            self._reached(mark)
             self._note(mark.actor, thread, mark.via)
 
     def passed(self, producer: Actor, consumer: Actor, via: str) -> None:
@@ -169,11 +167,40 @@ class Ledger:
         with self._lock:
             self._note(producer, consumer, via)
 
+    def peer_does(
+        self,
+        peer: Actor,
+        what: str,
+        after: Mark | None = None,
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+        depth: int = 0,
+    ) -> Mark:
+        """Declare what a stage does, at its end of an edge, once it has seen `after`; return the point behind it."""
+        site = here(depth + 1)
+        with self._lock:
+            if after is not None and after.session == self.session:
+                peer.join(after.actor, after.tick, after.clock)
+                self._note(after.actor, peer, after.via)
+            peer.tick += 1
+            access = Access(peer, peer.tick, what, site)
+            for buffer in reads:
+                self._read(buffer, access)
+            for buffer in writes:
+                self._write(buffer, access)
+            return Mark(self.session, peer, peer.tick, dict(peer.clock), what)
+
     def completed(self, mark: Mark) -> None:
         """Declare that the operation before `mark` is done; this orders nothing."""
         if mark.session == self.session:
             with self._lock:
-                mark.actor.reached(mark.tick)
+                self._reached(mark)
+
+    def _reached(self, mark: Mark) -> None:
+        """Note that all before `mark` is done, and so is what that has waited for."""
+        mark.actor.reached(mark.tick)
+        for number, tick in mark.clock.items():
+            self._actors[number].reached(tick)
 
     # --- what threads do ------------------------------------------------------------------------------------
 
@@ -242,9 +269,11 @@ class Ledger:
             self.troubles.add(Trouble(Kind.DEAD, access, stream=stream))
         if stream.owner is not thread:
             self.troubles.add(Trouble(Kind.OWNER, access, stream=stream))
-        if stream.device != thread.device:
+        # A connection is a stream of the host, whatever the thread's device.
+        here = stream.device in (HOST, thread.device)
+        if not here:
             self.troubles.add(Trouble(Kind.DEVICE, access, stream=stream))
-        return stream.device == thread.device
+        return here
 
     def _read(self, buffer: Buffer, access: Access) -> None:
         writer, actor = buffer.writer, access.actor
@@ -278,7 +307,8 @@ class Ledger:
     def check_stuck(self, limit_s: float) -> None:
         """Find streams for computing whose oldest operation is not done `limit_s` after it was launched.
 
-        What waits for another stage, a transfer, is not judged here: it takes as long as the other stage does.
+        What waits for another stage, a transfer, is not judged here: it takes as long as the other stage does. Nor
+        are the streams of a card: the card itself tells what they have begun (`ppengine.device_page`).
         """
         now = time.monotonic_ns()
         with self._lock:
@@ -292,7 +322,7 @@ class Ledger:
 
     def _note(self, producer: Actor, consumer: Actor, via: str) -> None:
         if producer is not consumer:
-            key = producer.id, consumer.id, sys.intern(via.split(" ", 1)[0])
+            key = producer.id, consumer.id, sys.intern(via.partition(" of m")[0])
             self._handoffs[key] = self._handoffs.get(key, 0) + 1
 
     # --- what is known --------------------------------------------------------------------------------------
