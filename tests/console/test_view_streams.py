@@ -57,8 +57,27 @@ def test_the_ledger_of_a_stage_at_80_columns():
         "  PRODUCER                 CONSUMER                 ORDERED BY             TIMES",
         "  thread main              thread send              queue                      7",
         "  BUFFER                 GEN  SIZE LAST WRITER                    READ NOW BY",
-        "  send>2 buffer 0          7  2.0K result of m7 (thread main)     send of m7 (s…",
+        "  send>2 buffer 0          7  2.0K main: result of m7             send>2: send …",
     ]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, 80), (160, 100)])
+def test_the_ledger_of_a_gpu_stage_is_read_in_one_glance(width, columns):
+    known = snapshots.ledger()
+    (stage,) = known.stages
+    stage.streams[0] = LedgerStream(
+        name="kv fill", owner="kv-map", device="cuda:0", purpose="zeroing", alive=True, op="", age_ms=None, pending=0
+    )
+    stage.buffers[0] = LedgerBuffer(
+        name="slot 0 of stage 2", device="cuda:0", bytes=0, generation=7, writer="send of m18410 (stream compute)",
+        readers=[], in_flight=["receive of m18410 (stage 2)"],
+    )  # fmt: skip
+    lines = texts(streams.rows(checked(ledger=True), [], "", width, known=known))
+    fill = next(line for line in lines if "kv fill" in line)
+    assert fill.split() == ["kv", "fill", "kv-map", "idle", "-", "0", "zeroing", "cuda:0"]
+    assert len(fill.rstrip()) <= columns, "what belongs together is not far apart"
+    slot = next(line for line in lines if "slot 0" in line)
+    assert " - compute: send of m18410 " in slot and "stage 2: rece" in slot
 
 
 @pytest.mark.parametrize(

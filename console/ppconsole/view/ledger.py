@@ -17,7 +17,7 @@ MOST_BUFFERS = 8
 _STREAMS = (
     Column("name", "STREAM", 12, 0, grow=2),
     Column("owner", "OWNER THREAD", 12, 3, grow=2),
-    Column("op", "OPERATION", 14, 1, grow=FLEX),
+    Column("op", "OPERATION", 14, 1, grow=20),
     Column("age", "AGE", 5, 2, ">"),
     Column("pending", "PEND", 4, 4, ">"),
     Column("purpose", "FOR", 8, 5, grow=6),
@@ -25,7 +25,7 @@ _STREAMS = (
 _HANDOFFS = (
     Column("producer", "PRODUCER", 18, 0, grow=6),
     Column("consumer", "CONSUMER", 18, 1, grow=6),
-    Column("event", "ORDERED BY", 12, 2, grow=FLEX),
+    Column("event", "ORDERED BY", 12, 2, grow=20),
     Column("count", "TIMES", 8, 3, ">"),
 )
 _BUFFERS = (
@@ -99,7 +99,13 @@ def _buffer(buffer: LedgerBuffer) -> dict[str, Cell]:
     return {
         "name": (buffer.name, "strong"),
         "generation": (str(buffer.generation), ""),
-        "bytes": (bytes_text(buffer.bytes), "dim"),
-        "writer": (buffer.writer or "-", ""),
-        "readers": (", ".join(buffer.in_flight) or "-", "warn" if buffer.in_flight else "dim"),
+        "bytes": (bytes_text(buffer.bytes) if buffer.bytes else "-", "dim"),
+        "writer": (_by(buffer.writer) or "-", ""),
+        "readers": (", ".join(map(_by, buffer.in_flight)) or "-", "warn" if buffer.in_flight else "dim"),
     }
+
+
+def _by(access: str) -> str:
+    """Return `send>2: send of m7` of `send of m7 (stream send>2)`: who it is stays where there is little room."""
+    what, _, who = access.removesuffix(")").rpartition(" (")
+    return f"{who.removeprefix('stream ').removeprefix('thread ')}: {what}" if what else access
