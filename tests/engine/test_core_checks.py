@@ -74,13 +74,26 @@ def test_what_a_check_does_on_a_gpu_is_said(world, check, words, end):
     assert isinstance(off, Outcome) and "graphs" not in off.text
 
 
-def test_the_shadow_check_is_refused_for_gpus(world):
+def test_dummies_of_gpus_have_no_reference(world):
     board = world.engine.board
     board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
+    config = world.engine.config
+    model = msgspec.structs.replace(config.profile.model, load_format="dummy")
+    profile = msgspec.structs.replace(config.profile, model=model)
+    world.engine.config = msgspec.structs.replace(config, profile=profile)
     refused = switch(world, "shadow")
     assert isinstance(refused, Refused) and refused.code == "UNSUPPORTED"
-    assert "stages 1 are on some" in refused.text
-    assert not world.steps
+    assert refused.text == "the weights are dummies, and stages 1 on GPUs have drawn others than a CPU would"
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_the_reference_is_told_of_gpus(world, children, gpus):
+    board = world.engine.board
+    if gpus:
+        board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
+    assert ("float32" in switch(world, "shadow", dry_run=True).text) == gpus
+    shadow_on(world, 0.25)
+    assert ("--gpus" in children[0].args) == gpus
 
 
 def test_switches_add_up_and_are_shown(world):
@@ -210,6 +223,7 @@ def children(monkeypatch):
     def spawn(module, args, *, log):
         assert module == "ppengine.shadow"
         made.append(Child())
+        made[-1].args = args
         return made[-1]
 
     monkeypatch.setattr("ppengine.core.shadow.spawn", spawn)

@@ -115,6 +115,22 @@ def test_lower_precision_agrees_with_itself_in_other_chunks(
     assert dtype == "bfloat16" or judge.judge(wrong).difference is not None
 
 
+def test_half_precision_of_gpus_is_judged_in_float32_with_the_weights_that_they_have(
+    folder: Path, outputs: list[int]
+) -> None:
+    import torch
+
+    exact, judge = Reference(config_of(folder)), Reference(config_of(folder, "bfloat16"), gpus=True)
+    row, wanted = judge._logits(task(outputs[:1]))[0], exact._logits(task(outputs[:1]))[0]
+    assert row.dtype == torch.float32 and not torch.allclose(row.double(), wanted, atol=1e-5), "weights are rounded"
+    # What bfloat16 computes is within what is allowed for, a choice that is far from it is not.
+    half = Reference(config_of(folder, "bfloat16"))
+    limit = judge._tolerance(row.double())
+    assert float((half._logits(task(outputs[:1]))[0].double() - row.double()).abs().max()) < limit
+    assert limit == pytest.approx(half._tolerance(row.double())) and limit > 1000 * exact._tolerance(row.double())
+    assert Reference(config_of(folder, "float32"), gpus=True)._logits(task([3])).dtype == torch.float32
+
+
 def test_dummy_weights_are_those_of_the_stages(folder: Path) -> None:
     first, second = (Reference(config_of(folder, load_format="dummy")) for _ in range(2))
     rows = [judge._logits(task([3])) for judge in (first, second)]

@@ -61,3 +61,20 @@ async def test_the_checks_come_and_go_under_load(stages: int, by_device: bool, t
         judge = reference.log_probabilities(folder, prompt, output)
         short = judge.max(dim=-1).values - judge.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
         assert float(short.max()) < TOLERANCE, f"at output {int(short.argmax())}: short by {float(short.max())}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_the_reference_finds_nothing_wrong_with_what_a_gpu_rounds(dtype: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "opt", "opt", max_position_embeddings=LENGTH)
+    wanted = profile(folder, 2)
+    wanted["model"]["dtype"] = dtype
+    with Served(wanted) as engine:
+        async with engine.operator() as op:
+            await op.do(SetCheck(check="shadow", share=1.0))
+            names = await op.submit_all(reference.prompts(4, 100, low=20, high=60, seed=5), max_tokens=STEPS)
+            for name in names:
+                await op.output(name, timeout=120)
+            picture = await op.until(lambda one: one.engine.checks.shadow_compared > STEPS, "tokens are compared")
+    assert picture.engine.checks.findings == 0
+    assert not [event for event in op.events if event.kind.startswith("check.")]

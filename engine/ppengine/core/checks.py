@@ -34,11 +34,13 @@ _PLANS = {
 _ON_GPUS = {
     "ledger": "of stages on GPUs it follows the device's streams, events and words too, in 0.1 to 0.2 ms of the host "
     "a step; a graph is one launch",
-    "strict": "stages on GPUs run without graphs meanwhile, and wait for each attention and MLP, each copy and each "
-    "message",
+    "strict": "stages on GPUs run without graphs meanwhile, which may round otherwise, and wait for each attention and "
+    "MLP, each copy and each message",
     "finite": "stages on GPUs run without graphs meanwhile, and look when a step is done",
+    "shadow": "of stages on GPUs it takes what half precision may round for no difference, and computes in float32 "
+    "itself, in twice that memory then",
 }
-"""The checks that stages on GPUs have, and what is different there."""
+"""What is different of stages on GPUs."""
 _WITHOUT_GRAPHS = "; stages on GPUs run without graphs meanwhile"
 """Said at the end of a switch to what needs a look inside of a step."""
 _OFF = {
@@ -79,9 +81,10 @@ class Checks:
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
-        gpus = self._on_gpus()
-        if on and gpus and verb.check not in _ON_GPUS:
-            text = f"check {verb.check} is not built for stages on GPUs yet, and stages {' '.join(gpus)} are on some"
+        gpus = engine.board.on_gpus
+        if on and gpus and verb.check == "shadow" and engine.config.profile.model.load_format == "dummy":
+            stages = " ".join(map(str, gpus))
+            text = f"the weights are dummies, and stages {stages} on GPUs have drawn others than a CPU would"
             engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
             return
         plan = self._plan(verb, share)
@@ -101,9 +104,6 @@ class Checks:
         eager = on and gpus and verb.check in ("strict", "finite")
         self._switching.append((step.number, operation, _WITHOUT_GRAPHS if eager else ""))
 
-    def _on_gpus(self) -> list[str]:
-        return [str(ready.stage) for ready in self._engine.board.ready.values() if ready.device_kind != "cpu"]
-
     def _plan(self, verb: SetCheck, share: float) -> str:
         on = verb.mode == "on"
         known = self.shadow.share if verb.check == "shadow" else float(bool(self._flags & FLAGS[verb.check]))
@@ -111,12 +111,14 @@ class Checks:
             return f"{verb.check} is {verb.mode} already"
         if not on:
             return _OFF.get(verb.check, f"the stages stop looking from the next step on, and {verb.check} findings go")
+        more = f"; {_ON_GPUS[verb.check]}" if self._engine.board.on_gpus else ""
         if verb.check != "shadow":
-            return _PLANS[verb.check] + (f"; {_ON_GPUS[verb.check]}" if self._on_gpus() else "")
+            return _PLANS[verb.check] + more
         weights = sum(ready.weights_bytes for ready in self._engine.board.ready.values())
         return (
             f"a reference process loads the checkpoint into host memory ({weights / 2**20:.1f} MiB of weights) and "
             f"repeats {share:.2%} of the steps, for greedy requests; steps that come while it is busy are left out"
+            + more
         )
 
     def retired(self, number: int) -> None:

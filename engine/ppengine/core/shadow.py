@@ -62,6 +62,8 @@ class Shadow:
     def _start(self) -> None:
         folder = Path(self._engine.config.run_dir)
         args = ["--engine", str(folder / "engine.json")]
+        if self._engine.board.on_gpus:
+            args.append("--gpus")
         self._child = spawn(MODULE, args, log=folder / "shadow.log")
         self.state = "loading"
 

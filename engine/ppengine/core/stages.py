@@ -63,6 +63,11 @@ class StageBoard:
         return all(stage is not None and stage.generation == generation for stage in ready)
 
     @property
+    def on_gpus(self) -> list[int]:
+        """The stages that are on GPUs."""
+        return [stage.stage for stage in self.ready.values() if stage.device_kind != "cpu"]
+
+    @property
     def retired_step(self) -> int:
         """Newest step that every stage has retired."""
         return min(self._retired.values())

@@ -30,6 +30,7 @@ def main() -> int:
     """Load, say so, and answer tasks. Exit code 1: could not load."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.shadow")
     parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
+    parser.add_argument("--gpus", action="store_true", help="the stages are on GPUs")
     lifeline.add_argument(parser)
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
@@ -38,7 +39,7 @@ def main() -> int:
     torch.set_num_threads(1)
     config = EngineConfig.load(arguments.engine)
     try:
-        reference = Reference(config)
+        reference = Reference(config, arguments.gpus)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -26,12 +26,18 @@ ERROR_FACTOR = 4.0
 
 
 class Reference:
-    """The model of an engine as one stage on the CPU. Raises what loading raises."""
+    """The model of an engine as one stage on the CPU. Raises what loading raises.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Half precision of stages on `gpus` is theirs alone: here the same weights are computed with in float32, which a CPU
+    does faster, and what may differ is what half precision rounds.
+    """
+
+    def __init__(self, config: EngineConfig, gpus: bool = False) -> None:
         folder, profile = Path(config.model_path), config.profile
         spec = read_spec(folder)
-        self._dtype = resolve_dtype(profile.model.dtype, spec.dtype)
+        theirs = resolve_dtype(profile.model.dtype, spec.dtype, half=gpus)
+        self._eps = torch.finfo(theirs).eps
+        self._dtype = torch.float32 if gpus and theirs in (torch.bfloat16, torch.float16) else theirs
         size = profile.memory.block_size
         self._model = build_stage(
             spec, (0, spec.num_layers), first=True, last=True, dtype=self._dtype, max_model_len=config.max_model_len
@@ -40,6 +46,9 @@ class Reference:
             init_dummy(self._model, DUMMY_SEED)
         else:
             load_weights(self._model, folder)
+        if self._dtype != theirs:
+            for weight in self._model.parameters():
+                weight.data.copy_(weight.data.to(theirs))
         self._model.pack()
         shape = KvShape(spec.num_layers, size, spec.num_kv_heads, spec.head_dim, self._dtype)
         self._blocks = -(-config.max_model_len // size)
@@ -94,7 +103,7 @@ class Reference:
 
     def _tolerance(self, row: Tensor) -> float:
         depth = math.sqrt(len(self._cache.layers))
-        return ERROR_FACTOR * torch.finfo(self._dtype).eps * depth * max(1.0, float(row.abs().max()))
+        return ERROR_FACTOR * self._eps * depth * max(1.0, float(row.abs().max()))
 
 
 def _difference(task: ShadowTask, index: int, best: int, margin: float, limit: float, row: Tensor) -> Finding:
