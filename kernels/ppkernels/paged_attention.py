@@ -103,18 +103,26 @@ def paged_attention(fused: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
         return attend_on_gpu(fused, kv, plan.batch, plan.heads)
     if not (paged_tiles.takes(kv) and fused.is_contiguous()):
         return paged_attention_reference(fused, kv, plan)
-    batch, decodes = plan.batch, plan.batch.decode_only or not jit.one_thread()
+    batch, apart = plan.batch, plan.batch.decode_only or not jit.one_thread()
     output = fused.new_empty(fused.shape[0], plan.heads * kv.shape[-1])
-    if not decodes:
-        rows = (batch.query_start[:-1], batch.query_start[1:], batch.seq_lens, batch.block_tables)
-    elif plan.decodes is not None:
-        rows = (plan.decodes.tokens, plan.decodes.tokens + 1, plan.decodes.lengths, plan.decodes.tables)
-    arguments = (fused, kv, *rows, output.view(len(output), plan.heads, -1))
-    bad = paged_tiles.attend(*(each.numpy() for each in arguments))
-    refuse_row(bad, kv)
-    for chunk in plan.chunks if decodes else []:
+    if not apart:
+        _attend_rows(
+            fused, kv, (batch.query_start[:-1], batch.query_start[1:], batch.seq_lens, batch.block_tables), output
+        )
+        return output
+    decodes = plan.decodes
+    if decodes is not None:
+        _attend_rows(fused, kv, (decodes.tokens, decodes.tokens + 1, decodes.lengths, decodes.tables), output)
+    for chunk in plan.chunks:
         output[chunk.tokens] = _attend_chunk(fused[chunk.tokens, : plan.heads], kv, chunk)
     return output
+
+
+def _attend_rows(fused: Tensor, kv: Tensor, rows: tuple[Tensor, ...], output: Tensor) -> None:
+    """Put the attention of `rows` (first tokens, ends, lengths, block tables) into `output` [T, heads * head_dim]."""
+    heads = output.shape[1] // kv.shape[-1]
+    arguments = (fused, kv, *rows, output.view(len(output), heads, -1))
+    refuse_row(paged_tiles.attend(*(each.numpy() for each in arguments)), kv)
 
 
 def refuse_row(row: int, kv: Tensor) -> None:

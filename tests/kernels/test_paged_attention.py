@@ -76,7 +76,7 @@ def test_a_block_outside_of_the_cache_is_refused(block: int) -> None:
         run(paged, query)
 
 
-@pytest.mark.parametrize("step", ["decodes", "mixed"])
+@pytest.mark.parametrize("step", sorted(STEPS))
 def test_more_threads_give_the_same(step: str) -> None:
     """Chunks are torch's then."""
     paged = make_paged(STEPS[step], 2, 16, torch.float32, block_size=16)
