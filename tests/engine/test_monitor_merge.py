@@ -99,7 +99,7 @@ def test_blocks_and_binding_come_from_the_core(config):
         ({"op": "map"}, "resizing"),
         ({"op": None}, "idle"),
         ({"op": None, "begun_step": 8}, "computing"),
-        ({"phase": "load", "op": "load"}, "loading"),
+        ({"phase": "load", "op": "load"}, "idle"),  # an old sample: the core knows that it is ready
         ({"process_state": "T", "op": "forward"}, "stopped"),
         ({"process_state": None}, "dead"),
         ({"process_state": "Z"}, "dead"),
@@ -108,6 +108,14 @@ def test_blocks_and_binding_come_from_the_core(config):
 def test_stage_states(config, changes, state):
     found = picture(config, samples=[sample(1, **changes)], core=core_report(config))
     assert found.stages[1].state == state
+
+
+def test_a_stage_is_ready_when_the_core_says_so_whoever_looks(config):
+    loads = sample(0, phase="load", op="load")
+    told = core_report(config, stages=[view(0, ready=False), view(1, oldest_unretired_age_ms=7.0)])
+    assert [stage.state for stage in picture(config, samples=[loads], core=told).stages] == ["loading", "computing"]
+    nobody = core_report(config, stages=[])
+    assert [stage.state for stage in picture(config, samples=[loads], core=nobody).stages] == ["loading", "loading"]
 
 
 def test_an_exit_status_and_a_verdict_name_the_state(config):
@@ -194,6 +202,15 @@ def test_a_check_slows_steps_until_a_moment_after_it_is_off(config, check):
     assert not teller.at(1.0, core=off).slowed
     assert teller.at(2.0, core=on).slowed and teller.at(30.0, core=on).slowed
     assert teller.at(32.0, core=off).slowed and not teller.at(34.0, core=off).slowed
+
+
+def test_a_phase_that_nobody_has_looked_at_for_long_is_not_known(config):
+    teller = Teller(config)
+    one = sample(0, phase="load")
+    assert teller.at(1.0, [one]).stages[0].phase == "load"
+    seen = {(0, 0): Sighting(one, 1 * S)}
+    stale = teller.tracker.build(4 * S, None, seen, None, None).stages[0]
+    assert stale.phase is None and stale.sample_age_s == 3.0
 
 
 def test_what_we_hold_a_stage_for_is_in_no_age(config):

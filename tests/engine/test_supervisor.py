@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from engines import Engine, wait_until
+from ppengine.supervisor.supervise import MOST_AGENTS
 
 Start = Callable[..., Engine]
 
@@ -139,12 +140,19 @@ def test_stage_is_started_anew_when_the_core_asks(start: Start, reports: Path) -
     assert engine.leftovers() == []
 
 
-def test_agent_killed_while_serving_is_reported(start: Start, reports: Path) -> None:
+def test_an_agent_that_ends_is_reported_and_started_anew_but_not_for_ever(start: Start, reports: Path) -> None:
     engine = start()
     pid = serve(engine)["agent"]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: f"agent|None|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death")
-    assert engine.process.poll() is None
+    for agents in range(1, MOST_AGENTS + 1):
+        os.kill(pid, signal.SIGKILL)
+        death = f"agent|None|{pid}|-9|killed by SIGKILL"
+        wait_until(lambda death=death: death in reports.read_text(), "the report of the death")
+        assert engine.process.poll() is None
+        said = engine.errors.read_text().count("agent ended: killed by SIGKILL; it is started anew")
+        assert said == min(agents, MOST_AGENTS - 1)
+        if agents < MOST_AGENTS:
+            pid = engine.find_processes(5)["agent"]
+    assert engine.errors.read_text().count("agent ended: killed by SIGKILL") == MOST_AGENTS
 
 
 def test_stopped_stage_cannot_hold_up_the_end(start: Start) -> None:

@@ -88,7 +88,10 @@ class Collector:
         self._processes = report
         for process in report.processes:
             if process.exit_code is not None:
-                self.news |= self._starts.pop(process.pid, None) is not None
+                newly = self._starts.pop(process.pid, None) is not None
+                self.news |= newly
+                if newly and process.role == "agent":
+                    self._events.say("agent.ended", f"the agent has ended, {process.detail}: stages are not looked at")
                 if process.stage is not None:
                     self._ended[process.stage, process.rank or 0] = process
             elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:

@@ -199,8 +199,13 @@ def stage_state(
     for verdict in verdicts:
         if verdict.stage == index and verdict.cause in ("blocked", "starved"):
             return "blocked" if verdict.cause == "blocked" else "starved"
-    if sample is None or sample.phase in _LOADING or (view is not None and not view.ready):
+    if view is not None and process is not None and view.pid not in (None, process.pid):
+        view = None  # It is of a predecessor.
+    # Else the core's word is newer than a sample may be: with nobody who looks, that is of any age.
+    if not view.ready if view is not None else sample is None or sample.phase in _LOADING:
         return "loading"
+    if sample is None or sample.phase in _LOADING:
+        return "idle" if view is None or view.oldest_unretired_age_ms is None else "computing"
     if sample.op is None:
         return "computing" if (sample.begun_step or 0) > (sample.finished_step or 0) else "idle"
     return _OP_STATES.get(sample.op, "computing")

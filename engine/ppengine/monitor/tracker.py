@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ppengine.monitor.devices import aged_stream
+from ppengine.monitor.diagnosis.budgets import UNSEEN_AFTER_S
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
 from ppengine.monitor.holds import Held
@@ -233,7 +234,8 @@ class EvidenceTracker:
             cpu=sample.cpu,
             tick_age_s=tick,
             tick_stale_for_s=None if tracked.stale is None else tracked.stale.length_s,
-            phase=sample.phase,
+            # Nobody has looked for too long: what it was at then excuses nothing now.
+            phase=None if age > UNSEEN_AFTER_S else sample.phase,
             phase_age_s=sample.phase_age_ms / 1e3 + age,
             sample_age_s=age,
             op=sample.op,

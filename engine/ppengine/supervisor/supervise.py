@@ -28,6 +28,8 @@ GRACE_S = 2.0
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "gateway", "ray")
 """Processes without which an engine cannot go on."""
+MOST_AGENTS = 5
+"""So many agents in all: one that ends again and again has a reason that another one does not mend."""
 FITS_NOT = 8
 
 
@@ -59,6 +61,7 @@ class Supervisor:
         self._modules = modules or Modules()
         self._folder = Path(config.run_dir)
         self._children: dict[str, Child] = {}
+        self._agents = 1
         self._link: Link | None = None
         self._known: list[ProcessInfo] = []
         self._reported_at = 0.0
@@ -171,7 +174,13 @@ class Supervisor:
         ):
             self._end = End(code, text, log)
         else:
-            tell(f"{self._config.name} ({self._config.id}): {text}")
+            again = info.role == "agent" and self._agents < MOST_AGENTS
+            tell(f"{self._config.name} ({self._config.id}): {text}{'; it is started anew' if again else ''}")
+            if again:
+                # It only looks, and knows nothing that it cannot learn again.
+                self._agents += 1
+                self._children["agent"].close()
+                self._spawn("agent", self._modules.agent)
 
     def _publish(self) -> None:
         """Write the record that consoles find, as soon as the gateway's sockets are there."""
