@@ -306,6 +306,20 @@ def test_storage_freed_under_a_stream_is_found(ledger: Ledger) -> None:
                for e in ledger.findings()[0].evidence)  # fmt: skip
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_storage_that_a_collector_frees_in_another_thread_is_freed_behind_its_users(
+    ledger: Ledger, waits: bool
+) -> None:
+    buffers, stream = StorageBuffers(ledger, "copy out"), ledger.stream("compute", "steps")
+    held = [Storage()]
+    buffer = buffers.of(held[0], 0x1000, 64)
+    ledger.launch(stream, "copy", writes=[buffer])
+    if waits:
+        ledger.sync(ledger.record(stream, "copied"))
+    in_thread("kv-map", held.clear)
+    assert summaries(ledger) == ([] if waits else ["kv-map frees copy out 0 while compute may still write it"])
+
+
 def test_the_pool_gives_out_what_came_back_last(ledger: Ledger) -> None:
     runtime = FakeRuntime(ledger)
     pool, stream = LifoPool(runtime), runtime.stream("s", "compute")

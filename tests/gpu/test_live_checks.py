@@ -66,7 +66,7 @@ async def test_the_checks_come_and_go_under_load(stages: int, by_device: bool, t
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_the_reference_finds_nothing_wrong_with_what_a_gpu_rounds(dtype: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "opt", "opt", max_position_embeddings=LENGTH)
+    folder = make_checkpoint(tmp_path / "opt", "opt", gain=0.5, max_position_embeddings=LENGTH)
     wanted = profile(folder, 2)
     wanted["model"]["dtype"] = dtype
     with Served(wanted) as engine:

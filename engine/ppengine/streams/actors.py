@@ -105,7 +105,7 @@ class Mark(NamedTuple):
 class Buffer:
     """Memory that streams, threads or stages hand to each other. `generation` counts its contents."""
 
-    __slots__ = ("device", "freed", "generation", "name", "readers", "size", "writer")
+    __slots__ = ("device", "freed", "generation", "issuer", "name", "readers", "size", "writer")
 
     def __init__(self, name: str, device: str, size: int = 0) -> None:
         self.name = name
@@ -116,10 +116,12 @@ class Buffer:
         self.readers: dict[int, Access] = {}
         """Newest read of this generation, by actor."""
         self.freed: tuple[Access, Mark] | None = None
+        self.issuer: Actor | None = None
+        """Who got it from its pool."""
 
     def forget(self) -> None:
         """Forget who reads and writes it."""
-        self.writer = self.freed = None
+        self.writer = self.freed = self.issuer = None
         self.readers.clear()
 
     def text(self) -> str:

@@ -18,6 +18,8 @@ from ppengine.streams.sites import here
 from ppengine.streams.troubles import Kind, Trouble, Troubles
 
 HOST = "cpu"
+_THREAD = "host"
+"""What a thread of this process is for."""
 
 
 class Ledger:
@@ -66,7 +68,7 @@ class Ledger:
         if known is None or not known.alive:
             with self._lock:
                 name = name or threading.current_thread().name
-                known = self._threads[ident] = self._add(name, "host", device or HOST, None, 1)
+                known = self._threads[ident] = self._add(name, _THREAD, device or HOST, None, 1)
         if device is not None:
             known.device = device
         return known
@@ -241,11 +243,29 @@ class Ledger:
         site = here(depth + 1)
         with self._lock:
             actor = by or self.thread()
-            access = Access(actor, actor.tick, what, site)
-            self._check_unfinished(Kind.FREED, buffer, access)
-            buffer.freed = access, Mark(self.session, actor, actor.tick, dict(actor.clock), "pool")
-            if actor.owner is None:
-                actor.tick += 1
+            self._free(buffer, actor, Access(actor, actor.tick, what, site))
+
+    def dropped(self, buffer: Buffer, what: str, depth: int = 0) -> None:
+        """Declare that the last reference to the memory of `buffer` has gone, and with it the memory.
+
+        That may be noticed in any thread, a collector's: all that have used the memory have let go of it before, so
+        that what they have waited for is over. What a stream does holds no reference.
+        """
+        site = here(depth + 1)
+        with self._lock:
+            actor = self.thread()
+            users = {access.actor for access in (buffer.writer, *buffer.readers.values()) if access is not None}
+            for user in users | {buffer.issuer or actor}:
+                if user.purpose == _THREAD and user is not actor:
+                    actor.join(user, user.tick, user.clock)
+                    user.tick += 1
+            self._free(buffer, actor, Access(actor, actor.tick, what, site))
+
+    def _free(self, buffer: Buffer, actor: Actor, access: Access) -> None:
+        self._check_unfinished(Kind.FREED, buffer, access)
+        buffer.freed = access, Mark(self.session, actor, actor.tick, dict(actor.clock), "pool")
+        if actor.owner is None:
+            actor.tick += 1
 
     def issue(self, buffer: Buffer, what: str, by: Actor | None = None, depth: int = 0) -> None:
         """Declare that the memory of `buffer` is handed out anew, in the order of `by` (None: the thread)."""
@@ -258,7 +278,7 @@ class Ledger:
                 actor.join(freed[1].actor, freed[1].tick, freed[1].clock)
             self._check_unfinished(Kind.REISSUED, buffer, Access(actor, actor.tick, what, site))
             buffer.generation += 1
-            buffer.writer = None
+            buffer.writer, buffer.issuer = None, actor
             buffer.readers.clear()
 
     # --- the checks -----------------------------------------------------------------------------------------

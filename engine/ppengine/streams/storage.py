@@ -44,7 +44,7 @@ class StorageBuffers:
 
     def _gone(self, buffer: Buffer, session: int, _: object) -> None:
         if self._ledger.on and session == self._ledger.session:
-            self._ledger.free(buffer, "end of the storage", depth=1)
+            self._ledger.dropped(buffer, "end of the storage", depth=1)
 
     def _shrink(self) -> None:
         """Begin anew with the names when there are too many; what is alive comes back as a new issue."""
