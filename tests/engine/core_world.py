@@ -11,7 +11,7 @@ from ppengine.core.engine import Engine
 from ppengine.protocol.control import Command, SetMemory, Submit
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Quiet, Retired, Sampled, StageReady, Step, ToStage
+from ppengine.protocol.steps import Mapped, Quiet, Retired, Sampled, StageReady, Step, ToStage
 
 VOCAB = 100
 PEAK, BLOCK = 1000, 10
@@ -43,6 +43,8 @@ class CoreWorld:
         self.answers: list[tuple[bytes, msgspec.Struct]] = []
         self.events = []
         self.steps: deque[Step] = deque()
+        self.changing: Step | None = None
+        """The newest map step that the stages have retired."""
         self.started: list[tuple[int, int]] = []
         """(stage, generation): what the supervisor was asked to start."""
         self.told_to_leave: list[tuple[int, int]] = []
@@ -82,18 +84,33 @@ class CoreWorld:
                 )
             )  # fmt: skip
 
-    def retire(self, mapped=None):
-        """Retire the oldest step on all stages. `mapped`: what each stage answers to a map step instead of success."""
+    def retire(self, mapped=None, *, answer=True):
+        """Retire the oldest step on all stages. `mapped`: what each stage answers to a map step instead of success.
+
+        Not `answer`: they are at what it asks for until `answer` is called.
+        """
         step = self.steps.popleft()
         sampled = [Sampled(row.slot, self._token(step, row)) for row in step.rows if row.sample]
-        for index, (stage, rank) in enumerate(self.engine.board.keys):
-            message = Retired(step.generation, step.number, stage, rank, sampled=sampled)
-            if step.map_blocks is not None:
-                message.mapped = step.map_blocks if mapped is None else mapped[index]
-                message.error = "" if message.mapped == step.map_blocks else "no memory"
-            self.engine.on_stage(message)
-        self.engine.advance()
+        for stage, rank in self.engine.board.keys:
+            self.engine.on_stage(Retired(step.generation, step.number, stage, rank, sampled=sampled))
+        if step.map_blocks is not None:
+            self.changing = step
+        if self.changing is step and answer:
+            self.answer(mapped)
+        else:
+            self.engine.advance()
         return step
+
+    def answer(self, mapped=None, stages=None):
+        """Let stages (or some) end what the newest map step began; return whether the core then has all answers."""
+        step, over = self.changing, False
+        for stage, rank in self.engine.board.keys:
+            if stages is None or stage in stages:
+                blocks = step.map_blocks if mapped is None else mapped[stage]
+                error = "" if blocks == step.map_blocks else "no memory"
+                over = self.engine.on_stage(Mapped(step.generation, step.number, stage, rank, blocks, error))
+        self.engine.advance()
+        return over
 
     def _token(self, step, row):
         if not self.counting:
@@ -112,8 +129,10 @@ class CoreWorld:
         return self.engine.outputs.get(name).samples[0].tokens
 
     def run(self, steps=10_000):
-        """Take turns until no step is in flight."""
+        """Take turns until no step is in flight and no stage is at its mapping."""
         self.engine.advance()
+        if self.changing is not None:
+            self.answer()
         while self.steps and steps:
             self.retire()
             steps -= 1

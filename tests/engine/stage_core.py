@@ -23,6 +23,7 @@ from ppengine.protocol.steps import (
     ControlPing,
     ControlPong,
     FromStage,
+    Mapped,
     Move,
     NewGeneration,
     Quiet,
@@ -81,6 +82,7 @@ class FakeCore:
         self.pongs: list[ControlPong] = []
         self.findings: list[StageFindings] = []
         self.retired: dict[int, dict[int, Retired]] = {}
+        self.mapped: dict[int, dict[int, Mapped]] = {}
         self.number = 0
         self.generation = 1
         self.quiet: list[Quiet] = []
@@ -138,6 +140,8 @@ class FakeCore:
                 self.fatal.append(message)
             elif isinstance(message, Retired):
                 self.retired.setdefault(message.number, {})[message.stage] = message
+            elif isinstance(message, Mapped):
+                self.mapped.setdefault(message.number, {})[message.stage] = message
             elif isinstance(message, Quiet):
                 self.quiet.append(message)
             elif isinstance(message, StageProgress):
@@ -158,7 +162,7 @@ class FakeCore:
     def serve(self, blocks: int = 64) -> None:
         """Wait until all stages are ready and map `blocks`."""
         self.until(lambda: len(self.ready) == self.stages, "all stages ready")
-        assert self.run(map_blocks=blocks) == []
+        assert {mapped.blocks for mapped in self.map(blocks).values()} == {blocks}
 
     def send(self, **fields: Any) -> int:
         """Send the next step to every stage and return its number."""
@@ -211,6 +215,13 @@ class FakeCore:
     def run(self, **fields: Any) -> list[Sampled]:
         """Send one step and wait for it."""
         return self.result(self.send(**fields))
+
+    def map(self, blocks: int, **fields: Any) -> dict[int, Mapped]:
+        """Send one step that changes the mapping, and wait until all stages have done so; return what came of it."""
+        number = self.send(map_blocks=blocks, **fields)
+        self.result(number)
+        self.until(lambda: len(self.mapped.get(number, {})) == self.stages, f"what step {number} began has ended")
+        return self.mapped[number]
 
     def ping(self, stage: int, nonce: int) -> None:
         self._socket.send_multipart([f"c{stage}.0".encode(), encode(ControlPing(nonce))])

@@ -312,17 +312,23 @@ def test_effects_under_way_have_an_end() -> None:
     assert "r2" not in world.engine.scheduler.requests
 
 
-@pytest.mark.parametrize("sent", [False, True], ids=["before the map step", "map step in flight"])
+@pytest.mark.parametrize("when", ["before the map step", "map step in flight", "stages are at it", "one has answered"])
 @pytest.mark.parametrize("utilization", [0.3, 0.8])
-def test_a_change_of_memory_goes_on_after_a_loss(utilization: float, sent: bool) -> None:
+def test_a_change_of_memory_goes_on_after_a_loss(utilization: float, when: str) -> None:
     world = CoreWorld(stages=2)
     world.submit([1] * 40, max_tokens=20)
     world.run(4)
     name = world.set_memory(utilization)
-    while sent and not any(step.map_blocks for step in world.steps):
+    while when != "before the map step" and not any(step.map_blocks for step in world.steps):
         world.retire()
+    while when in ("stages are at it", "one has answered") and world.retire(answer=False).map_blocks is None:
+        pass
+    if when == "one has answered":
+        world.answer(stages=[1])
     ended(world, 0)
+    assert not world.answer(), "an answer of the generation that is over"
     back(world)
+    assert not world.answer()
     world.run()
     end = world.last(name)
     assert isinstance(end, Outcome)
@@ -370,8 +376,10 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
         elif world.engine.recovery.active:
             if source.random() < 0.5:
                 back(world)
+        elif chance < 0.35 and world.changing is not None:
+            world.answer()
         elif world.steps and not world.engine.recovery.holds:
-            world.retire()
+            world.retire(answer=source.random() < 0.7)
         else:
             world.engine.advance()
         world.engine.scheduler.check()

@@ -6,7 +6,8 @@ import random
 
 import pytest
 from core_world import CoreWorld
-from ppengine.protocol.control import Outcome, Pause, Resume, SetMemory
+from ppengine.protocol.control import Drain, Outcome, Pause, Resume, SetMemory
+from ppengine.protocol.steps import Mapped
 
 
 def states(world: CoreWorld, *names: str) -> list[str]:
@@ -91,6 +92,123 @@ def test_the_same_size_is_applied_at_once():
     world.check()
 
 
+# --- stages that are at their mapping while steps go on -------------------------------------------------------
+
+
+def at_it(world: CoreWorld, utilization: float) -> str:
+    """Ask for a change, and retire steps up to the one that begins it on the stages; return the command's id."""
+    name = world.set_memory(utilization)
+    while (step := world.retire(answer=False)).map_blocks is None:
+        pass
+    assert step is world.changing
+    return name
+
+
+def busy(world: CoreWorld) -> CoreWorld:
+    world.submit([1] * 40, name="r", max_tokens=20)
+    world.run(3)
+    return world
+
+
+@pytest.mark.parametrize("utilization", [0.3, 0.8])
+def test_steps_go_on_while_stages_map_and_new_blocks_are_used_when_all_have_them(utilization):
+    world = busy(CoreWorld())
+    name = at_it(world, utilization)
+    device, tokens = world.engine.scheduler.device, len(world.tokens("r"))
+    for _ in range(5):
+        world.retire()
+    assert len(world.tokens("r")) >= tokens + 4
+    assert (states(world, name), device.limit, mapped(world)) == (["open"], min(400, device.size), 400)
+    assert not world.answer(stages=[0]), "one stage is not all"
+    assert (device.limit, mapped(world)) == (min(400, device.size), 400)
+    assert world.answer(stages=[1])
+    assert (states(world, name), mapped(world)) == (["applied"], int(1000 * utilization - 100))
+    world.run()
+    world.check()
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.8, 0.3), (0.3, 0.8), (0.8, 0.9), (0.4, 0.3)])
+def test_a_change_that_supersedes_waits_until_all_stages_have_ended_the_one_they_are_at(first, second):
+    world = busy(CoreWorld())
+    older = at_it(world, first)
+    newer = world.set_memory(second)
+    assert states(world, older, newer) == ["superseded", "open"]
+    for _ in range(3):
+        assert world.retire().map_blocks is None
+    world.answer(stages=[0])
+    world.answer(stages=[0])
+    assert all(step.map_blocks is None for step in world.steps), "an answer counts once"
+    begun = world.changing
+    world.answer(stages=[1])
+    while world.changing is begun:
+        world.retire(answer=False)
+    assert world.changing.map_blocks == int(1000 * second - 100)
+    late = Mapped(begun.generation, begun.number, 0, 0, begun.map_blocks)
+    assert not world.engine.on_stage(late) and not world.answer(stages=[1]), "what is late is no answer to the new one"
+    assert states(world, newer) != ["applied"]
+    world.answer(stages=[0])
+    assert (states(world, newer), mapped(world)) == (["applied"], int(1000 * second - 100))
+    world.run()
+    world.check()
+
+
+def test_a_change_back_to_what_there_was_is_made_when_the_first_one_has_ended():
+    world = busy(CoreWorld())
+    grow = at_it(world, 0.8)
+    back = world.set_memory(0.5)
+    assert world.answer()
+    world.run()
+    assert states(world, grow, back) == ["superseded", "applied"]
+    assert (mapped(world), world.changing.map_blocks) == (400, 400)
+    world.check()
+
+
+def test_a_superseded_grow_that_fails_late_is_no_failure_of_the_one_under_way():
+    world = busy(CoreWorld())
+    grow = at_it(world, 0.8)
+    shrink = world.set_memory(0.3)
+    world.answer(mapped=[700, 400])
+    world.run()
+    assert (states(world, grow, shrink), mapped(world)) == (["superseded", "applied"], 200)
+    assert [event.text for event in world.events if event.kind == "memory.error"] == [
+        "utilization 0.8, superseded: stage 1: no memory"
+    ]
+    world.check()
+
+
+def test_a_generation_begins_to_use_blocks_when_all_stages_have_them():
+    world = CoreWorld(serve=False)
+    world.ready()
+    world.submit([1] * 40, max_tokens=5)
+    assert world.retire(answer=False).map_blocks == 400
+    assert not world.steps and not world.answer(stages=[1])
+    assert not world.steps
+    world.answer(stages=[0])
+    assert world.steps[0].rows
+    world.run()
+    world.check()
+
+
+@pytest.mark.parametrize("verb", [Pause(mode="keep"), Pause(mode="wait"), Drain()])
+@pytest.mark.parametrize("utilization", [0.3, 0.8])
+def test_what_pauses_or_drains_meanwhile_does_not_hold_it_up(verb, utilization):
+    world = busy(CoreWorld())
+    name = at_it(world, utilization)
+    world.say(verb)
+    world.answer()
+    assert (states(world, name), mapped(world)) == (["applied"], int(1000 * utilization - 100))
+
+
+def test_what_stages_answer_an_engine_that_leaves_begins_nothing():
+    world = busy(CoreWorld())
+    at_it(world, 0.8)
+    world.set_memory(0.3)
+    world.engine.leave("told to")
+    sent = len(world.steps)
+    assert world.answer()
+    assert len(world.steps) == sent
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_any_order_of_changes_steps_failures_and_pauses_ends_with_what_was_asked_last(seed):
     source = random.Random(seed)
@@ -105,10 +223,13 @@ def test_any_order_of_changes_steps_failures_and_pauses_ends_with_what_was_asked
             names.append(world.set_memory(wanted))
         elif chance < 0.13:
             world.say(source.choice([Pause(mode="keep"), Pause(mode="wait"), Resume()]))
+        elif chance < 0.25 and world.changing is not None:
+            world.answer()
         elif world.steps:
             asked, have = world.steps[0].map_blocks, mapped(world)
             fails = asked is not None and asked > have and source.random() < 0.4
-            world.retire(mapped=source.choice([[have, have], [asked, have], [have, asked]]) if fails else None)
+            answers = source.choice([[have, have], [asked, have], [have, asked]]) if fails else None
+            world.retire(answers, answer=source.random() < 0.5)
         else:
             world.engine.advance()
         world.check()

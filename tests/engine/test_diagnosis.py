@@ -228,9 +228,9 @@ def test_copies_and_mapping_of_a_step_get_their_time_whatever_it_is_at(op):
     copies = with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, unretired_moved=1_000_000_000)
     assert stuck_limit_s(tuple(copies)) == 9.35
     assert diagnose(evidence(copies, steps_in_flight=(8,), since_retired_s=6.0)) == []
-    maps = with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, unretired_mapped=40_000_000_000)
+    maps = with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, mapping_bytes=40_000_000_000)
     assert stuck_limit_s(tuple(maps)) == 19.35
-    small = {"unretired_moved": 100_000, "unretired_mapped": 1_000_000}
+    small = {"unretired_moved": 100_000, "mapping_bytes": 1_000_000}
     assert stuck_limit_s(tuple(with_stage(pipeline_held_at(2, 0), 0, op=op, unretired_tokens=0, **small))) == 1.35
 
 
@@ -270,6 +270,7 @@ any_stage = st.fixed_dictionaries(
         "op_step": st.one_of(st.none(), st.integers(0, 99)),
         "op_peer": st.one_of(st.none(), st.integers(-1, 6)),
         "unretired_moved": st.integers(0, 2**40),
+        "mapping_bytes": st.integers(0, 2**40),
         "retired_step": st.one_of(st.none(), st.integers(0, 99)),
         "unretired_age_s": ages,
         "unretired_tokens": st.integers(0, 4096),

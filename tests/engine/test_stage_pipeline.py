@@ -113,21 +113,17 @@ def test_moved_and_swapped_blocks_keep_their_contents(core: FakeCore, reference:
 
 
 def test_map_blocks_grows_shrinks_and_refuses(core: FakeCore, reference: dict) -> None:
-    number = core.send(map_blocks=200)
-    core.result(number)
-    assert {retired.mapped for retired in core.retired[number].values()} == {200}
+    assert [(mapped.blocks, mapped.error) for mapped in core.map(200).values()] == [(200, "")] * 2
     sequence = Sequence(core, 0, PROMPT, [190, 191, 192, 193, 194])
     sequence.prefill(64)
     moves = [(DEVICE, 190 + index, 10 + index) for index in range(5)]
     core.run(**sequence.move(moves, [10, 11, 12, 13, 14]))
-    core.run(map_blocks=64)
+    core.map(64)
     sequence.decode(6)
     assert sequence.outputs == reference["long"][:7]
     too_many = core.ready[0].reserved_blocks + 100_000
-    number = core.send(map_blocks=too_many)
-    core.result(number)
-    refused = core.retired[number][0]
-    assert refused.mapped == 64 and not refused.fatal
+    refused = core.map(too_many)[0]
+    assert refused.blocks == 64
     assert refused.error == (
         f"cannot map {too_many} blocks: addresses are reserved for 1 to {core.ready[0].reserved_blocks}"
     )
@@ -140,10 +136,10 @@ def test_shrinking_returns_memory_to_the_system(core: FakeCore) -> None:
     ring = RingReader(Path(core.config.ring_dir) / "s0.0.main.ring")
     pid, base, length = core.children[0].pid, ring.gauge(Gauge.KV_BASE), ring.gauge(Gauge.KV_LENGTH)
     before = resident(base, length, pid)
-    core.run(map_blocks=1100, moves=[Move(DEVICE, 1, block) for block in range(100, 1100)])
+    core.map(1100, moves=[Move(DEVICE, 1, block) for block in range(100, 1100)])
     full = resident(base, length, pid)
     assert full - before >= 1000 * core.ready[0].block_bytes
-    core.run(map_blocks=64)
+    core.map(64)
     assert resident(base, length, pid) <= before + 2**16
 
 

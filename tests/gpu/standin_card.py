@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import mmap
 import socket
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,11 +219,14 @@ class StandInStage:
         self.runner.while_waiting(lambda: False, lambda: False)
 
     def step(self, rows: list[Row] | None = None, **more: Any) -> Any:
-        """Execute the next step; return what is pending of it."""
+        """Execute the next step, and wait for a change of the cache as the core does; return what is pending of it."""
         self.steps += 1
         step = Step(1, self.steps, 0, rows=rows or [], **more)
         self.runner.announce(step)
-        return self.runner.execute(step)
+        pending = self.runner.execute(step)
+        while self.runner.changing and self.runner.mapped() is None:
+            time.sleep(1e-4)
+        return pending
 
 
 def request(slot: int = 0, tokens: int = 6, blocks: tuple[int, ...] = (1, 2, 3)) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def test_off_nothing_is_declared(device: Device, tmp_path: Path, monkeypatch: py
             monkeypatch.setattr(ledger, name, None)
     pair.step(prompt(), **request())
     pair.step(decode(6))
-    pair.last.step(map_blocks=8, moves=[Move(OUT, 1, 0)]).finish()
+    pair.last.step(map_blocks=8).finish()
+    pair.last.step(moves=[Move(OUT, 1, 0)]).finish()
 
 
 @pytest.mark.parametrize("by_device", [False, True])

@@ -27,6 +27,7 @@ from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import (
     LedgerPicture,
+    Mapped,
     NewGeneration,
     Quiet,
     Retired,
@@ -128,6 +129,8 @@ class Engine:
             if not message.fatal:
                 return message.generation == recovery.generation and self.board.acknowledge(message)
             recovery.on_fatal(message)
+        elif isinstance(message, Mapped):
+            return message.generation == recovery.generation and self.board.mapped(message)
         elif isinstance(message, StageReady):
             recovery.on_ready(message)
             if not self.serving and self.board.all_ready(recovery.generation):
@@ -295,6 +298,8 @@ class Engine:
         """Retire what all stages have retired, end what has settled, schedule what can be scheduled."""
         for flight in self.board.take_retired():
             self._retire(flight)
+        if (change := self.board.take_change()) is not None:
+            self.resizer.mapped(change)
         self.recovery.advance()
         if not self.serving:
             return
@@ -303,16 +308,12 @@ class Engine:
             self.event(f"request.{note.kind}", f"{note.request} {note.text}", request=note.request)
         self.commands.settle()
         self.resizer.advance()
-        if self.recovery.holds or self.leaving:
+        if self.recovery.holds or self.leaving or self.resizer.begins:
             return
         while (step := self.scheduler.schedule()) is not None:
             self.send(step)
 
     def _retire(self, flight: Flight) -> None:
-        if flight.is_map:
-            self.resizer.mapped(flight)
-        elif flight.errors:
-            self.event("step.error", f"m{flight.number}: {'; '.join(flight.errors)}")
         retirement: Retirement = self.scheduler.retire(flight.number, flight.sampled)
         self.checks.retired(flight.number)
         if self.checks.shadow.share:

@@ -1,8 +1,8 @@
 """Memory utilization changed live: plan, shrink or grow in revisions, one outcome each.
 
 Shrink: logical first (the scheduler stops using the tail, moves, swaps, recomputes), then physical. Grow: physical
-first, then logical. A later change supersedes one under way; while a `map_blocks` step is in flight the new
-target waits for its answer.
+first, then logical. Stages change what is mapped beside the steps that follow, and answer with `Mapped` when they are
+done. A later change supersedes one under way; while stages are at it the new target waits for their answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from ppengine.config import check_utilization
 from ppengine.core.capacity import Capacity
 from ppengine.core.operations import Operation
-from ppengine.core.stages import Flight
+from ppengine.core.stages import Change
 from ppengine.protocol.control import Command, Outcome, Refused, SetMemory
 from ppengine.scheduler import ResizeReport
 
@@ -45,7 +45,7 @@ class Resizer:
         self._target = self.mapped_blocks
         self._operation: Operation | None = None
         self._mapping = True
-        """A `map_blocks` step is in flight; the first one is sent at boot."""
+        """Stages have been told to map, and not all have answered; the first time is at boot."""
         self._asked = _Asked(utilization, _BOOT)
         self._uneven = False
         """Some stages have more than `mapped_blocks`: one could not follow a grow."""
@@ -60,6 +60,11 @@ class Resizer:
     def busy(self) -> bool:
         """Whether a change is under way."""
         return self._operation is not None
+
+    @property
+    def begins(self) -> bool:
+        """Whether stages are at the mapping with which a generation begins: until then they have no block to use."""
+        return self._mapping and self._asked.revision in (_BOOT, _AGAIN)
 
     def handle(self, client: bytes, command: Command, verb: SetMemory) -> None:
         """Plan or begin a change; raises ValueError for a utilization that can never be right."""
@@ -106,12 +111,12 @@ class Resizer:
             live = scheduler.device.tail_live
             engine.operations.defer(self._operation, f"{live} live blocks to leave the tail")
 
-    def mapped(self, flight: Flight) -> None:
-        """All stages have answered a `map_blocks` step."""
-        asked, errors = self._asked, "; ".join(flight.errors)
-        self._mapping, self._step = False, flight.number
-        self.mapped_blocks = min(flight.mapped)
-        self._uneven = max(flight.mapped) != self.mapped_blocks
+    def mapped(self, change: Change) -> None:
+        """All stages have ended what a `map_blocks` step began."""
+        asked, errors = self._asked, "; ".join(change.errors)
+        self._mapping, self._step = False, change.number
+        self.mapped_blocks = min(change.mapped)
+        self._uneven = max(change.mapped) != self.mapped_blocks
         if not errors:
             self._agreed = asked.utilization
         elif asked.revision == _AGAIN:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ppengine.protocol.reports import StageView
-from ppengine.protocol.steps import Retired, Sampled, StageReady, Step
+from ppengine.protocol.steps import Mapped, Retired, Sampled, StageReady, Step
 
 if TYPE_CHECKING:
     from ppengine.core.cordons import Cordons
@@ -25,13 +25,21 @@ class Flight:
     number: int
     sent_ns: int
     tokens: int
-    is_map: bool
     moved: int
     """Blocks that it copies or swaps."""
-    mapped_by: int
-    """Blocks by which it changes the mapping, at most."""
     missing: set[StageKey]
     sampled: list[Sampled] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of the mapping that not every stage has ended."""
+
+    number: int
+    """Of the step that began it."""
+    blocks: int
+    """By how many it changes the mapping, at most."""
+    missing: set[StageKey]
     mapped: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -50,6 +58,7 @@ class StageBoard:
         self._layers = layers
         self._flights: deque[Flight] = deque()
         self._retired: dict[StageKey, int] = dict.fromkeys(self.keys, 0)
+        self._change: Change | None = None
         self._map_blocks = 0
         """What stages were told to map last."""
 
@@ -99,7 +108,7 @@ class StageBoard:
     def begin(self) -> None:
         """A new generation begins: what was in flight is dropped and will not retire, and who is new maps nothing."""
         self._flights.clear()
-        self._map_blocks = 0
+        self._change, self._map_blocks = None, 0
 
     def found(self) -> None:
         """All stages have met again: none is lost."""
@@ -114,12 +123,10 @@ class StageBoard:
     def sent(self, step: Step) -> None:
         """Note that `step` went to every stage."""
         tokens = sum(row.count for row in step.rows)
-        is_map = step.map_blocks is not None
-        mapped_by = abs(step.map_blocks - self._map_blocks) if step.map_blocks is not None else 0
-        self._map_blocks = self._map_blocks if step.map_blocks is None else step.map_blocks
-        self._flights.append(
-            Flight(step.number, time.monotonic_ns(), tokens, is_map, len(step.moves), mapped_by, set(self.keys))
-        )
+        self._flights.append(Flight(step.number, time.monotonic_ns(), tokens, len(step.moves), set(self.keys)))
+        if step.map_blocks is not None:
+            blocks = abs(step.map_blocks - self._map_blocks)
+            self._change, self._map_blocks = Change(step.number, blocks, set(self.keys)), step.map_blocks
 
     def acknowledge(self, message: Retired) -> bool:
         """Note one stage's retirement; late or repeated ones change nothing. Returns whether a step has retired."""
@@ -130,12 +137,19 @@ class StageBoard:
                 self._retired[key] = max(self._retired[key], message.number)
                 if key == self.last:
                     flight.sampled = message.sampled
-                if flight.is_map:
-                    flight.mapped.append(message.mapped)
-                if message.error:
-                    flight.errors.append(f"stage {message.stage}: {message.error}")
                 break
         return bool(self._flights) and not self._flights[0].missing
+
+    def mapped(self, message: Mapped) -> bool:
+        """Note that one stage has ended a change; late or repeated answers change nothing. Returns whether all have."""
+        change, key = self._change, (message.stage, message.rank)
+        if change is None or message.number != change.number or key not in change.missing:
+            return False
+        change.missing.discard(key)
+        change.mapped.append(message.blocks)
+        if message.error:
+            change.errors.append(f"stage {message.stage}: {message.error}")
+        return not change.missing
 
     def take_retired(self) -> list[Flight]:
         """Return, in order, the flights that every stage has retired."""
@@ -143,6 +157,14 @@ class StageBoard:
         while self._flights and not self._flights[0].missing:
             done.append(self._flights.popleft())
         return done
+
+    def take_change(self) -> Change | None:
+        """Return, once, the change that every stage has ended."""
+        change = self._change
+        if change is None or change.missing:
+            return None
+        self._change = None
+        return change
 
     def holder(self, number: int) -> int | None:
         """Return the first stage that has not retired step `number`; None if it is not in flight."""
@@ -170,7 +192,7 @@ class StageBoard:
                 oldest_unretired_step=None if oldest is None else oldest.number,
                 oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
                 oldest_unretired_moved=0 if oldest is None else oldest.moved,
-                oldest_unretired_mapped=0 if oldest is None else oldest.mapped_by,
+                mapping_blocks=self._change.blocks if self._change and key in self._change.missing else 0,
                 capacity=capacities[index] if capacities else None,
                 mapped=mapped,
                 binding=index == binding,

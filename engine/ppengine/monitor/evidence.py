@@ -71,8 +71,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     unretired_tokens: int = 0
     unretired_moved: int = 0
     """Bytes that the step copies or swaps here."""
-    unretired_mapped: int = 0
-    """Bytes by which it changes the mapping here, at most."""
+    mapping_bytes: int = 0
+    """By how much the change of the mapping that it has not ended changes it, at most."""
     expected_s: float | None = None
     """What that step should take here by the stage's own history."""
     cpu_s: float | None = None

@@ -192,7 +192,7 @@ class EvidenceTracker:
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
             unretired_moved=view.oldest_unretired_moved * (view.block_bytes or 0) if view else 0,
-            unretired_mapped=view.oldest_unretired_mapped * (view.block_bytes or 0) if view else 0,
+            mapping_bytes=view.mapping_blocks * (view.block_bytes or 0) if view else 0,
             card=self._card(key, view),
         )
         if pid is None:

@@ -34,8 +34,8 @@ class StageView(msgspec.Struct, kw_only=True):
     """Tokens of that step: expected time scales with work."""
     oldest_unretired_moved: int = 0
     """Blocks that it copies or swaps."""
-    oldest_unretired_mapped: int = 0
-    """Blocks by which it changes the mapping, at most."""
+    mapping_blocks: int = 0
+    """Blocks by which the change of the mapping that it has not ended changes it, at most."""
     capacity: int | None = None
     mapped: int | None = None
     binding: bool = False

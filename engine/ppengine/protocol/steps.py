@@ -3,7 +3,7 @@
 A stage executes steps strictly in order of `number`, and inside one step in this order:
 `checks`, `release`, `register`, `tables`, `map_blocks`, `moves` (in list order), `rows` (forward, send or sample),
 then acknowledges with `Retired`. Because every stage keeps this order, a block that a step moves or reuses was read
-and written by all older steps before.
+and written by all older steps before. Only what `map_blocks` begins may go on beside later steps, until `Mapped`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     tables: list[tuple[int, int, list[int]]] = []
     """(slot, first index, blocks): block table entries from that index on are these."""
     map_blocks: int | None = None
-    """Make exactly this many device blocks mapped, from block 0 on."""
+    """Begin to make exactly this many device blocks mapped, from block 0 on; `Mapped` says what came of it.
+
+    Blocks that go cannot be reached from this step on, blocks that come not before all stages have answered; and no
+    other change is sent before."""
     moves: list[Move] = []
     rows: list[Row] = []
     checks: int | None = None
@@ -124,13 +127,25 @@ class Retired(msgspec.Struct, tag="retired", array_like=True):
     stage: int
     rank: int
     sampled: list[Sampled] = []
-    mapped: int = -1
-    """Blocks mapped after a step with `map_blocks`; fewer than asked when the system refused (see `error`)."""
     error: str = ""
-    """What went wrong in one line. With `fatal` the stage cannot go on."""
+    """With `fatal`: why in one line."""
     fatal: bool = False
+    """The stage cannot go on."""
     peer: int | None = None
     """With `fatal`: the stage whose end this one has noticed, and which is the cause."""
+
+
+class Mapped(msgspec.Struct, tag="mapped", array_like=True):
+    """A stage has ended the change that step `number` began with `map_blocks`; the step itself may retire later."""
+
+    generation: int
+    number: int
+    stage: int
+    rank: int
+    blocks: int
+    """Mapped now; fewer than asked when the system refused."""
+    error: str = ""
+    """What went wrong in one line."""
 
 
 class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
@@ -264,6 +279,7 @@ class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only
 ToStage = Step | NewGeneration | Shutdown | ControlPing
 FromStage = (
     Retired
+    | Mapped
     | StageReady
     | StageProgress
     | StageFailed

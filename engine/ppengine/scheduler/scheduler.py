@@ -188,7 +188,7 @@ class Scheduler:
     def begin_resize(self, num_blocks: int) -> ResizePlan:
         """Begin a change; whatever was under way is superseded. A refused plan changes nothing.
 
-        To shrink: then wait for `resize_ready()`, send `map_step(n)`, and when it has retired `finish_resize(n)`.
+        To shrink: then wait for `resize_ready()`, send `map_step(n)`, and when all have answered `finish_resize(n)`.
         To grow: send `map_step(n)`, then `finish_resize(smallest answer)`.
         """
         return self._resizer.begin(num_blocks)

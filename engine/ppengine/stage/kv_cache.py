@@ -62,10 +62,10 @@ class KvCache(ABC):
         self.layers: list[Tensor] = []
 
     def prepare(self, count: int) -> None:  # noqa: B027 (many caches have nothing to prepare)
-        """Begin what `map_blocks(count)` will end, where that takes long. The step that asks for it has come."""
+        """Begin what `map_blocks(count)` will end, where that takes long. What is to go cannot be reached any more."""
 
     def prepared(self, count: int) -> bool:
-        """Return whether `map_blocks(count)` would end without waiting for what `prepare` began."""
+        """Return whether `map_blocks(count)` would not wait for what `prepare` began."""
         return True
 
     @abstractmethod

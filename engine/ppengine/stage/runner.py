@@ -12,7 +12,7 @@ from ppkernels.block_copy import copy_layers
 from torch import Tensor
 
 from ppengine.models import StageModel
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Retired, Sampled, Step
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Mapped, Move, MoveKind, Retired, Sampled, Step
 from ppengine.ring import Gauge, Kind
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
@@ -68,6 +68,9 @@ class Runner:
         self.card: Any = None
         """What a GPU keeps for life; see `ppengine.cuda.runner`."""
         self._finite = FiniteCheck(stage, model, state, cache, checks)
+        self._change: tuple[int, int] | None = None
+        """Step and blocks of the change of the cache that has not ended."""
+        self._mapped: Mapped | None = None
 
     def while_waiting(self, act: Callable[[], bool], over: Callable[[], bool]) -> None:
         """Have `act` called again and again while this stage waits for a message of another, until it returns False.
@@ -92,9 +95,7 @@ class Runner:
                 end.close()
 
     def announce(self, step: Step) -> None:
-        """Begin what can be begun of a step that has come: a change of the cache, a receive of the transport."""
-        if step.map_blocks is not None:
-            self.cache.prepare(step.map_blocks)
+        """Begin what can be begun of a step that has come: a receive of the transport."""
         if self._inlet is not None and step.rows:
             self._inlet.expect(step.number, sum(row.count for row in step.rows))
 
@@ -110,8 +111,7 @@ class Runner:
         retired = Retired(self.generation, step.number, self.stage, self.rank)
         pending = Pending(retired)
         if step.map_blocks is not None:
-            retired.error = self._map(step.number, step.map_blocks)
-            retired.mapped = self.cache.mapped
+            self._map(step.number, step.map_blocks)
         if step.moves:
             self._move(step.number, step.moves, pending)
         if step.rows:
@@ -121,13 +121,33 @@ class Runner:
     def _register(self, step: Step) -> None:
         self._state.register(step.register)
 
-    def _map(self, number: int, blocks: int) -> str:
+    @property
+    def changing(self) -> bool:
+        """Whether `mapped` has something to return, now or later."""
+        return self._change is not None or self._mapped is not None
+
+    def mapped(self) -> Mapped | None:
+        """Return, once, what came of the newest change of the cache, when it has ended; does not wait."""
+        self._end_change()
+        mapped, self._mapped = self._mapped, None
+        return mapped
+
+    def _map(self, number: int, blocks: int) -> None:
+        """Begin a change of the cache. What need not be prepared (on a CPU) ends within the step."""
         with self._ring.operation(Kind.MAP, number, size=blocks):
-            error = self.cache.map_blocks(blocks)
+            self.cache.prepare(blocks)
+            self._change = number, blocks
+            self._end_change()
+
+    def _end_change(self) -> None:
+        if self._change is None or not self.cache.prepared(self._change[1]):
+            return
+        (number, blocks), self._change = self._change, None
+        error = self.cache.map_blocks(blocks)
         self._ring.gauge(Gauge.MAPPED_BLOCKS, self.cache.mapped)
         self._ring.gauge(Gauge.KV_MAPPED_BYTES, self.cache.mapped * self.cache.shape.block_bytes)
         log.info("step %d maps %d blocks: %s", number, blocks, error or "done")
-        return error
+        self._mapped = Mapped(self.generation, number, self.stage, self.rank, self.cache.mapped, error)
 
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
         for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from ppengine.stage.wire import PeerLostError, SupersededError
 
 log = logging.getLogger("ppengine.stage")
 _POLL_MS = 100
+_CHANGING_POLL_MS = 1
+"""While the cache is being changed, which takes 10 to 30 ms."""
 _LINGER_MS = 1000
 _DRAIN_S = 0.5
 MOST_PENDING = 2
@@ -135,7 +138,7 @@ class StageWorker:
         else:
             runner = self._armed(runner)
             if runner.launches:
-                runner.while_waiting(self._meanwhile, self._over)
+                runner.while_waiting(partial(self._meanwhile, runner), self._over)
             # Also where this thread is held up in a call of the driver.
             self._generations.on_newer = runner.release
             self._send(msgspec.structs.replace(loaded.ready, generation=generation))
@@ -218,13 +221,19 @@ class StageWorker:
             self._ring.gauge(Gauge.STEP_FINISHED, retired.number)
             self._send(retired)
 
-    def _meanwhile(self) -> bool:
-        """See to steps that are done while a neighbour's message is waited for; return whether there will be more."""
+    def _meanwhile(self, runner: Runner) -> bool:
+        """See to what is done while a neighbour's message is waited for; return whether there will be more."""
         self._retire()
-        if not self._pending or self._over():
+        self._tell_mapped(runner)
+        if not (self._pending or runner.changing) or self._over():
             return False
         time.sleep(_GLANCE_S)
         return True
+
+    def _tell_mapped(self, runner: Runner) -> None:
+        """Tell the core of a change of the cache that has ended."""
+        if runner.changing and (mapped := runner.mapped()) is not None:
+            self._send(mapped)
 
     def _next(self, runner: Runner) -> Step | None:
         """Return the next step, None where the generation is over or the stage is to leave.
@@ -237,7 +246,7 @@ class StageWorker:
         if not self._inbox and not self._leaving:
             with self._ring.operation(Kind.IDLE):
                 while not self._inbox and not self._over():
-                    self._take(runner, _POLL_MS)
+                    self._take(runner, _CHANGING_POLL_MS if runner.changing else _POLL_MS)
                     if runner.outbox is not None and runner.outbox.error is not None:
                         raise runner.outbox.error
         if self._over():
@@ -260,6 +269,7 @@ class StageWorker:
 
     def _take(self, runner: Runner, timeout_ms: int) -> None:
         self._ring.tick()
+        self._tell_mapped(runner)
         while not self._leaving and self._socket.poll(timeout_ms):
             timeout_ms = 0
             message = self._codec.decode(self._socket.recv())

@@ -50,7 +50,7 @@ def _expected_s(stage: StageEvidence) -> float:
     known = stage.expected_s
     expected = stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if known is None else known
     # The whole step's, whatever it is at: the time runs over all of it.
-    expected += stage.unretired_moved / SLOWEST_COPY + stage.unretired_mapped / SLOWEST_MAP
+    expected += stage.unretired_moved / SLOWEST_COPY + stage.mapping_bytes / SLOWEST_MAP
     waited = stage.cpu.main_waited or 0.0 if stage.cpu is not None else 0.0
     return expected / max(LEAST_SHARE, 1.0 - waited)
 
