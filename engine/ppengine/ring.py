@@ -30,6 +30,8 @@ _U64 = struct.Struct("<Q")
 _NAME_OFFSET, _NAME_BYTES = 1024, 64
 _GAUGE_OFFSET = 2048
 _WORDS = struct.Struct("<12Q")
+MAP_RING = "map"
+"""Name of the ring of the thread that maps and unmaps a GPU's memory; other stages have none."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
 """What messages are made of, in the order of their codes (from 1)."""
 

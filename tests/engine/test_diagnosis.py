@@ -271,6 +271,7 @@ any_stage = st.fixed_dictionaries(
         "op_peer": st.one_of(st.none(), st.integers(-1, 6)),
         "unretired_moved": st.integers(0, 2**40),
         "mapping_bytes": st.integers(0, 2**40),
+        "mapping_age_s": ages,
         "retired_step": st.one_of(st.none(), st.integers(0, 99)),
         "unretired_age_s": ages,
         "unretired_tokens": st.integers(0, 4096),

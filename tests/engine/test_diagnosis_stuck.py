@@ -37,6 +37,37 @@ def only_root(verdicts):
 # --- self_stuck ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("load", ["idle", "busy"])
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_a_mapping_that_never_ends_beside_steps_that_do(count, k, load):
+    stages = healthy(count) if load == "idle" else with_stage(pipeline_held_at(count, k, 0.02), k, op_age_s=0.01)
+    stages = with_stage(stages, k, mapping_age_s=1.6, mapping_bytes=1_000_000)
+    in_flight = {} if load == "idle" else {"steps_in_flight": (8,), "since_retired_s": 0.02}
+    (root,) = diagnose(evidence(stages, **in_flight))
+    assert (root.stage, root.cause, root.root) == (k, "self_stuck", True)
+    assert root.summary == f"stage {k} is stuck in map for 1.6s, in a thread of its own; no step waits for it"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mapping_age_s": 1.3},
+        {"mapping_age_s": 9.0, "mapping_bytes": 40_000_000_000},
+        {"mapping_age_s": 9.0, "sample_age_s": 3.0},
+    ],
+    ids=["it has begun", "it is much", "nobody has looked"],
+)
+def test_a_mapping_that_may_end(changes):
+    assert [v for v in diagnose(evidence(with_stage(healthy(2), 0, **changes))) if v.cause == "self_stuck"] == []
+
+
+def test_a_mapping_behind_steps_that_stand_is_no_root():
+    """What holds up the device of a stage may hold up a driver that maps: the waits of the steps tell who it is."""
+    stages = [msgspec.structs.replace(one, mapping_age_s=6.0) for one in pipeline_held_at(3, 0)]
+    root = only_root(diagnose(stuck(stages)))
+    assert root.stage == 0 and "forward m8" in root.summary
+
+
 @pytest.mark.parametrize(("count", "k"), PLACES)
 def test_a_stage_that_stands_in_its_own_work(count, k):
     verdicts = diagnose(stuck(pipeline_held_at(count, k)))

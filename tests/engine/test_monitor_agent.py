@@ -19,6 +19,7 @@ from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.reports import ToCollector
+from ppengine.ring import MAP_RING, Kind, RingWriter, Word
 
 PAGE = 4096
 STAGE = textwrap.dedent("""
@@ -177,6 +178,30 @@ def test_a_restarted_stage_is_followed_to_its_new_ring(config):
         assert seen.pid == new.pid and seen.process_state is not None and sampler.pids == {0: new.pid}
     Path(config.ring_dir, "s0.0.main.ring").unlink()
     assert sampler.look().stages == []
+
+
+def test_a_thread_that_maps_is_seen_at_it_and_its_dead_predecessor_is_not(tmp_path):
+    main, maps = tmp_path / "main.ring", tmp_path / "map.ring"
+    RingWriter(main, "main", 0, 0)
+    ring = RingWriter(maps, MAP_RING, 0, 0)
+    watch = StageWatch(0, 0)
+    watch.update({"main": (main, 1), MAP_RING: (maps, 2)})
+    assert watch.look().mapping_ms is None
+    ring.end(ring.begin(Kind.DEVICE))
+    waits = ring.begin(Kind.DEVICE)
+    assert watch.look().mapping_ms is None, "it waits for the device"
+    ring.end(waits)
+    maps_now = ring.begin(Kind.MAP, size=64)
+    seen = watch.look()
+    assert seen.mapping_ms >= 0.0
+    assert [(one.name, one.op) for one in seen.streams] == [("main", None), ("map", "map")]
+    assert watch.look().mapping_ms > seen.mapping_ms
+    with maps.open("r+b") as file:  # As a process that died at it leaves the ring to its successor.
+        file.seek(8 * Word.PID)
+        file.write((os.getpid() + 1).to_bytes(8, "little"))
+    assert watch.look().mapping_ms is None
+    ring.end(maps_now)
+    watch.close()
 
 
 def test_what_is_no_ring_is_left_alone(config):

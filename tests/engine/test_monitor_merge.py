@@ -262,6 +262,18 @@ def test_who_is_continued_gets_its_time_anew(config):
     assert teller.at(12.1, [sample(0)], core=core).since_retired_s == pytest.approx(3.0)
 
 
+def test_a_mapping_ages_with_its_sample_and_not_while_its_process_is_stopped(config):
+    teller = Teller(config)
+    core = core_report(config, stages=[view(0, mapping_blocks=100, block_bytes=1000), view(1)])
+    seen = teller.at(1.0, [sample(0)], core=core).stages
+    assert (seen[0].mapping_age_s, seen[0].mapping_bytes, seen[1].mapping_bytes) == (None, 100_000, 0)
+    assert teller.at(2.0, [sample(0, mapping_ms=700.0)]).stages[0].mapping_age_s == pytest.approx(0.7)
+    teller.at(3.0, [sample(0, mapping_ms=1700.0, process_state="T")])
+    assert teller.at(9.0, [sample(0, mapping_ms=7700.0)]).stages[0].mapping_age_s == 0.0
+    late = teller.tracker.build(int(9.5 * S), None, {(0, 0): Sighting(sample(0, mapping_ms=200.0), 9 * S)}, None, None)
+    assert late.stages[0].mapping_age_s == pytest.approx(0.5 if late.stages[0].sample_age_s else 0.0)
+
+
 def test_the_core_is_followed_by_its_process(config):
     teller = Teller(config)
     listed = processes(stage_process(0, role="core", stage=None, pid=42))

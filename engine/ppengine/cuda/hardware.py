@@ -24,9 +24,10 @@ from ppengine.cuda.timing import DeviceTimer
 from ppengine.cuda.virtual_memory import handle_bytes
 from ppengine.device_page import DevicePage, page_path
 from ppengine.models import StageModel
+from ppengine.ring import MAP_RING
 from ppengine.stage.hardware import Furniture, Hardware
 from ppengine.stage.kv_cache import KvCache, KvShape
-from ppengine.stage.recorder import Recorder
+from ppengine.stage.recorder import Recorder, open_recorder
 from ppengine.stage.runner import Runner
 from ppengine.streams.ledger import Ledger
 
@@ -42,6 +43,7 @@ class CudaHardware(Hardware):
 
     def __init__(self, config: EngineConfig, stage: int, ledger: Ledger | None = None) -> None:
         self.page = DevicePage(page_path(config, stage))
+        self._map_ring = open_recorder(config, stage, 0, MAP_RING, 0)
         cards = torch.cuda.device_count()
         index = stage % cards
         properties = torch.cuda.get_device_properties(index)
@@ -111,7 +113,7 @@ class CudaHardware(Hardware):
 
     def cache(self, shape: KvShape, blocks: int) -> KvCache:
         """See `Hardware`."""
-        return CudaKvCache(shape, blocks, self.driver, self.compute)
+        return CudaKvCache(shape, blocks, self.driver, self.compute, self._map_ring)
 
     def scratch(self, shape: KvShape) -> list[Tensor]:
         """See `Hardware`."""

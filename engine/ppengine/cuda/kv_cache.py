@@ -9,6 +9,7 @@ going was 3.7 ms on an H200 (the zeroing takes bandwidth); 10 to 28 ms where a s
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,9 @@ from ppengine.cuda.dlpack import tensor_over
 from ppengine.cuda.errors import DriverError
 from ppengine.cuda.streams import Event, Order, Stream
 from ppengine.cuda.virtual_memory import Segments, handle_bytes
+from ppengine.ring import Kind
 from ppengine.stage.kv_cache import KvCache, KvShape, size_text
+from ppengine.stage.recorder import Recorder
 
 if TYPE_CHECKING:
     from ppengine.cuda.driver import Driver
@@ -36,11 +39,15 @@ class CudaKvCache(KvCache):
     New blocks are zeroed on a stream of the mapping thread; `compute` waits for the event `kv zeroed`. Before memory
     goes, that thread waits for the event `kv quiet`, recorded on `compute` when `prepare` was called: the protocol
     promises that no older step can touch the tail, but a kernel that did would take the whole process down.
+    The thread writes what it does into `ring`.
     """
 
-    def __init__(self, shape: KvShape, reserved_blocks: int, driver: Driver, compute: Stream) -> None:
+    def __init__(
+        self, shape: KvShape, reserved_blocks: int, driver: Driver, compute: Stream, ring: Recorder | None = None
+    ) -> None:
         """Reserve addresses and map the null block. Raises DriverError."""
         super().__init__(shape, reserved_blocks)
+        self._ring = ring
         self.handle_bytes = handle_bytes(shape.layer_block_bytes, shape.layers, driver.granularity)
         self.quantum_blocks = shape.quantum_blocks(self.handle_bytes)
         self._driver = driver
@@ -125,12 +132,21 @@ class CudaKvCache(KvCache):
         order.ledger.thread("kv-map", str(device))
         self._filler = Stream("kv fill", device, purpose="zeroing", order=order)
 
+    def _recorded(self, kind: Kind, size: int = 0) -> AbstractContextManager[None]:
+        return nullcontext() if self._ring is None else self._ring.operation(kind, size=size)
+
     def _resize(self, count: int, quiet: Event | None) -> Event | str:
         """Change what is mapped, in the mapping thread; return the event `kv zeroed`, or why it cannot be."""
+        if quiet is not None:
+            # A record apart: a device that stands is no fault of this thread.
+            with self._recorded(Kind.DEVICE):
+                quiet.synchronize()
+        with self._recorded(Kind.MAP, count):
+            return self._change_segments(count)
+
+    def _change_segments(self, count: int) -> Event | str:
         handles = self._handles(count)
         try:
-            if quiet is not None:
-                quiet.synchronize()
             # What was mapped by the change before may not be zeroed yet.
             self._filler.synchronize()
             self._segments.shrink(handles)

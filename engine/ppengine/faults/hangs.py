@@ -181,7 +181,7 @@ def swap_hang(fault: Fault, go: Go, *args: Any) -> Any:
 def map_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """Mapping memory never ends. It shows when memory utilization is changed.
 
-    Told: stage K is stuck in itself, in a map; the resize waits for it.
+    Told: stage K is stuck in itself, in a map; the resize waits for it, and on a CPU so do the steps.
     """
     fault.hold()
     return go(*args)

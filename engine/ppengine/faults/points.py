@@ -155,11 +155,19 @@ class GraphsPoint(_StandIn):
 
 
 class CachePoint(_StandIn):
-    """The KV cache."""
+    """The KV cache of a stage on a CPU."""
 
     def map_blocks(self, count: int) -> Any:
         """Point `map`."""
         return self._points.through("map", self._part.map_blocks, count)
+
+
+class SegmentsPoint(_StandIn):
+    """The memory behind the cache of a stage on a GPU, as the thread that maps it sees it."""
+
+    def shrink(self, handles: int) -> Any:
+        """Point `map`: every change begins with it."""
+        return self._points.through("map", self._part.shrink, handles)
 
 
 class HostPoint(_StandIn):

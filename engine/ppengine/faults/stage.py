@@ -46,7 +46,11 @@ class Arms:
         card = runner.card
         if card is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in card.graphs):
             card.graphs = [at.GraphsPoint(graphs, points) for graphs in card.graphs]  # For life, as the card is.
-        runner.cache = at.CachePoint(runner.cache, points)
+        segments = getattr(runner.cache, "_segments", None)
+        if segments is None:
+            runner.cache = at.CachePoint(runner.cache, points)
+        elif not isinstance(segments, at.SegmentsPoint):
+            runner.cache._segments = at.SegmentsPoint(segments, points)  # For life, as the cache is.
         runner._host = at.HostPoint(runner._host, points)
         if not self._thread.ident:
             self._thread.start()

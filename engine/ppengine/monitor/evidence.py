@@ -73,6 +73,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that the step copies or swaps here."""
     mapping_bytes: int = 0
     """By how much the change of the mapping that it has not ended changes it, at most."""
+    mapping_age_s: float | None = None
+    """For how long its thread that maps a GPU's memory has been at a change; None: it is at none."""
     expected_s: float | None = None
     """What that step should take here by the stage's own history."""
     cpu_s: float | None = None

@@ -224,6 +224,8 @@ class EvidenceTracker:
         progress = self._unheld(_seconds(sample.progress_age_ms), seen.mono_ns)
         progress = None if progress is None else tracked.since_resumed(progress, seen.mono_ns)
         op_age = self._unheld(_seconds(sample.op_age_ms), seen.mono_ns)
+        mapping = self._unheld(_seconds(sample.mapping_ms), seen.mono_ns)
+        mapping = None if mapping is None else tracked.since_resumed(mapping, seen.mono_ns)
         expected = expected_ms(sample.work_ms, base.unretired_tokens)
         return msgspec.structs.replace(
             base,
@@ -247,6 +249,7 @@ class EvidenceTracker:
             edges=tuple(sample.edges),
             pace=sample.pace,
             progress_age_s=None if progress is None else progress + age,
+            mapping_age_s=None if mapping is None else mapping + age,
             finished_step=sample.finished_step,
             expected_s=_seconds(expected),
             cpu_s=sample.cpu_s,

@@ -13,7 +13,7 @@ from ppengine.monitor.history import History
 from ppengine.monitor.messages import MessageTrack
 from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
 from ppengine.protocol.reports import CpuShares, StageSample
-from ppengine.ring import Gauge, Phase, RingReader, Row, Word
+from ppengine.ring import MAP_RING, Gauge, Kind, Phase, RingReader, Row, Word
 
 SLOW_S = 1.0
 """Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
@@ -181,6 +181,7 @@ class StageWatch:
                 for name, file in self._files.items()
             ]
             + (self._device.look(self._pid) if self._device is not None else []),
+            mapping_ms=self._mapping_ms(now_ns),
             timeline=past.timeline(now_ns),
             oom_kills=self._oom_kills(),
             before=self._before,
@@ -195,6 +196,15 @@ class StageWatch:
             pace=past.pace.sample(now_ns),
             work_ms=past.work_ms(),
         )
+
+    def _mapping_ms(self, now_ns: int) -> float | None:
+        """Return for how long the thread that maps memory has been at a change; None: it is at none."""
+        file = self._files.get(MAP_RING)
+        # The ring of a dead process stays until its successor gets to its device.
+        if file is None or file.reader.word(Word.PID) != self._pid:
+            return None
+        op = file.track.open_op()
+        return None if op is None or op.kind != Kind.MAP else _age(now_ns, op.enqueued_ns)
 
     def messages(self, ring: str) -> MessageTrack | None:
         """Return what the ring `send` or `receive` tells of messages."""

@@ -249,6 +249,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Byte and block gauges of the ring header, by name."""
     kv_resident: int | None
     streams: list[StreamInfo]
+    mapping_ms: float | None = None
+    """For how long its thread that maps a GPU's memory has been at a change; None: it is at none."""
     timeline: list[list[float]]
     oom_kills: int | None = None
     """`oom_kill` of the process's cgroup memory.events."""

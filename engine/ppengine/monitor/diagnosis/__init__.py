@@ -30,6 +30,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     stuck.idlers_in_vain,
     slow.slow_phases,
     stuck.standing_still,
+    stuck.hanging_maps,
     stuck.without_control,
     messages.remembered,
     wires.healed,

@@ -55,6 +55,17 @@ def _expected_s(stage: StageEvidence) -> float:
     return expected / max(LEAST_SHARE, 1.0 - waited)
 
 
+def mapping_hangs(stage: StageEvidence) -> bool:
+    """Return whether a thread that maps memory does not end while the stage's steps do, or while it has none.
+
+    Where its steps stand as well, what holds them up may hold up the thread.
+    """
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.mapping_age_s is None:
+        return False
+    limit = max(STUCK_AFTER_S, STUCK_FACTOR * stage.mapping_bytes / SLOWEST_MAP) - LOOKING_S
+    return stage.mapping_age_s > limit >= (stage.unretired_age_s or 0.0)
+
+
 def wants_core(cpu: CpuShares) -> float:
     """Return the share of the last second in which the main thread ran or could have run."""
     return cpu.main_user + cpu.main_system + (cpu.main_waited or 0.0)

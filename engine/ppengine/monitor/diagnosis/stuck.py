@@ -10,6 +10,7 @@ from ppengine.monitor.diagnosis.budgets import (
     holds_gil,
     idles_in_vain,
     is_unseen,
+    mapping_hangs,
     really_waits,
     stuck_limit_s,
 )
@@ -49,6 +50,11 @@ def idlers_in_vain(case: Case) -> list[Verdict]:
 def gil_holders(case: Case) -> list[Verdict]:
     """Return the stages whose control thread cannot run because another thread keeps the GIL."""
     return [_gil_held(stage) for stage in case.evidence.stages if holds_gil(stage)]
+
+
+def hanging_maps(case: Case) -> list[Verdict]:
+    """Return the stages that get on with their steps and not with a change of their memory, in a thread apart."""
+    return [_map_hangs(stage) for stage in case.evidence.stages if mapping_hangs(stage)]
 
 
 def without_control(case: Case) -> list[Verdict]:
@@ -224,6 +230,14 @@ def _gil_held(stage: StageEvidence) -> Verdict:
     text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
     lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
     return _verdict(stage, "gil_held", text, age, lines)
+
+
+def _map_hangs(stage: StageEvidence) -> Verdict:
+    age = stage.mapping_age_s or 0.0
+    text = f"stage {stage.stage} is stuck in map for {seconds(age)}, in a thread of its own; no step waits for it"
+    lines = [f"the change is of {stage.mapping_bytes / 2**30:.1f} GiB at most", *thread_lines(stage)]
+    suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
+    return _verdict(stage, "self_stuck", text, age, lines, suggest)
 
 
 def _control_gone(stage: StageEvidence) -> Verdict:
