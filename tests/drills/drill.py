@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -166,10 +167,11 @@ async def _need(kind: Kind, watcher: Watcher, load: Load) -> None:
     if kind.needs not in ("swap", "resize"):
         return
     await asyncio.sleep(0.2)
-    while True:
+    # Back and forth: a change that was applied before the fault struck leaves nothing to do for one like it.
+    for utilization in itertools.cycle((0.6, 0.5)):
         with contextlib.suppress(LinkLost):
             if kind.needs == "resize":
-                await watcher.link.command(SetMemory(utilization=0.6), timeout=30)
+                await watcher.link.command(SetMemory(utilization=utilization), timeout=30)
             elif load.names:
                 await watcher.link.command(Preempt(request=load.names[-1], mode="swap"), timeout=2)
         await asyncio.sleep(0.1)
