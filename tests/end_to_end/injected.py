@@ -135,6 +135,31 @@ def slow_down(seconds):
     StageModel.run = slower
 
 
+def map_beside(seconds):
+    from ppengine.config import EngineConfig
+    from ppengine.ring import MAP_RING, Kind
+    from ppengine.stage.kv_cache import CpuKvCache
+    from ppengine.stage.recorder import open_recorder
+
+    def argument(name):
+        return sys.argv[sys.argv.index(name) + 1]
+
+    ring = open_recorder(EngineConfig.load(Path(argument("--engine"))), int(argument("--stage")), 0, MAP_RING, 1)
+    until = 0.0
+
+    def prepare(self, count):
+        nonlocal until
+        until = time.monotonic() + seconds
+        ring.begin(Kind.MAP, size=count)
+
+    def prepared(self, count):
+        if not released and time.monotonic() < until:
+            return False
+        ring.end(ring._head)
+        return True
+    CpuKvCache.prepare, CpuKvCache.prepared = prepare, prepared
+
+
 def obey(number, frame):
     global released, holding
     word, seconds = (FOLDER / str(os.getpid())).read_text().split()

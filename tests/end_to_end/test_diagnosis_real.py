@@ -15,7 +15,7 @@ from cgroups import moved
 from checkpoints import make_checkpoint
 from injected import Injector
 from operators import Operator
-from ppengine.protocol.control import Abort
+from ppengine.protocol.control import Abort, SetMemory
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from serving import Served
 
@@ -138,6 +138,25 @@ async def test_a_main_loop_that_hangs_while_idle_is_named_before_any_request(
         assert "while idle" in root.summary
         injector.release(engine.pids["stage1"])
         await quiet(op, [])
+
+
+async def test_a_change_of_memory_that_hangs_beside_the_steps_is_named_and_holds_nobody_up(
+    engine: Served, injector: Injector
+) -> None:
+    async with engine.operator() as op:
+        picture = await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
+        names = await loaded(op)
+        injector.tell(engine.pids["stage1"], "map_beside", HELD_S)
+        since = time.time()
+        begun = await op.begin(SetMemory(utilization=picture.engine.memory_utilization / 2))
+        root = await named(op, since, 1, "self_stuck", HANG_S)
+        assert "stuck in map" in root.summary and "in a thread of its own" in root.summary
+        written = (await op.now()).requests[0].output_tokens
+        await op.request(names[0], lambda request: request.output_tokens > written + 3, "goes on")
+        assert not begun.end.done()
+        injector.release(engine.pids["stage1"])
+        await begun.applied()
+        await quiet(op, names)
 
 
 async def test_receives_that_are_not_posted(engine: Served, injector: Injector) -> None:
