@@ -36,10 +36,10 @@ def block_view(shape: KvShape, device: torch.device) -> tuple[int, ...]:
 class CudaKvCache(KvCache):
     """A cache in driver virtual memory. All methods are for the thread that launches on `compute`.
 
-    New blocks are zeroed on a stream of the mapping thread; `compute` waits for the event `kv zeroed`. Before memory
-    goes, that thread waits for the event `kv quiet`, recorded on `compute` when `prepare` was called: the protocol
-    promises that no older step can touch the tail, but a kernel that did would take the whole process down.
-    The thread writes what it does into `ring`.
+    New blocks are zeroed on a stream of the mapping thread, which waits for that: on `compute` a step would be longer
+    for it. Before memory goes, that thread waits for the event `kv quiet`, recorded on `compute` when `prepare` was
+    called: the protocol promises that no older step can touch the tail, but a kernel that did would take the whole
+    process down. The thread writes what it does into `ring`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CudaKvCache(KvCache):
         self.blocks: Tensor = self._blocks[:0]
         """The mapped blocks as `[blocks, layers, words]`, words of 8 bytes: what moves a block moves all its layers."""
         self._mapper = ThreadPoolExecutor(1, "kv-map", initializer=self._enter)
-        self._change: tuple[int, Future[Event | str]] | None = None
+        self._change: tuple[int, Future[str]] | None = None
         if error := self.map_blocks(1):
             raise DriverError("the null block", error)
 
@@ -111,13 +111,11 @@ class CudaKvCache(KvCache):
             return error
         self.prepare(count)
         assert self._change is not None
-        done = self._change[1].result()
+        error = self._change[1].result()
         self._change = None
-        if isinstance(done, str):
-            return done
-        self._compute.wait(done)
-        self._expose(count)
-        return ""
+        if not error:
+            self._expose(count)
+        return error
 
     def close(self) -> None:
         """Give memory and addresses back; the device is to be idle and no view in use."""
@@ -135,8 +133,8 @@ class CudaKvCache(KvCache):
     def _recorded(self, kind: Kind, size: int = 0) -> AbstractContextManager[None]:
         return nullcontext() if self._ring is None else self._ring.operation(kind, size=size)
 
-    def _resize(self, count: int, quiet: Event | None) -> Event | str:
-        """Change what is mapped, in the mapping thread; return the event `kv zeroed`, or why it cannot be."""
+    def _resize(self, count: int, quiet: Event | None) -> str:
+        """Change what is mapped, in the mapping thread; return why it cannot be, empty when it is."""
         if quiet is not None:
             # A record apart: a device that stands is no fault of this thread.
             with self._recorded(Kind.DEVICE):
@@ -144,10 +142,10 @@ class CudaKvCache(KvCache):
         with self._recorded(Kind.MAP, count):
             return self._change_segments(count)
 
-    def _change_segments(self, count: int) -> Event | str:
+    def _change_segments(self, count: int) -> str:
         handles = self._handles(count)
         try:
-            # What was mapped by the change before may not be zeroed yet.
+            # What a change that failed has mapped may not be zeroed yet.
             self._filler.synchronize()
             self._segments.shrink(handles)
             if error := self._shortage(count, self._segments.missing(handles)):
@@ -159,7 +157,8 @@ class CudaKvCache(KvCache):
             if self._segments.missing(handles) or not (left := max(self._segments.mapped) - handles):
                 return f"cannot map {count} blocks: {error}; {self.mapped} stay mapped"
             return f"cannot give all memory beyond {count} blocks back: {error}; {left} handles a layer stay mapped"
-        return self._filler.record("kv zeroed")
+        self._filler.synchronize()
+        return ""
 
     def _shortage(self, count: int, need: int) -> str:
         """Return why `need` bytes cannot be had; empty when they can."""
