@@ -1,7 +1,8 @@
 """Times of the elastic cache and of swaps on one GPU, as tables: `python tests/gpu/bench_memory.py [NAME...]`.
 
 NAME: handles, resize, swap. Budgets: a change of 10 GiB applied within 100 ms and no step longer by more than 5 ms,
-swaps at 80 % of what one copy between device and pinned memory reaches.
+swaps at 80 % of what one copy between device and pinned memory reaches. `bench_change.py` measures a change on a whole
+engine.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Steps:
 
 
 def resize() -> None:
-    """Print the longest step while 10 GiB come and go, in three ways of taking part in it."""
+    """Print the longest step while 10 GiB come and go: one step waits for it, or none, as in a stage."""
     for name, layers in (("OPT-6.7B", 8), ("OPT-6.7B", 32), ("Llama-8B", 32)):
         base = SHAPES[name]
         shape = KvShape(layers, base.block_size, base.kv_heads, base.head_dim, base.dtype)
@@ -124,7 +125,7 @@ def resize() -> None:
             f"{name} {layers} layers, handles {cache.handle_bytes // MIB} MiB, quantum {quantum} blocks = "
             f"{quantum * shape.block_bytes / GIB:.2f} GiB; quiet step p50 {quiet[200]:.2f} p99 {quiet[396]:.2f} ms"
         )
-        for way in ("at once", "one step ahead", "when prepared"):
+        for way in ("at once", "when prepared"):
             for what, count in (("grow", high), ("shrink", low)):
                 longest, applied = [], []
                 for _ in range(5):
@@ -149,13 +150,8 @@ def _change(cache: CudaKvCache, steps: Steps, way: str, count: int) -> tuple[lis
     def during(step: int) -> bool:
         if step == 20:
             times.append(now())
-            if way != "at once":
-                cache.prepare(count)
-        if (
-            len(times) == 1
-            and step >= 20 + (way == "one step ahead")
-            and (way != "when prepared" or cache.prepared(count))
-        ):
+            cache.prepare(count)
+        if len(times) == 1 and (way == "at once" or cache.prepared(count)):
             error = cache.map_blocks(count)
             assert not error, error
             times.append(now())

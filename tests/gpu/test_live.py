@@ -24,7 +24,16 @@ pytest.importorskip("transformers", reason="the judge")
 import reference  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
 from operators import Operator  # noqa: E402
-from ppengine.protocol.control import Outcome, Preempt, Release, SetMemory, SwapOut, Verb  # noqa: E402
+from ppengine.protocol.control import (  # noqa: E402
+    ClearFaults,
+    Fault,
+    Outcome,
+    Preempt,
+    Release,
+    SetMemory,
+    SwapOut,
+    Verb,
+)
 from ppengine.protocol.snapshot import Snapshot  # noqa: E402
 from serving import Served  # noqa: E402
 
@@ -90,6 +99,27 @@ async def test_half_precision_stays_as_near_under_them(family: str, dtype: str, 
     assert said["preempt"] and said["swap-out"] and said["memory"], said
     assert all(len(output) == SHORT for output in tokens)
     reference.assert_tokens_as_near(folder, dtype, prompts, tokens)
+
+
+@pytest.mark.timeout(300)
+async def test_a_mapping_that_hangs_is_named_and_holds_nobody_up(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=LENGTH)
+    prompts = reference.prompts(4, 100, low=20, high=60, seed=7)
+    with Served(profile(folder, 2), "--allow-faults") as engine:
+        async with engine.operator() as op:
+            await op.do(Fault(kind="map-hang", stage=1))
+            names = await op.submit_all(prompts, max_tokens=STEPS)
+            begun = await op.begin(SetMemory(utilization=0.4))
+            picture = await op.until(lambda picture: picture.verdicts, "somebody is named")
+            root = picture.verdicts[0]
+            assert (root.stage, root.cause) == (1, "self_stuck") and "stuck in map" in root.summary
+            assert all([len((await op.output(name))[0]) == STEPS for name in names]), "steps go on"
+            assert not begun.end.done()
+            await op.do(ClearFaults())
+            assert (await begun.applied()).figures["blocks_after"] > 0
+            await op.until(lambda picture: not picture.verdicts, "all is well")
+            await op.do(SetMemory(utilization=0.9))
+            await op.idle()
 
 
 async def disturb(op: Operator, names: list[str], said: Counter[str]) -> None:
