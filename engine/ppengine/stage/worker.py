@@ -141,8 +141,8 @@ class StageWorker:
                 runner.while_waiting(partial(self._meanwhile, runner), self._over)
             # Also where this thread is held up in a call of the driver.
             self._generations.on_newer = runner.release
-            self._send(msgspec.structs.replace(loaded.ready, generation=generation))
             self._ring.phase(Phase.SERVING)
+            self._send(msgspec.structs.replace(loaded.ready, generation=generation))
             with torch.inference_mode():
                 self._serve(runner)
             self._generations.on_newer = None
