@@ -15,11 +15,12 @@ UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
 SLOWEST_COPY, SLOWEST_MAP = 500e6, 10e9
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
-GIL_AFTER_S = 1.5
+GIL_AFTER_S = 1.25
+"""Before what waits for the holder has stood for long enough: the cause is told and not a consequence."""
 SAME_MOMENT_S = 0.5
 """Who keeps the GIL stops main loop and control thread at once, as far as their ticks can tell."""
 CONTROL_GONE_S = 3.0
-IDLE_TURN_S = 1.5
+IDLE_TURN_S = 1.25
 """The main loop turns ten times a second while it is idle."""
 SPINS = 0.5
 """Share of a second from which a thread that runs, or would if it had a core, does not merely wait."""
