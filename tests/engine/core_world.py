@@ -72,14 +72,14 @@ class CoreWorld:
         """The generation that steps are for."""
         return self.engine.recovery.generation
 
-    def ready(self, swap_blocks=50, stages=None, reserved=900):
+    def ready(self, swap_blocks=50, stages=None, reserved=900, peak=PEAK):
         """Let all stages (or some) be ready in the present generation."""
         for stage, _ in self.engine.board.keys if stages is None else [(stage, 0) for stage in stages]:
             self.engine.on_stage(
                 StageReady(
                     stage=stage, rank=0, generation=self.generation, pid=1, host="h", layers=[stage, stage + 1],
                     device_kind="cpu", device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=PEAK,
-                    peak_bytes=PEAK, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
+                    peak_bytes=peak, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
                     swap_blocks=swap_blocks,
                 )
             )  # fmt: skip

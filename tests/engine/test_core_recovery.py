@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from core_world import CoreWorld
+from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.config import ConfigError, build_profile
 from ppengine.protocol.control import (
@@ -344,6 +344,16 @@ def test_a_stage_that_comes_back_with_less_room_sets_the_size() -> None:
     assert world.steps[0].map_blocks == 300
     world.run()
     assert world.engine.resizer.mapped_blocks == 300
+    world.check()
+
+
+def test_a_stage_that_comes_back_with_a_higher_peak_maps_no_more_than_is_agreed() -> None:
+    world = running()
+    before = world.engine.resizer.mapped_blocks
+    ended(world, 1)
+    back(world, peak=PEAK + 7 * BLOCK)
+    world.run()
+    assert world.engine.resizer.mapped_blocks == before - 7
     world.check()
 
 

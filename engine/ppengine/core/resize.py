@@ -136,7 +136,7 @@ class Resizer:
         """All stages have met in a new generation, one with nothing mapped: map what was agreed on all of them.
 
         A change under way begins again from there: nobody holds a block. Less is mapped where a stage that came back
-        has room for less.
+        has room for less at the utilization that was agreed.
         """
         engine, scheduler = self._engine, self._engine.scheduler
         size = scheduler.device.size
@@ -147,13 +147,16 @@ class Resizer:
             # The engine was down meanwhile, and its author was told that it has failed.
             self._operation, self.utilization = None, self._agreed
         self.capacity = capacity
-        if (most := capacity.plan(1.0).mapped) < size:
+        # Its peak is measured anew. Where that leaves no room for one sequence, what is there serves on as it is.
+        fits = capacity.refusal(self._agreed) is None
+        if (most := capacity.plan(self._agreed if fits else 1.0).mapped) < size:
             size = most
             scheduler.begin_resize(size)
         self._mapping, self._asked, self._step = True, _Asked(self._agreed, _AGAIN), None
         self.mapped_blocks = size
         engine.send(scheduler.map_step(size))
         if self._operation is not None:
+            self._target = capacity.plan(self.utilization).mapped
             scheduler.begin_resize(min(self._target, scheduler.device.size))
 
     # --- inside ---------------------------------------------------------------------------------------------
