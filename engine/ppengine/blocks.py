@@ -29,14 +29,17 @@ class BlockPool:
         """Used blocks at or beyond `limit`."""
         self._refs = [0] * size
         self._digests: list[bytes | None] = [None] * size
-        self._free = list(range(1, size))
+        self._free: list[int] = []
+        """A heap of the free ones below `_fresh`."""
+        self._fresh = 1
+        """From here on no block has ever been given away: those below `limit` are free, and nobody has to list them."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._by_digest: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
         """Blocks that hold nothing and may be taken."""
-        return len(self._free)
+        return len(self._free) + max(0, self.limit - self._fresh)
 
     @property
     def cached(self) -> int:
@@ -46,7 +49,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that an allocation could take now: free, or cached and evictable, less the reserve."""
-        return len(self._free) + len(self._idle) - self.reserve
+        return self.free + len(self._idle) - self.reserve
 
     def references(self, block: int) -> int:
         """Return how many tables and copies use `block`."""
@@ -63,6 +66,9 @@ class BlockPool:
         """
         if self._free:
             block = heapq.heappop(self._free)
+        elif self._fresh < self.limit:
+            block = self._fresh
+            self._fresh += 1
         elif self._idle:
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
@@ -138,14 +144,23 @@ class BlockPool:
     # --- size -----------------------------------------------------------------------------------------------
 
     def set_limit(self, limit: int) -> int:
-        """Give nothing at or beyond `limit` any more (or again); return how many cached blocks were dropped."""
-        dropped = [block for block in self._idle if block >= limit]
-        for block in dropped:
-            del self._idle[block]
-            self._forget(block)
+        """Give nothing at or beyond `limit` any more (or again); return how many cached blocks were dropped.
+
+        It takes as long as what changes sides has blocks that were in use at some time.
+        """
+        dropped = []
+        if limit < self.limit:
+            dropped = [block for block in self._given(limit) if block in self._idle]
+            for block in dropped:
+                del self._idle[block]
+                self._forget(block)
+            self._free = [block for block in self._free if block < limit]
+            heapq.heapify(self._free)
+        for block in range(self.limit, min(limit, self._fresh)):
+            if not self._refs[block]:
+                heapq.heappush(self._free, block)
         self.limit = limit
-        self._free = [block for block in range(1, limit) if self._refs[block] == 0 and block not in self._idle]
-        self.tail_live = sum(1 for block in range(limit, self.size) if self._refs[block])
+        self.tail_live = sum(map(bool, self._refs[limit : self._fresh]))
         self.withheld = self.size - limit - self.tail_live
         return len(dropped)
 
@@ -156,11 +171,16 @@ class BlockPool:
         if size < self.size:
             self.set_limit(min(size, self.limit))
             del self._refs[size:], self._digests[size:]
+            self._fresh = min(self._fresh, size)
         else:
             self._refs.extend([0] * (size - self.size))
             self._digests.extend([None] * (size - self.size))
         self.size = size
         self.set_limit(size)
+
+    def _given(self, first: int) -> range:
+        """Return the blocks from `first` on that have been given away at some time."""
+        return range(first, self._fresh)
 
     def relocate(self, block: int, owners: int) -> int:
         """Give `owners` references of `block`, and its digest, to a low block; return that one.
@@ -179,17 +199,19 @@ class BlockPool:
 
     def tail_counts(self, limit: int) -> tuple[int, int]:
         """Return how many blocks at or beyond `limit` are free (withheld among them) and cached."""
-        cached = sum(1 for block in self._idle if block >= limit)
-        used = sum(1 for block in range(max(limit, 1), self.size) if self._refs[block])
-        return max(0, self.size - max(limit, 1)) - used - cached, cached
+        first = max(limit, 1)
+        cached = sum(map(self._idle.__contains__, self._given(first)))
+        used = sum(map(bool, self._refs[first : self._fresh]))
+        return max(0, self.size - first) - used - cached, cached
 
     def check(self, expected: dict[int, int]) -> None:
         """Raise AssertionError unless the references are `expected` and every count and index agrees."""
         refs = {block: count for block, count in enumerate(self._refs) if count}
         _require(refs == expected, f"references {_differ(refs, expected)}")
         _require(self.used == len(refs), f"used is {self.used}, {len(refs)} blocks have references")
-        free = set(self._free)
-        _require(len(free) == len(self._free), "a block is free twice")
+        _require(not any(self._refs[self._fresh :]), "a block is used that was never given away")
+        free = {*self._free, *range(self._fresh, self.limit)}
+        _require(len(free) == self.free, "a block is free twice")
         _require(0 not in free and 0 not in refs and 0 not in self._idle, "the null block was given away")
         _require(not free & refs.keys() and not free & self._idle.keys(), "a free block is used or cached")
         _require(not self._idle.keys() & refs.keys(), "a cached block is used")
