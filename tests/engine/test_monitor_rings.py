@@ -53,6 +53,14 @@ def test_own_work_leaves_waits_out():
     assert track.step_ms(20_000 * MS) == (None, None)
 
 
+def test_a_wait_for_tokens_is_no_work_though_it_is_of_the_step_that_samples_them():
+    step = record(1, Kind.STEP, 10, 40, step=9, size=1)
+    tokens = record(2, Kind.TOKEN_RETURN, 11, 36, step=8, peer=1)
+    track = fed(step, tokens, record(3, Kind.FORWARD, 36, 39, step=9, size=1))
+    assert track.step_ms(100 * MS) == (5.0, 5.0)
+    assert track.work_ms() == [(1, pytest.approx(3.0))]
+
+
 def test_idle_is_the_share_of_waits_in_the_window():
     track = fed(*step_of(1, 0.001, 20), record(6, Kind.IDLE, 20))
     # 5 of 20 ms waited in the step, then 20 ms idle.

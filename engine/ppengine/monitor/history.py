@@ -21,10 +21,10 @@ _LAUNCHED = 8
 
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
 _FORWARD, _STEP, _ON_DEVICE = Kind.FORWARD.value, Kind.STEP.value, Kind.ON_DEVICE.value
-_WAITED, _MEMORY, _SAMPLED, _WORKED = range(4)
-"""Places in the sums of a step: waits, memory work, sampling, layers and head."""
+_WAITS = frozenset(kind.value for kind in WAITS)
+_MEMORY, _SAMPLED, _WORKED = range(3)
+"""Places in the sums of a step: memory work, sampling, layers and head."""
 _PARTS: dict[int, int] = {
-    **dict.fromkeys((kind.value for kind in WAITS), _WAITED),
     **dict.fromkeys((kind.value for kind in (Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP)), _MEMORY),
     Kind.SAMPLE.value: _SAMPLED,
     Kind.FORWARD.value: _WORKED,
@@ -51,7 +51,7 @@ class History(Track):
         """Of the steps whose own work that is."""
         self._works: dict[int, float] = {}
         self._step = 0
-        self._sums = [0, 0, 0, 0]
+        self._sums = [0, 0, 0]
         """Nanoseconds of the parts of step `_step` that have ended."""
         self._by_device = False
         self._launches: deque[tuple[int, float]] = deque(maxlen=_LAUNCHED)
@@ -70,29 +70,27 @@ class History(Track):
         ended.sort(key=_done_ns)
         waits, waited_ns, sums = self._waits, 0, self._sums
         for row in ended:
-            kind = row[KIND]
-            if row[STEP] != self._step:
-                self._step = row[STEP]
-                sums[:] = 0, 0, 0, 0
-            if kind == _STEP:
-                self._end_step(row)
-                sums[:] = 0, 0, 0, 0
-                continue
-            part = _PARTS.get(kind)
-            if part is None:
-                if kind == _ON_DEVICE:
-                    self._end_on_device(row)
-                continue
-            begun_ns, over_ns = row[BEGUN_NS], row[DONE_NS]
-            if part == _WAITED:
+            kind, begun_ns, over_ns = row[KIND], row[BEGUN_NS], row[DONE_NS]
+            if kind in _WAITS:
                 # An asynchronous one holds the thread only until its call comes back.
                 over_ns = row[RETURNED_NS] or over_ns
                 waits.append((begun_ns, over_ns))
                 waited_ns += over_ns - begun_ns
-            elif kind == _FORWARD and not row[STEP] and not self._by_device:
-                # Boot tries the largest ones, in no step, so that no stage is without a history.
-                self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
-            sums[part] += over_ns - begun_ns
+                continue
+            if kind == _ON_DEVICE:  # of a step that is over, while others are launched
+                self._end_on_device(row)
+                continue
+            if row[STEP] != self._step:
+                self._step = row[STEP]
+                sums[:] = 0, 0, 0
+            if kind == _STEP:
+                self._end_step(row)
+                sums[:] = 0, 0, 0
+            elif (part := _PARTS.get(kind)) is not None:
+                sums[part] += over_ns - begun_ns
+                if kind == _FORWARD and not row[STEP] and not self._by_device:
+                    # Boot tries the largest ones, in no step, so that no stage is without a history.
+                    self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
         self._waited_ns += waited_ns
         # A step is one row of several: twice as many hold enough of the others.
         self._recent.extend([row for row in ended[-2 * TIMELINE :] if row[KIND] != _STEP][-TIMELINE:])
@@ -154,9 +152,14 @@ class History(Track):
         return [(1 << bucket, round(self._works[bucket], 3)) for bucket in sorted(self._works)]
 
     def _end_step(self, row: Row) -> None:
-        done_ns, size = row[DONE_NS], row[SIZE]
-        waited_ns, memory_ns, sampled_ns, worked_ns = self._sums
-        own_ns = done_ns - row[BEGUN_NS] - waited_ns
+        begun_ns, done_ns, size = row[BEGUN_NS], row[DONE_NS], row[SIZE]
+        memory_ns, sampled_ns, worked_ns = self._sums
+        own_ns = done_ns - begun_ns
+        # By time: a wait for tokens is of the step that samples them.
+        for from_ns, to_ns in reversed(self._waits):
+            if to_ns <= begun_ns:
+                break
+            own_ns -= to_ns - (from_ns if from_ns > begun_ns else begun_ns)
         own_ms = own_ns / 1e6 if own_ns > 0 else 0.0
         if self._by_device:
             self._launches.append((row[STEP], own_ms - (memory_ns + sampled_ns) / 1e6))
