@@ -87,7 +87,15 @@ class Soak:
 
     async def rest(self, begun: float) -> None:
         """Wait until every block is back, and note what memory is held."""
-        picture = await self.watcher.idle()
+        await self.watcher.idle()
+        since = time.monotonic()
+
+        def is_newer(picture: Snapshot) -> bool:
+            """The driver is asked now and then: its figures are to be of after the last change of memory."""
+            ages = [stage.gpu.age_ms for stage in picture.stages if stage.gpu is not None]
+            return all(age is not None and age / 1e3 < time.monotonic() - since for age in ages)
+
+        picture = await self.watcher.until(is_newer, "the driver's figures are new", 30)
         self.quiet.append(Quiet(time.monotonic() - begun, _host(picture), _card(picture)))
 
     async def _request(self) -> None:
