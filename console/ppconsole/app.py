@@ -29,7 +29,7 @@ from ppconsole.screens.main import MainScreen
 from ppconsole.screens.palette import ConsoleCommands
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
-from ppconsole.view.commands import cli_line, name_of, target_of
+from ppconsole.view.commands import cli_line, name_of, shell_line, target_of
 from ppconsole.widgets.driver import StdoutDriver
 from ppconsole.widgets.paint import choose_theme, themes
 
@@ -275,8 +275,8 @@ class ConsoleApp(App[int]):
     def copy_cli(self, words: str) -> None:
         """Copy the shell line that shows what is on the screen."""
         if words:
-            name = clean(self.state.snapshot.engine.name) if self.state.snapshot else ""
-            self._copy(f"ppconsole -e {name} {clean(words)}" if name else f"ppconsole {clean(words)}")
+            name = self.state.snapshot.engine.name if self.state.snapshot else ""
+            self._copy(shell_line(words.split(), name))
 
     def _copy(self, line: str) -> None:
         self.copy_to_clipboard(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
+from ppconsole.view.commands import cli_line, shell_line
 from ppengine.protocol.control import (
     Abort,
     Accepted,
@@ -32,6 +34,7 @@ from ppengine.protocol.control import (
     Submit,
     SwapIn,
     SwapOut,
+    Verb,
 )
 from ppengine.protocol.snapshot import Snapshot, StreamInfo
 
@@ -92,6 +95,19 @@ def test_the_variable_names_the_engine_and_the_flag_wins(
     monkeypatch.setenv("PPCONSOLE_ENGINE", "nobody")
     assert cli("status").code == 3
     assert cli("status", "-e", fake.id).code == 0
+
+
+def test_the_group_names_the_engine_for_its_verb(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPCONSOLE_ENGINE", "nobody")
+    assert cli("-e", fake.id, "status").code == 0
+    assert cli("--engine", fake.name, "resume").code == 0
+    assert cli("-e", "nobody", "status", "-e", fake.id).code == 0
+    assert cli("-e", "nobody", "attach").code == 3
+    run = cli("-e", fake.id, "attach", "nobody")
+    assert (run.code, f"two engines are named, nobody and -e {fake.id}" in run.err) == (2, True)
+    run = cli("-e", fake.id, "serve", "tiny")
+    assert (run.code, run.err.startswith("error: serve is about no running engine")) == (2, True)
+    assert cli("-e", fake.id).code == cli("-e", fake.id, "frobnicate").code == 2
 
 
 def test_a_gateway_that_does_not_answer_is_exit_5(cli: Cli, fake: FakeGateway) -> None:
@@ -280,6 +296,21 @@ def test_effect(cli: Cli, fake: FakeGateway, arguments: list[str], verb: object)
     assert "deferred: in flight at stage 1" in run.err
     assert fake.commands[-1].verb == verb
     assert fake.commands[-1].reason == "a test"
+
+
+@pytest.mark.parametrize("verb", [verb for _, verb in VERBS], ids=[" ".join(arguments) for arguments, _ in VERBS])
+def test_the_line_that_the_console_copies_does_the_same(cli: Cli, verb: Verb) -> None:
+    with FakeGateway(name="rv 1") as fake:
+        program, *words = shlex.split(cli_line(verb, fake.name))
+        run = cli(*words)
+        assert (program, run.code) == ("ppconsole", 0), run.err
+        assert fake.commands[-1].verb == verb
+
+
+@pytest.mark.parametrize("words", ["show r-8f2c", "status --json", "stacks --stage 1", "logs --stage 1", "streams"])
+def test_the_line_that_shows_what_is_on_the_screen_runs(cli: Cli, fake: FakeGateway, words: str) -> None:
+    run = cli(*shlex.split(shell_line(words.split(), fake.name))[1:])
+    assert run.code == 0, run.err
 
 
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in VERBS if arguments[0] not in ("stop",)])

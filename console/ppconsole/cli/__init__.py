@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from ppconsole.cli import exits
+from ppconsole.cli.options import engine_option
 
 # Where each command lives, in the order of `--help`.
 COMMANDS = {
@@ -41,12 +42,21 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ppconsole", prog_name="ppconsole")
-def ppconsole() -> None:
+@engine_option
+@click.pass_context
+def ppconsole(context: click.Context, engine: str | None) -> None:
     """Watch and operate a pipeline-parallel LLM engine.
 
     Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 error, 2 usage, 3 no engine, 4 denied, 5 timeout,
     6 conflict, 7 not found, 8 does not fit, 10 `explain` found a fault, 130 interrupted.
     """
+    verb = context.invoked_subcommand or ""
+    command = ppconsole.get_command(context, verb)
+    if engine is None or command is None:
+        return
+    if all(parameter.name != "engine" for parameter in command.params):
+        raise click.UsageError(f"{verb} is about no running engine: -e {engine} has no meaning for it.")
+    context.default_map = {verb: {"engine": engine}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
+from ppconsole.cli.options import engine_option
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
 
 
 @click.command("attach")
-@click.argument("engine", required=False)
-@click.option("-e", "--engine", "flag", metavar="ENGINE", help="The same, as other commands have it.")
+@click.argument("named", metavar="[ENGINE]", required=False)
+@engine_option
 @click.option("--read-only", is_flag=True, help="Watch; offer no verbs and send none.")
-def attach_command(engine: str | None, flag: str | None, read_only: bool) -> int:
+def attach_command(named: str | None, engine: str | None, read_only: bool) -> int:
     """Open the console on ENGINE.
 
     ENGINE may be left out when one runs here. Leaving never touches the engine.
     """
-    if engine and flag and engine != flag:
-        raise exits.Failure(f"two engines are named, {engine} and -e {flag}; attach takes one", exits.USAGE)
-    record = _choose(engine or flag)
+    if named and engine and named != engine:
+        raise exits.Failure(f"two engines are named, {named} and -e {engine}; attach takes one", exits.USAGE)
+    record = _choose(named or engine)
     if not has_terminal():
         text = "attach needs a terminal; without one: ppconsole status, watch, events -f"
         raise exits.Failure(text, exits.USAGE)

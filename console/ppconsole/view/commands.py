@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -276,7 +277,13 @@ def name_of(verb: Verb) -> str:
 
 def cli_line(verb: Verb, engine: str) -> str:
     """Return the shell line that does the same."""
-    return shlex.join(["ppconsole", "-e", clean(engine), *(clean(word) for word in words_of(verb))])
+    return shell_line(words_of(verb), engine)
+
+
+def shell_line(words: Sequence[str], engine: str) -> str:
+    """Return what to type for `words` of the CLI about an engine; empty: about the only one."""
+    named = ["-e", engine] if engine else []
+    return shlex.join(clean(word) for word in ("ppconsole", *named, *words))
 
 
 def complete(line: str, snapshot: Snapshot | None) -> str | None:

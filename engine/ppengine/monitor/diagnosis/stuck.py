@@ -141,7 +141,7 @@ def _stream_stuck(case: Case, root: StageEvidence, stream: StreamInfo, since: fl
     k, age = root.stage, seconds((stream.age_ms or 0.0) / 1e3)
     text = f"stage {k}: stream {stream.name} is stuck in m{stream.begun_step}, begun on the device {age} ago"
     lines = [*_who_waits(case, root), f"the host is in {where(root)}", *thread_lines(root)]
-    suggest = f"ppconsole restart-stage {k} ends the kernel with its process; ppconsole logs --stage {k}"
+    suggest = f"ppconsole restart-stage {k} (ends the kernel with its process); ppconsole logs --stage {k}"
     return _verdict(root, "stream_stuck", text, since, lines, suggest)
 
 
