@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shlex
 import signal
 import time
@@ -414,13 +416,39 @@ def test_detach_and_follow(cli: Cli, fake: FakeGateway) -> None:
 
 
 def test_submit_reads_stdin(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("From a pipe"))
     assert cli("submit", "-", "--detach").code == 0
     verb = fake.commands[0].verb
     assert isinstance(verb, Submit)
     assert verb.prompt == "From a pipe"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["submit", b"a\x9b"], "prompt is not UTF-8 at offset 1: byte 0x9b"),
+        (["abort", b"r-\x9b"], "request is not UTF-8 at offset 2: byte 0x9b"),
+        (["pause", "--reason", b"\x9b"], "reason is not UTF-8 at offset 0: byte 0x9b"),
+        (["show", b"\x9b"], "request is not UTF-8 at offset 0: byte 0x9b"),
+    ],
+)
+def test_words_that_are_not_utf8_are_a_usage_error(
+    cli: Cli, fake: FakeGateway, words: list[str | bytes], says: str
+) -> None:
+    run = cli(*map(os.fsdecode, words))
+    assert (run.code, run.err) == (2, f"error: {says}; nothing was sent\n")
+    assert fake.commands == []
+
+
+@pytest.mark.parametrize(("errors", "where"), [("strict", "stdin"), ("surrogateescape", "prompt")])
+def test_input_that_is_not_utf8_is_a_usage_error(
+    cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch, errors: str, where: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\x9bz"), encoding="utf-8", errors=errors))
+    run = cli("submit", "-")
+    assert run.code == 2
+    assert run.err.startswith(f"error: {where} is not UTF-8 at offset 1: byte 0x9b")
+    assert fake.commands == []
 
 
 def test_submit_that_cannot_be(cli: Cli, fake: FakeGateway) -> None:

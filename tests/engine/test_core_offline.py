@@ -82,6 +82,13 @@ def test_a_prompt_of_another_kind_is_named(prompt):
         engine().add_many([prompt], [])
 
 
+def test_a_text_that_is_not_utf8_is_refused_before_any_is_sent():
+    made = engine()
+    with pytest.raises(ValueError, match="prompt 1 is not UTF-8 at offset 1: byte 0x9b"):
+        made.add_many(["fine", "a\udc9b"], [SamplingParams()] * 2)
+    assert not hasattr(made._engine, "message")
+
+
 def test_what_is_not_built_is_refused_by_the_name_of_the_argument():
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2; only 1 is built"):
         make_profile("m", tensor_parallel_size=2)

@@ -156,3 +156,16 @@ def test_what_goes_out_comes_back():
     command = Command(id="c", epoch="e", by="b", verb=SetMemory(utilization=0.25), if_rev=3, dry_run=True)
     assert CODECS[0].decode(frames.encode(command)) == command
     assert frames.decode_header(HEAD).topic == "snap"
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        (Submit(prompt="a\udc9bz"), "prompt is not UTF-8 at offset 1: byte 0x9b"),
+        (Submit(prompt="a\ud83d"), r"prompt is not UTF-8 at offset 1: U\+D83D, half a character"),
+        (Submit(prompt="a", sampling=SamplingParams(stop=["x", "yz\udcff"])), r"stop\[1\] is not UTF-8 at offset 2"),
+    ],
+)
+def test_a_text_that_no_peer_could_read_is_named_with_its_place(verb, says):
+    with pytest.raises(frames.NotUtf8, match=says):
+        frames.encode(Command(id="c", epoch="e", by="b", verb=verb))

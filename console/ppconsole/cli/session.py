@@ -61,6 +61,8 @@ def find(wanted: str | None) -> EngineRecord:
 
 def run(main: Callable[[], Awaitable[T]]) -> T:
     """Run `main()` in a loop of its own; what a link raises becomes a Failure."""
+    from ppengine.protocol.frames import NotUtf8
+
     from ppconsole.link.source import LinkLost, QueryFailed
 
     async def body() -> T:
@@ -72,6 +74,8 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
         raise exits.Failure(str(error), exits.TIMEOUT) from None
     except QueryFailed as error:
         raise exits.Failure(f"{error} ({error.code})", exits.OF_CODE[error.code]) from None
+    except NotUtf8 as error:
+        raise exits.Failure(f"{error}; nothing was sent", exits.USAGE) from None
     except TimeoutError:
         raise exits.Failure("no answer before --timeout was over", exits.TIMEOUT) from None
 

@@ -67,7 +67,11 @@ def follow_command(request: str, common: Common) -> int:
 
 def _prompt(text: str | None) -> str:
     if text == "-" or (text is None and not sys.stdin.isatty()):
-        text = sys.stdin.read()
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            wrong = f"byte 0x{error.object[error.start]:02x}"
+            raise exits.Failure(f"stdin is not UTF-8 at offset {error.start}: {wrong}", exits.USAGE) from None
     if text is None:
         raise exits.Failure("no prompt: give one, or - to read it from stdin", exits.USAGE)
     return text

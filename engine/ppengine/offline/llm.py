@@ -15,6 +15,7 @@ from ppengine.config import ConfigError, Profile, build_profile
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
+from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
 
 COLLECT_MS = 1000
@@ -134,11 +135,14 @@ def _portions(texts: Sequence[str | list[int]]) -> Iterator[tuple[int, int]]:
         yield begin, len(texts)
 
 
-def _text_or_ids(prompt: Prompt) -> str | list[int]:
+def _text_or_ids(number: int, prompt: Prompt) -> str | list[int]:
     if isinstance(prompt, str):
+        check_utf8(f"prompt {number}", prompt)
         return prompt
     if not isinstance(prompt, dict) or list(prompt) != ["prompt_token_ids"]:
-        raise ValueError(f'a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}')
+        raise ValueError(
+            f'prompt {number}: a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}'
+        )
     # Also from arrays, whose numbers are not Python's.
     return [int(token) for token in prompt["prompt_token_ids"]]
 
@@ -184,7 +188,7 @@ class LLMEngine:
         Where much text is refused in the end, some of it may have been taken; ids of those are in use until they have
         ended.
         """
-        texts = [_text_or_ids(prompt) for prompt in prompts]
+        texts = [_text_or_ids(number, prompt) for number, prompt in enumerate(prompts)]
         if len(params) != len(texts) or len(ids) not in (0, len(texts)):
             raise ValueError(f"{len(texts)} prompts, {len(params)} sampling params and {len(ids)} request ids")
         names: list[str] = []

@@ -7,7 +7,7 @@ msgspec lets `RecursionError` and `UnicodeDecodeError` through on hostile input,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +28,10 @@ T = TypeVar("T")
 
 class ProtocolError(Exception):
     """A peer sent what this protocol does not allow. The text is safe to log."""
+
+
+class NotUtf8(ValueError):
+    """A text of ours cannot be sent, for it is not UTF-8; the error says which text, and where in it."""
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -56,8 +60,39 @@ def header(engine: str, epoch: str, topic: str = "", seq: int = 0) -> Header:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return the msgpack form of one message."""
-    return _encoder.encode(message)
+    """Return the msgpack form of one message. Raises NotUtf8 for a text that no peer could read."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        # msgspec does not say which text it was. Rare: bytes that Python took from a shell, or halves of characters.
+        _check_all(type(message).__name__, message)
+        raise
+
+
+def check_utf8(what: str, text: str) -> None:
+    """Raise NotUtf8 unless `text` can be sent; `what` names it in the error."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Python reads a byte that is not UTF-8 from the command line as U+DC00 plus the byte.
+        wrong = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"U+{code:04X}, half a character"
+        raise NotUtf8(f"{what} is not UTF-8 at offset {error.start}: {wrong}") from None
+
+
+def _check_all(what: str, value: object) -> None:
+    """Call `check_utf8` for each text in `value`, named by its field, or by its place in the list."""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, str):
+        check_utf8(what, value)
+    elif isinstance(value, msgspec.Struct):
+        parts = ((name, getattr(value, name)) for name in value.__struct_fields__)
+    elif isinstance(value, dict):
+        parts = ((f"{what}[{key!r}]", inner) for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        parts = ((f"{what}[{index}]", inner) for index, inner in enumerate(value))
+    for name, inner in parts:
+        _check_all(name, inner)
 
 
 def _said(error: Exception) -> str:
