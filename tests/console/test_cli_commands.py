@@ -125,6 +125,18 @@ def test_attach_without_a_terminal_is_exit_2(cli: Cli, fake: FakeGateway) -> Non
     assert "attach needs a terminal" in run.err
 
 
+def test_attach_as_json_is_the_list_to_choose_from(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("attach", "--json")
+    assert (run.code, run.out) == (2, "")
+    assert run.err == f"error: attach --json: a screen has no JSON; see ppconsole -e {fake.id} status --json\n"
+    with FakeGateway(name="other"):
+        run = cli("attach", "--json")
+        assert (run.code, {row["name"] for row in run.rows[0]}) == (2, {"fake", "other"})
+    fake.stop()
+    run = cli("attach", "--json")
+    assert (run.code, run.rows) == (3, [[]])
+
+
 def test_ls_lists_engines_with_their_state(cli: Cli, fake: FakeGateway) -> None:
     run = cli("ls")
     assert run.code == 0
@@ -412,6 +424,7 @@ def test_detach_and_follow(cli: Cli, fake: FakeGateway) -> None:
     request = run.out.strip()
     followed = cli("follow", request)
     assert (followed.code, followed.out) == (0, "Once upon a time there was a fox.\n")
+    assert cli("submit", "Once", "--no-wait").out.startswith("r-")
     assert cli("follow", "r-none").code == 7
 
 
@@ -514,7 +527,9 @@ def test_submit_timeout_leaves_the_request(cli: Cli, fake: FakeGateway) -> None:
 def test_record_and_replay(cli: Cli, fake: FakeGateway, tmp_path: Path) -> None:
     path = tmp_path / "a.ppr"
     fake.event("stage.dead", "stage 1 is dead", stage=1)
-    assert cli("record", str(path), "--seconds", "0.5").code == 0
+    run = cli("record", str(path), "--seconds", "0.5", "--json")
+    assert (run.code, run.rows[0]["file"], run.rows[0]["engine"]) == (0, str(path), fake.id)
+    assert run.rows[0]["bytes"] == path.stat().st_size
     again = cli("record", str(path))
     assert again.code == 1
     assert "exists; name a new file" in again.err
@@ -524,6 +539,8 @@ def test_record_and_replay(cli: Cli, fake: FakeGateway, tmp_path: Path) -> None:
     assert "stage 1 is dead" in run.out
     assert "SERVING" in run.out
     assert {key for row in cli("replay", str(path), "--json").rows for key in row} == {"link", "snapshot", "event"}
+    assert cli("replay", str(path), "--timeout", "1e-9").code == 5
+    assert "sample" in cli("replay", "--sample", "list", "--json").rows[0]
 
 
 def test_replay_of_what_is_no_recording(cli: Cli, tmp_path: Path) -> None:
@@ -568,6 +585,14 @@ def test_doctor(cli: Cli, fake: FakeGateway) -> None:
     assert {row["what"] for row in cli("doctor", "--json").rows[0]} >= {"python", "folder", "stacks", "cores", "memory"}
 
 
+def test_doctor_gives_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppconsole.cli.doctor._cores", lambda: time.sleep(60))
+    begun = time.monotonic()
+    run = cli("doctor", "--timeout", "0.2")
+    assert (run.code, run.out, run.err) == (5, "", "error: not done within 0.2 s\n")
+    assert time.monotonic() - begun < 30
+
+
 # --- a child engine -----------------------------------------------------------------------------------------
 
 STAND_IN = """
@@ -576,7 +601,7 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 line = int(sys.argv[sys.argv.index("--lifeline") + 1])
 print("a message for humans", file=sys.stderr, flush=True)
 print("a library prints this", flush=True)
-print(json.dumps({"event": "started", "id": "abc", "name": "stand-in", "run_dir": "/x"}), flush=True)
+print(json.dumps({"event": "started", "id": "abc", "name": "stand-in", "argv": sys.argv[1:]}), flush=True)
 while os.read(line, 1):
     pass
 open(os.environ["LEFT"], "w").write("left")
@@ -591,15 +616,17 @@ def stand_in(folder: Path, cli: Cli) -> Path:
     (package / "__init__.py").touch()
     (package / "supervisor" / "__init__.py").touch()
     (package / "supervisor" / "__main__.py").write_text(STAND_IN)
-    cli.env |= {"PYTHONPATH": str(folder), "LEFT": str(folder / "left")}
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    cli.env |= {"PYTHONPATH": path, "LEFT": str(folder / "left")}
     return folder / "left"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_relays_and_passes_signals_on(cli: Cli, stand_in: Path, number: signal.Signals) -> None:
-    process = cli.process("serve", "tiny", "--json")
+    process = cli.process("serve", "tiny", "--json", "--timeout", "7")
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["name"] == "stand-in"
+    notice = json.loads(process.stdout.readline())
+    assert (notice["name"], notice["argv"][:2]) == ("stand-in", ["tiny", "--within=7.0"])
     process.send_signal(number)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 7

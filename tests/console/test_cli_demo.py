@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -84,6 +85,24 @@ def test_headless_prints_texts_and_stages_and_leaves_nothing(tmp_path: Path) -> 
     assert demo.left() == []
 
 
+def test_texts_and_the_last_picture_as_json(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--json")
+    out, err = demo.process.communicate(timeout=100)
+    assert demo.process.returncode == 0, err
+    *texts, last = map(json.loads, out.splitlines())
+    assert {text["prompt"] for text in texts} == set(PROMPTS)
+    assert all(len(text["text"]) > 20 for text in texts)
+    assert len(last["snapshot"]["stages"]) == 2
+
+
+def test_a_demo_that_is_not_up_in_time_gives_up(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--timeout", "0.2")
+    out, err = demo.process.communicate(timeout=60)
+    assert (demo.process.returncode, out) == (5, ""), err
+    assert "the demo did not serve within 0.2 s" in err
+    until(lambda: demo.left() == [])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     demo = Demo(tmp_path, "--headless", "--load")
@@ -121,6 +140,6 @@ async def test_the_wait_for_the_engine_is_no_console(tmp_path: Path, monkeypatch
             return queue
 
     with FakeGateway() as fake:
-        record = await demo_module._until_serving(Started())  # type: ignore[arg-type]
+        record = await demo_module._until_serving(Started(), 60.0)  # type: ignore[arg-type]
         assert record.id == fake.id
         assert [hello.passing for hello in fake.hellos] == [True]

@@ -57,6 +57,15 @@ def test_every_command_of_the_design_is_there() -> None:
         assert command.name == name
 
 
+def test_every_verb_takes_json_and_a_timeout() -> None:
+    """`bench` takes them, too, in a parser of its own: see tests/end_to_end/test_bench.py."""
+    for name in set(COMMANDS) - {"bench"}:
+        command = ppconsole.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None
+        options = {word for parameter in command.params for word in parameter.opts}
+        assert {"--json", "--timeout"} <= options, name
+
+
 def test_every_error_and_every_end_has_an_exit_code() -> None:
     assert set(exits.OF_CODE) == set(typing.get_args(ErrorCode))
     states = typing.get_type_hints(Outcome)["state"]

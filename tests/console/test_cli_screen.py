@@ -50,6 +50,15 @@ def test_attach_opens_the_only_engine(cli: Cli, fake: FakeGateway, opened: list[
     assert (second.read_only, second_read_only) == (True, True)
 
 
+def test_attach_gives_up_on_an_engine_that_does_not_answer(
+    cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]]
+) -> None:
+    assert cli("attach", "--timeout", "5").code == 0
+    fake.deaf = True
+    run = cli("attach", "--timeout", "0.3")
+    assert (run.code, "not attached within 0.3 s" in run.err, len(opened)) == (5, True, 1)
+
+
 def test_attach_picks_among_several_by_number(
     cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,10 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    ran = bench("tiny", "--no-baseline", "--rounds", "1", "--requests", "8", "--output-len", "24")
+    ran = bench("tiny", "--no-baseline", "--rounds", "1", "--requests", "8", "--output-len", "24", "--json")
     assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
-    first, timed, rates, *stages = [json.loads(line) for line in lines if line.startswith("{")]
+    lines = ran.stderr.splitlines()
+    first, timed, rates, *stages = map(json.loads, ran.stdout.splitlines())
     assert (first["profile"], first["requests"], first["stages"]) == ("tiny", 8, 2)
     assert timed["engine_tok_s"] > 0 < rates["engine_tok_s"]
     assert rates["of_limit"] == pytest.approx(rates["engine_tok_s"] / rates["limit_tok_s"], rel=0.02)
@@ -37,6 +37,26 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
     assert stages[1]["sample_ms"] > 0 == stages[0]["sample_ms"], "the last stage samples"
     assert [line.split()[0] for line in lines[-3:-1]] == ["0", "1"]
     assert lines[-1].startswith("layers [4, 4]")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (
+            ["tiny", "--rounds", "0"],
+            2,
+            "argument --rounds: 0 is not a number of 1 or more. See: ppconsole bench --help",
+        ),
+        (["tiny", "--output-length=3"], 2, "unrecognized arguments: --output-length=3. See: ppconsole bench --help"),
+        (["tiny", "--timeout", "nan"], 2, "argument --timeout: nan is not a number of seconds above 0, 1e6 at most"),
+        (["tiny", "--timeout", "0.01"], 5, "not done within 0.01 s"),
+    ],
+)
+def test_what_it_cannot_do_it_says_in_one_line(words: list[str], code: int, says: str) -> None:
+    ran = bench(*words)
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert ran.stderr.startswith(f"error: {says}")
+    assert ran.stderr.count("\n") == 1
 
 
 def test_weights_that_are_dummies_are_not_compared() -> None:

@@ -77,6 +77,13 @@ def test_signal_stops_in_order(start: Start, number: signal.Signals) -> None:
     assert engine.leftovers() == []
 
 
+def test_an_engine_that_does_not_serve_in_time_is_ended(start: Start) -> None:
+    engine = start(STANDIN_WITHIN="0.001")
+    assert engine.wait(15) == 5
+    assert engine.errors.read_text().splitlines()[-1] == "error: it does not serve within 0.001 s"
+    assert engine.leftovers() == []
+
+
 def test_stop_command_ends_with_code_0(start: Start) -> None:
     engine = start()
     core = serve(engine)["core"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.session import run, say
+from ppconsole.cli.options import json_option, timeout_option
+from ppconsole.cli.session import print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
@@ -40,7 +42,9 @@ LOAD_SETTINGS = ("memory.device_mib=20", "scheduler.max_num_seqs=24")
 @click.option("--headless", is_flag=True, help="Submit prompts, print their texts and the stages, and end.")
 @click.option("--load", is_flag=True, help="Keep the engine busy enough to wait, swap and preempt.")
 @click.option("--allow-faults", is_flag=True, help="Let `ppconsole fault` break it on demand.")
-def demo_command(headless: bool, load: bool, allow_faults: bool) -> int:
+@json_option("As --headless: one text a line, then the last snapshot.")
+@timeout_option("Give up if it does not serve, or --headless has not ended, within S seconds (exit code 5).")
+def demo_command(headless: bool, load: bool, allow_faults: bool, as_json: bool, timeout: float | None) -> int:
     """Try it: a small engine and the console on it.
 
     Two CPU stages serve the bundled model. Leaving the console stops the demo."""
@@ -49,16 +53,18 @@ def demo_command(headless: bool, load: bool, allow_faults: bool) -> int:
     from ppconsole.cli.serving import profile_arguments
 
     need_engine()
-    headless = headless or not has_terminal()
+    headless = headless or as_json or not has_terminal()
+    begun = time.monotonic()
     settings = LOAD_SETTINGS if load else ()
     engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name(), allow_faults), quiet=True)
     # SIGTERM and a closed terminal end the demo as Ctrl-C does: through the `finally` below.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        record = run(lambda: _until_serving(engine))
+        record = run(lambda: _until_serving(engine, timeout or START_S))
         if headless:
-            return run(lambda: _headless(record, load))
+            left = TEXT_S if timeout is None else timeout - (time.monotonic() - begun)
+            return run(lambda: _headless(record, load, as_json, left))
         return _with_console(record, load)
     finally:
         say("stopping the demo")
@@ -77,7 +83,7 @@ def _free_name() -> str:
     return next(name for number in itertools.count(1) if (name := f"demo-{number}") not in taken)
 
 
-async def _until_serving(engine: EngineProcess) -> EngineRecord:
+async def _until_serving(engine: EngineProcess, limit_s: float) -> EngineRecord:
     """Wait until the engine serves, and say how far it is. Raises Failure with its last words."""
     from ppengine.protocol.snapshot import Snapshot
 
@@ -87,7 +93,7 @@ async def _until_serving(engine: EngineProcess) -> EngineRecord:
     notices = await engine.notices()
     say("starting two CPU stages on the bundled model")
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(limit_s):
             notice = await notices.get()
             if notice is None or notice.get("event") != "started":
                 raise exits.Failure(_last_words(engine, notice))
@@ -106,7 +112,8 @@ async def _until_serving(engine: EngineProcess) -> EngineRecord:
             ended.cancel()
             return record
     except TimeoutError:
-        raise exits.Failure(f"the demo did not serve within {START_S:g} s: {_last_words(engine, None)}") from None
+        text = f"the demo did not serve within {limit_s:g} s: {_last_words(engine, None)}"
+        raise exits.Failure(text, exits.TIMEOUT) from None
 
 
 async def _loaded(
@@ -135,7 +142,7 @@ def _last_words(engine: EngineProcess, notice: dict[str, Any] | None) -> str:
     return f"the demo's engine ended: {lines[-1] if lines else 'it said nothing'}"
 
 
-async def _headless(record: EngineRecord, load: bool) -> int:
+async def _headless(record: EngineRecord, load: bool, as_json: bool, limit_s: float) -> int:
     """Submit all prompts at once, print their texts as they end, then the stages."""
     from ppengine.protocol.snapshot import Snapshot
 
@@ -143,6 +150,7 @@ async def _headless(record: EngineRecord, load: bool) -> int:
     from ppconsole.cli.options import Common
     from ppconsole.cli.render import pool_line, stage_lines
     from ppconsole.cli.session import attached
+    from ppconsole.model.safe import clean
 
     last: Snapshot | None = None
 
@@ -155,11 +163,15 @@ async def _headless(record: EngineRecord, load: bool) -> int:
     if background is not None:
         background.start()
     try:
-        async with attached(Common(engine=record.id), take) as link, asyncio.timeout(TEXT_S):
+        async with attached(Common(engine=record.id), take) as link, asyncio.timeout(limit_s):
             texts = [asyncio.create_task(_complete(link, prompt)) for prompt in PROMPTS]
             try:
-                for text in asyncio.as_completed(texts):
-                    click.echo(await text)
+                for ended in asyncio.as_completed(texts):
+                    prompt, text = await ended
+                    if as_json:
+                        print_json({"prompt": prompt, "text": text})
+                    else:
+                        click.echo(clean(f"{prompt}{text}"))
             finally:
                 for task in texts:
                     task.cancel()
@@ -167,18 +179,19 @@ async def _headless(record: EngineRecord, load: bool) -> int:
     finally:
         if background is not None:
             background.stop()
-    if last is not None:
+    if last is not None and as_json:
+        print_json({"snapshot": last})
+    elif last is not None:
         click.echo("\n".join(["", *stage_lines(last.stages), pool_line(last)]))
     return exits.DONE
 
 
-async def _complete(link: EngineLink, prompt: str) -> str:
-    """Return a prompt and its text as one line."""
+async def _complete(link: EngineLink, prompt: str) -> tuple[str, str]:
+    """Return a prompt and its text."""
     from ppengine.protocol.control import Submit
     from ppengine.protocol.sampling import SamplingParams
 
     from ppconsole.cli.submitting import submit
-    from ppconsole.model.safe import clean
 
     answer = await submit(link, Submit(prompt=prompt, sampling=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)))
     if not isinstance(answer, str):
@@ -189,7 +202,7 @@ async def _complete(link: EngineLink, prompt: str) -> str:
         part = await link.fetch(answer, offset=tokens, text_offset=len(text))
         text, tokens = text + part.text, tokens + len(part.token_ids)
         if part.finished:
-            return clean(f"{prompt}{text}")
+            return prompt, text
 
 
 def _with_console(record: EngineRecord, load: bool) -> int:

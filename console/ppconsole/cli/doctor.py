@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.session import print_json
+from ppconsole.cli.options import json_option, timeout_option
+from ppconsole.cli.session import deadline, print_json
 
 Level = Literal["ok", "note", "bad"]
 _CONSOLE = ("ppconsole", "textual", "pyzmq", "msgspec", "click")
@@ -33,14 +34,16 @@ class Finding(NamedTuple):
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor_command(as_json: bool) -> int:
+@json_option()
+@timeout_option("Give up after S seconds (exit code 5).")
+def doctor_command(as_json: bool, timeout: float | None) -> int:
     """Check versions, folders, permissions and memory.
 
     Exit code 1 if something cannot work."""
     from ppconsole.model.safe import clean
 
-    findings = examine()
+    with deadline(timeout):
+        findings = examine()
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.options import SECONDS
+from ppconsole.cli.options import SECONDS, json_option
 from ppconsole.cli.session import print_json, run, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 @click.option("--timeout", type=SECONDS, default=2.0, metavar="S", show_default=True, help="Wait for their states.")
 def ls_command(as_json: bool, timeout: float) -> None:
     """List the engines that run here.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.options import SECONDS, Common, engine_option
+from ppconsole.cli.options import Common, engine_option, json_option, timeout_option
 from ppconsole.cli.session import ATTACH_S, attached, print_json, run, say
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ EVENTS_MOST = 10_000
 @engine_option
 @click.option("--with-text", is_flag=True, help="Prompts, outputs and log lines, too.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-@click.option("--timeout", type=SECONDS, metavar="S", help="Give up attaching after S seconds.")
+@json_option("Print what was written as JSON.")
+@timeout_option("Give up attaching after S seconds.")
 def export_command(
     file: Path, engine: str | None, with_text: bool, force: bool, as_json: bool, timeout: float | None
 ) -> None:  # fmt: skip

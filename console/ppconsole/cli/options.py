@@ -32,6 +32,16 @@ class Effect:
     if_rev: int | None = None
 
 
+def timeout_option(text: str) -> Callable[[Command], Command]:
+    """Return `--timeout`; `text` says what it ends."""
+    return click.option("--timeout", type=SECONDS, metavar="S", help=text)
+
+
+def json_option(text: str = "Print JSON.") -> Callable[[Command], Command]:
+    """Return `--json`, passed as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
 def engine_option(function: Command) -> Command:
     """Add `-e`."""
     text = "Id, unique id prefix or name of the engine."
@@ -42,8 +52,8 @@ def common_options(function: Command) -> Command:
     """Add the options of `Common` and pass them as `common`."""
 
     @engine_option
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    @click.option("--timeout", type=SECONDS, metavar="S", help="Give up after S seconds (exit code 5).")
+    @json_option()
+    @timeout_option("Give up after S seconds (exit code 5).")
     @functools.wraps(function)
     def wrapped(engine: str | None, as_json: bool, timeout: float | None, **rest: Any) -> Any:
         return function(common=Common(engine, as_json, timeout), **rest)

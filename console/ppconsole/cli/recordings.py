@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.options import SECONDS, Common, engine_option
+from ppconsole.cli.options import SECONDS, Common, engine_option, json_option, timeout_option
 from ppconsole.cli.session import attached, find, print_json, run, say
 
 if TYPE_CHECKING:
@@ -29,13 +29,16 @@ SAMPLE = SAMPLES / "sample.ppr"
 @engine_option
 @click.option("--seconds", type=SECONDS, metavar="S", help="Stop by itself after S seconds.")
 @click.option("--slow", is_flag=True, help="One snapshot a second in place of ten.")
-@click.option("--timeout", type=SECONDS, metavar="S", help="Give up attaching after S seconds.")
-def record_command(file: Path, engine: str | None, seconds: float | None, slow: bool, timeout: float | None) -> None:
+@json_option("Print what was written as JSON, at the end.")
+@timeout_option("Give up attaching after S seconds.")
+def record_command(
+    file: Path, engine: str | None, seconds: float | None, slow: bool, as_json: bool, timeout: float | None
+) -> None:
     """Write what the engine shows to FILE.
 
     Snapshots and events, until Ctrl-C.
     """
-    run(lambda: _record(file, Common(engine, timeout=timeout), seconds, slow))
+    run(lambda: _record(file, Common(engine, as_json, timeout), seconds, slow))
 
 
 async def _record(file: Path, common: Common, seconds: float | None, slow: bool) -> None:
@@ -68,15 +71,19 @@ async def _record(file: Path, common: Common, seconds: float | None, slow: bool)
             await asyncio.gather(asking, return_exceptions=True)
     if done and not failed.cancelled():
         raise exits.Failure(f"{file} cannot be written: {failed.result().strerror}; it ends before this")
-    say(f"{recorder.updates} updates, {recorder.bytes} bytes in {file}; see it: ppconsole replay {file}")
+    if common.json:
+        print_json({"file": str(file), "engine": record.id, "updates": recorder.updates, "bytes": recorder.bytes})
+    else:
+        say(f"{recorder.updates} updates, {recorder.bytes} bytes in {file}; see it: ppconsole replay {file}")
 
 
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--sample", is_flag=True, help="A bundled recording of an incident; FILE may name which.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="0: as fast as it goes.")
-@click.option("--json", "as_json", is_flag=True, help="Print every update as one line of JSON, as fast as it goes.")
-def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool) -> int:
+@json_option("Print every update as one line of JSON, as fast as it goes.")
+@timeout_option("Stop printing after S seconds (exit code 5); a screen stays until it is left.")
+def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool, timeout: float | None) -> int:
     """Show a recording or an export in the console.
 
     Without a terminal: its events and its last picture. Samples: see `ppconsole replay --sample list`.
@@ -86,8 +93,11 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool)
     from ppconsole.link.recording import RecordingError
 
     if sample and file is not None and str(file) == "list":
-        for path in sorted(SAMPLES.glob("*.ppr")):
-            click.echo(path.stem)
+        names = [path.stem for path in sorted(SAMPLES.glob("*.ppr"))]
+        if as_json:
+            print_json(names)
+        else:
+            click.echo("\n".join(names))
         return exits.DONE
     screen = has_terminal() and not as_json
     try:
@@ -95,7 +105,7 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool)
     except (RecordingError, ExportError, ValueError) as error:
         raise exits.Failure(str(error), exits.USAGE if isinstance(error, ValueError) else exits.ERROR) from None
     if not screen:
-        return run(lambda: _print(source, as_json))
+        return run(lambda: _print(source, as_json, timeout))
     from ppconsole.app import run_console
 
     return run_console(source, read_only=True, title=title)
@@ -133,7 +143,7 @@ def _path(file: Path | None, sample: bool) -> Path:
     raise exits.Failure(f"no sample is called {file}; there are {names}", exits.USAGE)
 
 
-async def _print(source: ReplaySource | ExportSource, as_json: bool) -> int:
+async def _print(source: ReplaySource | ExportSource, as_json: bool, timeout: float | None) -> int:
     from ppengine.protocol.snapshot import Event, Snapshot
 
     from ppconsole.cli.render import event_line, status_lines
@@ -155,7 +165,8 @@ async def _print(source: ReplaySource | ExportSource, as_json: bool) -> int:
     await source.start(take)
     try:
         if isinstance(source, ReplaySource):
-            await source.played()
+            async with asyncio.timeout(timeout):
+                await source.played()
     finally:
         await source.close()
     if last is not None and not as_json:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
+from ppconsole.cli.options import json_option, timeout_option
 from ppconsole.cli.session import print_json, say
 
 if TYPE_CHECKING:
@@ -24,9 +25,16 @@ if TYPE_CHECKING:
 @click.option("--name", help="Name of the engine; without it, the profile's.")
 @click.option("--bind", metavar="ADDRESS", help="Only `local` so far: sockets in a folder of this user.")
 @click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
-@click.option("--json", "as_json", is_flag=True, help="Print what the engine announces as JSON lines.")
+@json_option("Print what the engine announces as JSON lines.")
+@timeout_option("End it if it does not serve within S seconds (exit code 5).")
 def serve_command(
-    profile: str, settings: Sequence[str], name: str | None, bind: str | None, allow_faults: bool, as_json: bool
+    profile: str,
+    settings: Sequence[str],
+    name: str | None,
+    bind: str | None,
+    allow_faults: bool,
+    as_json: bool,
+    timeout: float | None,
 ) -> int:
     """Run an engine of PROFILE in the foreground.
 
@@ -38,7 +46,8 @@ def serve_command(
         text = f"--bind {bind}: remote consoles need keys, which are not built yet; leave it out to serve local ones"
         raise exits.Failure(text, exits.USAGE)
     need_engine()
-    engine = EngineProcess(profile_arguments(profile, settings, name, allow_faults))
+    within = [] if timeout is None else [f"--within={timeout}"]
+    engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within])
     try:
         asyncio.run(_relay(engine, as_json))
         return _exit_code(engine.wait(30.0))

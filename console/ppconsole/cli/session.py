@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -78,6 +79,25 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
         raise exits.Failure(f"{error}; nothing was sent", exits.USAGE) from None
     except TimeoutError:
         raise exits.Failure("no answer before --timeout was over", exits.TIMEOUT) from None
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[None]:
+    """Raise Failure with exit code 5 where the block takes longer. Main thread only; a loop has timeouts of its own."""
+
+    def over(*_: object) -> None:
+        raise exits.Failure(f"not done within {seconds:g} s", exits.TIMEOUT)
+
+    if seconds is None:
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, over)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 @asynccontextmanager

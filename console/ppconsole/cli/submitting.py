@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's end of sequence.")
 @click.option("--logprobs", type=int, metavar="N", help="With --json: log-probabilities, and those of the N best.")
 @click.option("--chat", is_flag=True, help="Put the prompt through the model's chat template.")
-@click.option("--detach", is_flag=True, help="Print the request's id and leave; `follow` picks it up.")
+@click.option(
+    "--detach", "--no-wait", is_flag=True, help="Print the id once it is accepted, and leave; `follow` picks it up."
+)
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log.")
 @click.option("--dry-run", is_flag=True, help="Say whether it would fit; submit nothing.")
 def submit_command(

@@ -8,10 +8,12 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
 from ppengine.bench.partition import best_partition, longest_ms
@@ -29,9 +31,17 @@ WINDOW_S = 5.0
 """Each side of a pair with and without a console: several pictures of one that draws once a second."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, as the CLI's other verbs do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with 2."""
+        self.exit(2, f"error: {message}. See: {self.prog} --help\n")
+
+
 def parse() -> argparse.Namespace:
     """Return the arguments."""
-    parser = argparse.ArgumentParser(prog="ppconsole bench", description=__doc__)
+    parser = Parser(prog="ppconsole bench", description=__doc__)
     parser.add_argument("profile")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="a.b=c")
     parser.add_argument("--requests", type=at_least_one, default=32)
@@ -45,6 +55,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tflops", type=float, help="of the device, for the limit; without it, what a product reaches")
     parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without consoles")
     parser.add_argument("--consoles", type=at_least_one, default=1, metavar="N", help="so many of them")
+    parser.add_argument("--json", action="store_true", help="only the JSON lines on stdout, the tables on stderr")
+    parser.add_argument("--timeout", type=above_zero, metavar="S", help="give up after S seconds (exit code 5)")
     parser.add_argument("--apart", action="store_true", help="consoles on half of the cores, all else on the others")
     return parser.parse_args()
 
@@ -54,6 +66,14 @@ def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
     return int(text)
+
+
+def above_zero(text: str) -> float:
+    """Return seconds given on the command line. Raises argparse.ArgumentTypeError where no time can pass."""
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) <= 1e6:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0, 1e6 at most")
 
 
 def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iterator[list[Job]]:
@@ -86,8 +106,8 @@ def check_lengths(jobs: list[Job], longest: int) -> None:
 
 
 def say(**figures: object) -> None:
-    """Print one measurement."""
-    print(json.dumps(figures), flush=True)
+    """Print one measurement, also where the tables go elsewhere."""
+    print(json.dumps(figures), file=sys.__stdout__, flush=True)
 
 
 def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, rounds: int) -> None:
@@ -101,6 +121,7 @@ def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, ro
         theirs.append(tokens / baseline.run(jobs))
         say(round=number, engine_tok_s=round(ours[-1], 1), transformers_tok_s=round(theirs[-1], 1))
     ratio = statistics.median(ours) / statistics.median(theirs)
+    say(rounds=rounds, ratio=round(ratio, 3))
     pairs = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     print(f"engine       {statistics.median(ours):9.1f} output tokens/s (median of {rounds})")
     print(f"transformers {statistics.median(theirs):9.1f} output tokens/s, generate with padding, same cores")
@@ -141,6 +162,7 @@ def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int, consoles: int
                 shares.append((sum(map(cpu_seconds, watchers)) - before[1]) / max(engine, 1e-9))
         say(pair=number, alone_tok_s=round(alone[-1], 1), watched_tok_s=round(watched[-1], 1), cpu=round(shares[-1], 4))
     ratios = sorted(w / a for w, a in zip(watched, alone, strict=True))
+    say(pairs=pairs, ratio=round(statistics.median(ratios), 4), cpu=round(statistics.median(shares), 4))
     where = f", on cores {sorted(cores)} of their own" if cores else ""
     print(f"{consoles} console{'s' * (consoles > 1)}{where}")
     print(f"throughput with / without:        median {statistics.median(ratios):.3f}", end=" ")
@@ -190,9 +212,31 @@ def advice(layers: list[int], stages: list[StageTimes]) -> str:
     return f"layers {layers}: {now:.2f} ms on the longest stage; {then:.2f} with --set 'parallel.partition={best}'"
 
 
+class Overdue(BaseException):
+    """--timeout is over. No error that somebody on the way could take for one of his own."""
+
+
 def main() -> int:
-    """Run the benchmark. Exit codes as the CLI's: 1 error, 2 usage."""
+    """Run the benchmark. Exit codes as the CLI's: 1 error, 2 usage, 5 --timeout is over, 130 interrupted."""
     arguments = parse()
+
+    def over(*_: object) -> None:
+        raise Overdue
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, arguments.timeout or 0.0)
+    try:
+        with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+            return bench(arguments)
+    except Overdue:
+        print(f"error: not done within {arguments.timeout:g} s", file=sys.stderr)
+        return 5
+    except KeyboardInterrupt:
+        return 130
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Start the engine and measure; return the exit code."""
     try:
         profile = load_profile(arguments.profile, arguments.settings)
         if profile.model.load_format == "dummy" and not (arguments.no_baseline or arguments.watch_pairs):

@@ -1,8 +1,9 @@
-"""Entry point: `python -m ppengine.supervisor PROFILE [--set a.b=c]... [--name NAME] [--allow-faults]`.
+"""Entry point: `python -m ppengine.supervisor PROFILE [--set a.b=c]... [--name NAME] [--allow-faults]
+[--within S]`.
 
 On stdout one JSON line when the engine can be attached to, `{"event": "started", "id", "name", "run_dir"}`, and one at
 the end, `{"event": "stopped", "code", "reason"}`; messages for humans on stderr. Exit codes: 0 stopped as asked,
-1 error, 2 usage or profile, 8 does not fit.
+1 error, 2 usage or profile, 5 did not serve in time, 8 does not fit.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> int:
 def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
     profile = _profile(options)
     config = engine_config(profile, options.name, allow_faults=options.allow_faults)
-    return Supervisor(config, _executor(profile), wakeup).run()
+    return Supervisor(config, _executor(profile), wakeup, within_s=options.within).run()
 
 
 def _profile(options: argparse.Namespace) -> Profile:
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="change one key of the profile")
     parser.add_argument("--name", help="name of the engine; without it, the profile's")
     parser.add_argument("--allow-faults", action="store_true", help="let operators break it on demand: for drills")
+    parser.add_argument("--within", type=float, metavar="S", help="end it if it does not serve within S seconds")
     parser.add_argument("--profile-json", metavar="TEXT", help="a profile as JSON, in place of PROFILE")
     lifeline.add_argument(parser)
     return parser

@@ -30,7 +30,7 @@ VITAL = ("core", "gateway", "ray")
 """Processes without which an engine cannot go on."""
 MOST_AGENTS = 5
 """So many agents in all: one that ends again and again has a reason that another one does not mend."""
-FITS_NOT = 8
+TIMED_OUT, FITS_NOT = 5, 8
 
 
 class Modules(NamedTuple):
@@ -50,15 +50,21 @@ class End(NamedTuple):
 
 
 class Supervisor:
-    """Owns the processes of one boot. `run` is everything."""
+    """Owns the processes of one boot. `run` is everything. `within_s`: seconds that it gets until it serves."""
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, wakeup: Wakeup, modules: Modules | None = None
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        wakeup: Wakeup,
+        modules: Modules | None = None,
+        within_s: float | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
         self._wakeup = wakeup
         self._modules = modules or Modules()
+        self._within_s = within_s
         self._folder = Path(config.run_dir)
         self._children: dict[str, Child] = {}
         self._agents = 1
@@ -116,6 +122,9 @@ class Supervisor:
         for info in self._observe():
             self._judge(info)
         self._publish()
+        limit = self._within_s
+        if limit is not None and not self._served and time.monotonic() - self._started_at > limit:
+            self._end = self._end or End(TIMED_OUT, f"it does not serve within {limit:g} s")
 
     def _start_anew(self, link: Link, order: StartStage) -> None:
         """Replace the process of one stage; how the old one ended is told before, if it has ended by itself."""
