@@ -4,6 +4,7 @@
         fake.event("stage.dead", "stage 2 is dead")
         fake.silent = True                     # no snapshots: stale
         fake.deaf = True                       # answers nothing on control and bulk
+    fake.coreless = True                   # fetches are refused: the core has ended
         fake.lose_events(5)                    # numbered, kept in the ring, not published
         fake.restart()                         # the same endpoints, a new epoch
         fake.stop() / fake.start()             # gone, record removed / back
@@ -210,7 +211,7 @@ class FakeGateway:
         self.name = name
         self.hz = hz
         self.snapshot = snapshot or sample_snapshot()
-        self.silent = self.deaf = False
+        self.silent = self.deaf = self.coreless = False
         self.words = ["Once", " upon", " a", " time", " there", " was", " a", " fox."]
         self.word_s = 0.02
         self.commands: list[Command] = []
@@ -494,6 +495,8 @@ class FakeGateway:
         self._waiting_fetches = rest
 
     def _fetched(self, fetch: Fetch, now: float) -> Fetched | Failed:
+        if self.coreless:
+            return Failed(nonce=fetch.nonce, code="NO_CORE", text="the engine core has ended: killed by SIGKILL")
         if fetch.request not in self._outputs:
             return Failed(nonce=fetch.nonce, code="NOT_FOUND", text=f"no output of {fetch.request!r} is kept")
         begun, reason, count = self._outputs[fetch.request]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -349,7 +351,7 @@ def test_no_wait_returns_when_accepted(cli: Cli, fake: FakeGateway) -> None:
     ("code", "expected"),
     [
         ("DENIED", 4), ("EXPIRED", 5), ("CONFLICT", 6), ("STALE_EPOCH", 6), ("NOT_FOUND", 7), ("DOES_NOT_FIT", 8),
-        ("INVALID", 2), ("NO_CORE", 3), ("FAILED", 1), ("BUSY", 1), ("UNSUPPORTED", 1), ("GONE", 7), ("PROTOCOL", 1),
+        ("INVALID", 2), ("NO_CORE", 1), ("FAILED", 1), ("BUSY", 1), ("UNSUPPORTED", 1), ("GONE", 7), ("PROTOCOL", 1),
     ],
 )  # fmt: skip
 def test_refusals_have_their_exit_codes(cli: Cli, fake: FakeGateway, code: str, expected: int) -> None:
@@ -511,6 +513,50 @@ def test_a_lost_link_does_not_end_a_stream(cli: Cli, fake: FakeGateway) -> None:
     assert process.returncode == 0, err
     assert "word " + out == "word " * 30 + "\n"
     assert not any(isinstance(command.verb, Abort) for command in fake.commands)
+
+
+@pytest.fixture
+def mortal(folder: Path) -> Iterator[tuple[FakeGateway, subprocess.Popen[bytes]]]:
+    """A gateway of an engine whose supervisor can be ended."""
+    supervisor = subprocess.Popen(["sleep", "600"])
+    gateway = FakeGateway()
+    gateway.pid = supervisor.pid
+    with gateway:
+        yield gateway, supervisor
+    supervisor.kill()
+    supervisor.wait()
+
+
+@pytest.mark.parametrize("link", ["closed", "open"])
+def test_a_stream_ends_with_its_engine(
+    cli: Cli, mortal: tuple[FakeGateway, subprocess.Popen[bytes]], link: str
+) -> None:
+    fake, supervisor = mortal
+    fake.words, fake.word_s = ["word "] * 300, 0.1
+    process = cli.process("submit", "Once", "--max-tokens", "300")
+    assert process.stdout is not None
+    assert process.stdout.read(5) == "word "
+    fake.coreless = link == "open"
+    supervisor.kill()
+    supervisor.wait()
+    if link == "closed":
+        fake.stop()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 3, err
+    last = err.splitlines()[-1]
+    assert re.fullmatch(rf"error: engine fake \({fake.id}\) is gone, and r-\w+ with it: \d+ tokens came", last), err
+
+
+def test_a_stream_whose_core_does_not_answer_says_so(
+    cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppconsole.cli.submitting.LEAVES_S", 0.2)
+    fake.coreless = True
+    run = cli("submit", "Once")
+    assert (run.code, run.err.splitlines()[-1]) == (
+        1,
+        "error: the engine core has ended: killed by SIGKILL (NO_CORE)",
+    )
 
 
 def test_submit_timeout_leaves_the_request(cli: Cli, fake: FakeGateway) -> None:

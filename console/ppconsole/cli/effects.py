@@ -10,13 +10,15 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, Effect, effect_options
-from ppconsole.cli.session import attached, print_json, run, say
+from ppconsole.cli.session import attached, has_ended, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 
     from ppconsole.link.engine import EngineLink
 
+STOP_S = 10.0
+"""A link that breaks at a stop is what was asked, if the engine has ended so soon after."""
 END_S = 60.0
 """How long a verb waits for its end when no --timeout says otherwise."""
 
@@ -204,7 +206,7 @@ async def _carry_out(verb: Any, common: Common, effect: Effect, end_s: float) ->
                 return _show_accepted(name, accepted.result(), common)
             end = command.result()
         except LinkLost as lost:
-            if isinstance(verb, Stop) and lost.sent and await _has_ended(link):
+            if isinstance(verb, Stop) and lost.sent and await has_ended(link.record, STOP_S):
                 return _show_stopped(link, common)
             text = _unknown(str(lost), verb, taken=accepted.done()) if lost.sent else str(lost)
             raise exits.Failure(text, exits.TIMEOUT) from None
@@ -255,17 +257,6 @@ def _show_stopped(link: EngineLink, common: Common) -> int:
     else:
         click.echo(f"stop applied: engine {link.record.id} ({link.record.name}) has ended")
     return exits.DONE
-
-
-async def _has_ended(link: EngineLink) -> bool:
-    """Whether the engine's supervisor ends within a few seconds: a link that breaks at a stop is what was asked."""
-    from ppengine.protocol.discovery import process_start
-
-    for _ in range(100):
-        if process_start(link.record.pid) != link.record.pid_start:
-            return True
-        await asyncio.sleep(0.1)
-    return False
 
 
 def _unknown(text: str, verb: Any, *, taken: bool) -> str:

@@ -117,6 +117,18 @@ async def attached(
         await link.close()
 
 
+async def has_ended(record: EngineRecord, within_s: float = 0.0) -> bool:
+    """Whether the engine's supervisor, and with it the engine, has ended, or does so within `within_s` seconds."""
+    from ppengine.protocol.discovery import process_start
+
+    end = asyncio.get_running_loop().time() + within_s
+    while process_start(record.pid) == record.pid_start:
+        if asyncio.get_running_loop().time() >= end:
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
 async def one_snapshot(common: Common) -> Snapshot:
     """Attach, and return the first snapshot. Raises Failure, LinkLost."""
     from ppengine.protocol.snapshot import Snapshot

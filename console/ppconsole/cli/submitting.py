@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,18 @@ import click
 from ppconsole.cli import exits
 from ppconsole.cli.effects import show_refused
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import attached, print_json, run, say
+from ppconsole.cli.session import attached, has_ended, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Submit
 
     from ppconsole.link.engine import EngineLink
+
+
+LEAVES_S = 5.0
+"""A supervisor whose core has ended takes all of the engine along in less."""
+GONE_S = 1.0
+"""How often a stream without a link looks whether there is an engine that it could come back to."""
 
 
 @click.command("submit")
@@ -186,7 +193,10 @@ async def _abort(link: EngineLink, request: str) -> None:
 
 
 class _Stream:
-    """Prints the samples of one request from their beginning; goes on by offset after a lost link."""
+    """Prints the samples of one request from their beginning; goes on by offset after a lost link.
+
+    Ends with exit code 3 when there is no engine left that could go on.
+    """
 
     def __init__(self, link: EngineLink, request: str, as_json: bool, samples: int | None = None) -> None:
         self._link = link
@@ -194,6 +204,8 @@ class _Stream:
         self._json = as_json
         self._samples = samples
         self._prompt_tokens = 0
+        self._engine = link.record
+        self._came = 0
 
     async def all_samples(self) -> int:
         """Print all samples; one streams as it comes, of several each is printed as text when it has ended."""
@@ -201,26 +213,25 @@ class _Stream:
 
         begun = asyncio.get_running_loop().time()
         several = self._samples is not None and self._samples > 1
-        tokens, text, reason, samples = await self._sample(0, live=not several)
-        total = tokens
+        text, reason, samples = await self._sample(0, live=not several)
         ends = [f"{reason}"]
         if samples > 1:
             self._show_sample(0, samples, text, already=not several)
             for index in range(1, samples):
-                tokens, text, reason, _ = await self._sample(index, live=False)
-                total += tokens
+                text, reason, _ = await self._sample(index, live=False)
                 ends.append(f"{reason}")
                 self._show_sample(index, samples, text, already=False)
         seconds = asyncio.get_running_loop().time() - begun
         # Who picks a stream up late gets much of it at once: no rate can be told from that.
-        pace = f" in {seconds:.2f} s, {total / seconds:.0f} tok/s" if self._samples is not None and seconds > 0 else ""
+        paced = self._samples is not None and seconds > 0
+        pace = f" in {seconds:.2f} s, {self._came / seconds:.0f} tok/s" if paced else ""
         why = clean(", ".join(dict.fromkeys(ends)))
-        say(f"{self._request}: {self._prompt_tokens} in, {total} out{pace}, {why}")
+        say(f"{self._request}: {self._prompt_tokens} in, {self._came} out{pace}, {why}")
         return exits.DONE
 
-    async def _sample(self, sample: int, *, live: bool) -> tuple[int, str, str | None, int]:
-        """Return (tokens, text, finish reason, number of samples) of one sample when it has ended."""
-        from ppconsole.link.source import LinkLost
+    async def _sample(self, sample: int, *, live: bool) -> tuple[str, str | None, int]:
+        """Return (text, finish reason, number of samples) of one sample when it has ended."""
+        from ppconsole.link.source import LinkLost, QueryFailed
         from ppconsole.model.safe import clean
 
         tokens, text = 0, ""
@@ -230,11 +241,16 @@ class _Stream:
                     self._request, offset=tokens, text_offset=len(text), sample=sample, wait_ms=1000
                 )
             except LinkLost as error:
-                say(f"{error}; waiting for the link to come back")
-                await self._link.attached()
-                await asyncio.sleep(0.1)
+                await self._back(str(error))
                 continue
-            tokens, text = part.offset + len(part.token_ids), text + part.text
+            except QueryFailed as error:
+                # Without a core the rest is about to leave. Who knows nothing of the request may be a successor.
+                if await has_ended(self._engine, LEAVES_S if error.code == "NO_CORE" else 0.0):
+                    raise self._gone() from None
+                raise
+            end = part.offset + len(part.token_ids)
+            self._came += end - tokens
+            tokens, text = end, text + part.text
             self._prompt_tokens = part.prompt_tokens
             if self._json:
                 self._print_part(part)
@@ -244,7 +260,25 @@ class _Stream:
             if part.finished:
                 if live and not self._json:
                     click.echo()
-                return tokens, text, part.finish_reason, part.samples
+                return text, part.finish_reason, part.samples
+
+    async def _back(self, why: str) -> None:
+        """Wait until the link is back. Raises Failure once the engine is gone."""
+        from ppconsole.link.source import LinkLost
+
+        if not await has_ended(self._engine):
+            say(f"{why}; waiting for the link to come back")
+        while not await has_ended(self._engine):
+            with contextlib.suppress(LinkLost):
+                await self._link.attached(GONE_S)
+                await asyncio.sleep(0.1)
+                return
+        raise self._gone()
+
+    def _gone(self) -> exits.Failure:
+        engine = f"engine {self._engine.name} ({self._engine.id})"
+        text = f"{engine} is gone, and {self._request} with it: {self._came} tokens came"
+        return exits.Failure(text, exits.NO_ENGINE)
 
     def _print_part(self, part: Any) -> None:
         line = {"sample": part.sample, "text": part.text, "token_ids": part.token_ids}
