@@ -644,10 +644,12 @@ def test_doctor_gives_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 STAND_IN = """
 import json, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+signal.signal(signal.SIGINT, lambda *_: os._exit(0))
 line = int(sys.argv[sys.argv.index("--lifeline") + 1])
 print("a message for humans", file=sys.stderr, flush=True)
 print("a library prints this", flush=True)
-print(json.dumps({"event": "started", "id": "abc", "name": "stand-in", "argv": sys.argv[1:]}), flush=True)
+started = {"event": "started", "id": "abc", "name": "stand-in", "pid": os.getpid(), "argv": sys.argv[1:]}
+print(json.dumps(started), flush=True)
 while os.read(line, 1):
     pass
 open(os.environ["LEFT"], "w").write("left")
@@ -667,16 +669,26 @@ def stand_in(folder: Path, cli: Cli) -> Path:
     return folder / "left"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_relays_and_passes_signals_on(cli: Cli, stand_in: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 7)])
+def test_serve_relays_and_passes_signals_on(cli: Cli, stand_in: Path, number: signal.Signals, code: int) -> None:
     process = cli.process("serve", "tiny", "--json", "--timeout", "7")
     assert process.stdout is not None
     notice = json.loads(process.stdout.readline())
     assert (notice["name"], notice["argv"][:2]) == ("stand-in", ["tiny", "--within=7.0"])
     process.send_signal(number)
     _, err = process.communicate(timeout=10)
-    assert process.returncode == 7
+    assert process.returncode == code
     assert "a message for humans" in err
+
+
+def test_serve_says_that_its_supervisor_was_killed(cli: Cli, stand_in: Path) -> None:
+    process = cli.process("serve", "tiny", "--json")
+    assert process.stdout is not None
+    os.kill(json.loads(process.stdout.readline())["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    says = "error: the engine's supervisor was killed by SIGKILL, and what it had started ends with it"
+    assert err.splitlines()[-1] == says
 
 
 def test_an_engine_leaves_when_serve_is_killed(cli: Cli, stand_in: Path) -> None:

@@ -49,8 +49,10 @@ def serve_command(
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within])
     try:
-        asyncio.run(_relay(engine, as_json))
-        return _exit_code(engine.wait(30.0))
+        asked = asyncio.run(_relay(engine, as_json))
+        code = _exit_code(engine.wait(30.0), "the engine's supervisor", asked)
+        # Ctrl-C is passed on, and the engine that stops in order has done what it was asked.
+        return exits.INTERRUPTED if asked == signal.SIGINT and code == exits.DONE else code
     finally:
         engine.close()
 
@@ -65,7 +67,7 @@ def bench_command(arguments: Sequence[str]) -> int:
     process = subprocess.Popen([sys.executable, "-m", "ppengine.bench", *arguments])
     while True:
         try:
-            return _exit_code(process.wait())
+            return _exit_code(process.wait(), "the bench", signal.SIGINT)
         except KeyboardInterrupt:
             continue  # the terminal's Ctrl-C reached it too; it cleans up and ends
 
@@ -80,13 +82,19 @@ def profile_arguments(profile: str, settings: Sequence[str], name: str | None, a
     return arguments + (["--allow-faults"] if allow_faults else [])
 
 
-async def _relay(engine: EngineProcess, as_json: bool) -> None:
-    """Tell what the engine announces until it ends, and pass signals on to it."""
+async def _relay(engine: EngineProcess, as_json: bool) -> int | None:
+    """Tell what the engine announces until it ends, and pass signals on to it; return the first of them."""
     from ppconsole.model.safe import clean
+
+    asked: list[int] = []
+
+    def pass_on(number: int) -> None:
+        asked.append(number)
+        engine.signal(number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, engine.signal, signal.SIGTERM)
+        loop.add_signal_handler(number, pass_on, number)
     notices = await engine.notices()
     while (notice := await notices.get()) is not None:
         if as_json:
@@ -94,8 +102,16 @@ async def _relay(engine: EngineProcess, as_json: bool) -> None:
         elif notice.get("event") == "started":
             name, identity = clean(str(notice.get("name"))), clean(str(notice.get("id")))
             say(f"engine {name} ({identity}) can be attached to: ppconsole attach {identity}")
+    return asked[0] if asked else None
 
 
-def _exit_code(code: int) -> int:
-    """Return a process's exit code; one that a signal ended counts as 128 + its number, as shells have it."""
-    return code if code >= 0 else 128 - code
+def _exit_code(code: int, what: str, asked: int | None) -> int:
+    """Return a process's exit code; one that the signal ended which it was `asked` with counts as shells have it.
+
+    Raises Failure for any other signal: `what` had no time to say anything.
+    """
+    if code >= 0:
+        return code
+    if -code == asked:
+        return 128 - code
+    raise exits.Failure(f"{what} was killed by {signal.Signals(-code).name}, and what it had started ends with it")
