@@ -509,6 +509,9 @@ def test_logs_are_tagged_and_cut(world):
     ]  # fmt: skip
     answer = client.ask(Inspect(nonce=1, what="logs", stage=1), socket=client.bulk)
     assert len(frames.decode_as(LogsDetail, bytes(answer.data)).lines) == 2
+    for stage in (-1, 9):
+        answer = client.ask(Inspect(nonce=1, what="logs", stage=stage), socket=client.bulk)
+        assert (answer.code, answer.text) == ("NOT_FOUND", f"no stage {stage}: this engine has 0 to 1")
 
 
 def test_details_are_asked_of_the_core(world):

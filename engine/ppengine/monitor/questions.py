@@ -37,6 +37,9 @@ class LocalAnswers:
         """Return the answer to `question`, if it is here."""
         detail: msgspec.Struct | None
         if question.what == "logs":
+            if question.stage is not None and not 0 <= question.stage < self._config.stages:
+                text = f"no stage {question.stage}: this engine has 0 to {self._config.stages - 1}"
+                return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
             detail = LogsDetail(lines=tail(self._run_dir, question.lines, question.stage))
         elif question.what == "audit":
             lines = max(0, min(question.lines, LINES_MOST))
