@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 
-_ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO ")
+_ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} INFO ")
 
 
 class _OneLine(logging.Formatter):
@@ -30,7 +30,7 @@ def is_routine(line: str) -> bool:
 def start() -> None:
     """Begin the log of this process. Libraries are heard from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(_OneLine("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)

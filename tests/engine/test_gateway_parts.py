@@ -1,8 +1,13 @@
 """Parts of the gateway alone: subscriptions, sessions, events, logs."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 import zmq
 from monitor_helpers import until
+from ppengine import logs
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.logs import tail
 from ppengine.monitor.publisher import Publisher
@@ -125,3 +130,13 @@ def test_log_lines_of_all_processes_come_by_their_time(tmp_path):
     (tmp_path / "stage0.log").write_text("2026-01-01 10:00:02 INFO b\n2026-01-01 10:00:03 INFO c\n")
     assert [line[-1] for line in tail(tmp_path, 10)] == ["a", "a", "b", "c", "d"]
     assert tail(tmp_path, 10)[1] == "core| Traceback of a"
+    (tmp_path / "agent.log").write_text("2026-01-01 10:00:02.700 INFO y\n")
+    (tmp_path / "stage1.log").write_text("2026-01-01 10:00:02.080 INFO x\n")
+    assert [line[-1] for line in tail(tmp_path, 10)] == ["a", "a", "b", "x", "y", "c", "d"]
+
+
+def test_lines_of_one_second_have_an_order():
+    told = "import logging; from ppengine import logs; logs.start(); logging.getLogger('ppengine').info('x')"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} INFO x\n", done.stderr)
+    assert logs.is_routine(done.stderr)

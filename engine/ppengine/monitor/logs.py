@@ -10,7 +10,7 @@ LINES_MOST = 10_000
 _LINE_BYTES = 400
 """A line is read as if it had so many bytes on average, at least."""
 _FILE_MOST = 1024 * 1024
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.]\d+)?")
 
 
 def tail(run_dir: Path, lines: int, stage: int | None = None) -> list[str]:
