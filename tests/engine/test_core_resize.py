@@ -85,11 +85,34 @@ def test_a_first_mapping_that_fails_ends_the_engine_also_when_a_change_waits():
     assert world.engine.leaving
 
 
-def test_the_same_size_is_applied_at_once():
+def test_what_is_so_already_is_applied_at_once_and_is_no_new_revision():
     world = CoreWorld()
-    assert [type(answer).__name__ for answer in world.say(SetMemory(utilization=0.5))] == ["Accepted", "Outcome"]
+    world.set_memory(0.6)
+    world.run()
+    accepted, outcome = world.say(SetMemory(utilization=0.6))
+    assert (type(accepted).__name__, outcome.state, outcome.revision) == ("Accepted", "applied", 1)
+    assert outcome.text == "nothing to change: 500 blocks are mapped"
+    assert not world.steps and not world.engine.resizer.busy
+    world.check()
+
+
+def test_another_utilization_of_the_same_size_is_a_new_revision():
+    world = CoreWorld()
+    accepted, outcome = world.say(SetMemory(utilization=0.5001))
+    assert (type(accepted).__name__, outcome.state, outcome.revision) == ("Accepted", "applied", 1)
     assert not world.steps
     world.check()
+
+
+def test_the_same_size_that_one_stage_could_not_map_is_asked_for_again():
+    world = CoreWorld()
+    world.set_memory(0.8)
+    world.retire(mapped=[700, 400])
+    world.run()
+    again = world.set_memory(0.8)
+    assert world.steps[0].map_blocks == 700
+    world.run()
+    assert (states(world, again), mapped(world), world.engine.resizer.revision) == (["applied"], 700, 2)
 
 
 # --- stages that are at their mapping while steps go on -------------------------------------------------------

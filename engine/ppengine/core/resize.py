@@ -95,6 +95,12 @@ class Resizer:
             )  # fmt: skip
             engine.reply(client, outcome)
             return
+        if self._is_so(verb.utilization, memory.mapped):
+            # No new revision: plans that operators have open on this one are as good as before.
+            operation = engine.operations.open(command, client, f"{verb.utilization:g}")
+            text = f"nothing to change: {self.mapped_blocks} blocks are mapped"
+            engine.operations.end(operation, "applied", text, revision=self.revision)
+            return
         self._begin(client, command, verb.utilization, memory.mapped)
 
     def advance(self) -> None:
@@ -160,6 +166,11 @@ class Resizer:
             scheduler.begin_resize(min(self._target, scheduler.device.size))
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _is_so(self, utilization: float, blocks: int) -> bool:
+        """Whether all stages have what is asked for, and nothing is under way that would change it."""
+        settled = not (self.busy or self._mapping or self._uneven)
+        return settled and (utilization, blocks) == (self.utilization, self.mapped_blocks)
 
     def _begin(self, client: bytes, command: Command, utilization: float, blocks: int) -> None:
         engine, older = self._engine, self._operation
