@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gateway import FakeGateway
+from fake_gateway import FakeGateway, count_queues, sample_snapshot
 from ppconsole.cli import demo as demo_module
 from ppconsole.cli.demo import PROMPTS
 
@@ -81,6 +81,7 @@ def test_headless_prints_texts_and_stages_and_leaves_nothing(tmp_path: Path) -> 
     table = lines[lines.index("") + 1 :]
     assert table[0].split()[:3] == ["STG", "STATE", "MEMORY"]
     assert [row.split()[0] for row in table[1:3]] == ["0", "1"]
+    assert "run 0" in table[3]
     assert err.rstrip().endswith("stopping the demo")
     assert demo.left() == []
 
@@ -125,6 +126,28 @@ def test_a_loaded_demo_that_is_interrupted_at_work_leaves_nothing(tmp_path: Path
     assert demo.process.returncode == 130, err
     assert "Traceback" not in err
     assert demo.left() == []
+
+
+async def test_the_picture_is_taken_once_all_requests_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text may be read to its end before a snapshot shows that its request has ended."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with FakeGateway(snapshot=sample_snapshot(requests=[])) as fake:
+        demo = asyncio.create_task(demo_module._headless(fake.record, False, False, 60.0))
+        out = ""
+        while out.count("\n") < len(PROMPTS):
+            await asyncio.sleep(0.01)
+            out += capsys.readouterr().out
+        assert fake.snapshot.queues.running == len(PROMPTS)
+        fake.snapshot.requests = fake.snapshot.requests[:1]
+        count_queues(fake.snapshot)
+        assert not (await asyncio.wait([demo], timeout=0.5))[0], "one request is still listed"
+        fake.snapshot.requests = []
+        count_queues(fake.snapshot)
+        assert await demo == 0
+        assert "run 0" in capsys.readouterr().out
 
 
 async def test_the_wait_for_the_engine_is_no_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

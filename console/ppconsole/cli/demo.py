@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -143,51 +143,88 @@ def _last_words(engine: EngineProcess, notice: dict[str, Any] | None) -> str:
 
 
 async def _headless(record: EngineRecord, load: bool, as_json: bool, limit_s: float) -> int:
-    """Submit all prompts at once, print their texts as they end, then the stages."""
-    from ppengine.protocol.snapshot import Snapshot
-
+    """Submit all prompts at once, print their texts as they end, then the stages as they are when all have ended."""
     from ppconsole.cli.load import Load
     from ppconsole.cli.options import Common
-    from ppconsole.cli.render import pool_line, stage_lines
     from ppconsole.cli.session import attached
-    from ppconsole.model.safe import clean
 
-    last: Snapshot | None = None
-
-    def take(update: Any) -> None:
-        nonlocal last
-        if isinstance(update, Snapshot):
-            last = update
-
+    pictures = _Newest()
     background = Load(record) if load else None
     if background is not None:
         background.start()
     try:
-        async with attached(Common(engine=record.id), take) as link, asyncio.timeout(limit_s):
+        async with attached(Common(engine=record.id), pictures.take) as link, asyncio.timeout(limit_s):
             texts = [asyncio.create_task(_complete(link, prompt)) for prompt in PROMPTS]
+            ended = set()
             try:
-                for ended in asyncio.as_completed(texts):
-                    prompt, text = await ended
-                    if as_json:
-                        print_json({"prompt": prompt, "text": text})
-                    else:
-                        click.echo(clean(f"{prompt}{text}"))
+                for text in asyncio.as_completed(texts):
+                    done = await text
+                    ended.add(done.request)
+                    _show_text(done, as_json)
             finally:
                 for task in texts:
                     task.cancel()
                 await asyncio.gather(*texts, return_exceptions=True)
+            last = await pictures.without(ended)
     finally:
         if background is not None:
             background.stop()
-    if last is not None and as_json:
-        print_json({"snapshot": last})
-    elif last is not None:
-        click.echo("\n".join(["", *stage_lines(last.stages), pool_line(last)]))
+    _show_picture(last, as_json)
     return exits.DONE
 
 
-async def _complete(link: EngineLink, prompt: str) -> tuple[str, str]:
-    """Return a prompt and its text."""
+class _Newest:
+    """The newest snapshot of a link."""
+
+    def __init__(self) -> None:
+        self._last: Snapshot | None = None
+        self._came = asyncio.Event()
+
+    def take(self, update: Update) -> None:
+        """Take one update of the link."""
+        from ppengine.protocol.snapshot import Snapshot
+
+        if isinstance(update, Snapshot):
+            self._last = update
+            self._came.set()
+
+    async def without(self, requests: set[str]) -> Snapshot:
+        """Return the first one from now on in which none of `requests` is listed: they have ended there, too."""
+        while True:
+            self._came.clear()
+            await self._came.wait()
+            if self._last is not None and requests.isdisjoint(request.id for request in self._last.requests):
+                return self._last
+
+
+class _Text(NamedTuple):
+    """What became of a prompt."""
+
+    request: str
+    prompt: str
+    text: str
+
+
+def _show_text(done: _Text, as_json: bool) -> None:
+    from ppconsole.model.safe import clean
+
+    if as_json:
+        print_json(done._asdict())
+    else:
+        click.echo(clean(done.prompt + done.text))
+
+
+def _show_picture(snapshot: Snapshot, as_json: bool) -> None:
+    from ppconsole.cli.render import pool_line, stage_lines
+
+    if as_json:
+        print_json({"snapshot": snapshot})
+    else:
+        click.echo("\n".join(["", *stage_lines(snapshot.stages), pool_line(snapshot)]))
+
+
+async def _complete(link: EngineLink, prompt: str) -> _Text:
+    """Return a prompt and its text once it has ended."""
     from ppengine.protocol.control import Submit
     from ppengine.protocol.sampling import SamplingParams
 
@@ -202,7 +239,7 @@ async def _complete(link: EngineLink, prompt: str) -> tuple[str, str]:
         part = await link.fetch(answer, offset=tokens, text_offset=len(text))
         text, tokens = text + part.text, tokens + len(part.token_ids)
         if part.finished:
-            return prompt, text
+            return _Text(answer, prompt, text)
 
 
 def _with_console(record: EngineRecord, load: bool) -> int:
