@@ -79,13 +79,15 @@ class Rig:
 
 
 @asynccontextmanager
-async def console(picture=None, *, size=(80, 24), read_only=False, live=True, **changes) -> AsyncIterator[Rig]:
+async def console(
+    picture=None, *, size=(80, 24), read_only=False, live=True, notes=False, **changes
+) -> AsyncIterator[Rig]:
     source = FakeSource(snapshots.snapshot(4, 8) if picture is None else picture, live=live)
     for name, value in changes.items():
         setattr(source, name, value)
     clock = Clock()
     app = ConsoleApp(source, read_only=read_only, clock=clock, theme="pp-dark")
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=size, notifications=notes) as pilot:
         rig = Rig(app, pilot, source, clock)
         await rig.until(lambda: app.state.snapshot is not None or source.starts <= source.fail_starts)
         app.tick()
@@ -269,12 +271,31 @@ async def test_a_lost_link_greys_disables_and_comes_back():
         rig.app.tick()
         left = rig.app.screen.query_one("#left", Lines)
         assert left._faded and "lost" in rig.board("top") and "7.0s" in rig.board("top")
+        assert "preempt" not in rig.board("foot") and "stacks" in rig.board("foot")
+        await rig.pilot.press("tab")
+        offered = rig.board("foot").split()
+        assert not {"continue", "restart", "cordon", "memory"} & set(offered) and "diagnosis" in offered
+        await rig.pilot.press("tab")
         await rig.pilot.press("a", "i")
         assert rig.app.screen is rig.app.main and not rig.source.commands
         assert not rig.app.main.query_one(PromptLine).input.has_focus
         rig.source.send(LinkState(state="live", age_s=0.0), snapshots.snapshot(4, 8))
         rig.app.tick()
-        assert not left._faded and not rig.app.verbs_off()
+        assert not left._faded and not rig.app.verbs_off() and "preempt" in rig.board("foot")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 16), (120, 50)])
+async def test_notes_do_not_lie_over_what_is_typed_or_comes_in_below(size):
+    async with console(size=size, notes=True) as rig:
+        rig.app.report("abort: the engine said no, and this is why: " + "word " * 20, bad=True)
+        rig.app.report("copied: ppconsole show r-0001", bad=False)
+        await rig.pilot.press(":", *"set-memory 0.5")
+        await rig.until(lambda: "copied: ppconsole show" in rig.screen() and "word word" in rig.screen())
+        lines = [line.rstrip() for line in rig.screen().splitlines()]
+        assert lines[-2].endswith("set-memory 0.5")
+        noted = max(index for index, line in enumerate(lines) if "copied: ppconsole show" in line)
+        tail = min(index for index, line in enumerate(lines) if line.startswith("LOG"))
+        assert noted < tail < len(lines) - 2
 
 
 async def test_silence_alone_makes_the_picture_stale():
@@ -287,7 +308,7 @@ async def test_silence_alone_makes_the_picture_stale():
 @pytest.mark.parametrize(("read_only", "live"), [(True, True), (False, False)])
 async def test_read_only_and_recordings_hide_and_refuse_verbs(read_only, live):
     async with console(read_only=read_only, live=live) as rig:
-        assert "preempt" not in rig.board("foot") or not live
+        assert "preempt" not in rig.board("foot")
         assert " RO " in rig.board("top")
         await rig.pilot.press("p", "m", "D", "i")
         assert rig.app.screen is rig.app.main and not rig.source.commands

@@ -49,8 +49,7 @@ class DiagnosisScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the page."""
-        read_only = self.console.state.read_only or not self.console.state.live_source
-        made = diagnosis.page(self.console.shown.snapshot, self._known, width, read_only)
+        made = diagnosis.page(self.console.shown.snapshot, self._known, width, self.console.verbs_off())
         self._sections = made.sections
         return made.rows
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from ppconsole.screens.reader import Reader
 
 
+_BELOW = 2
+"""Prompt and key line: below output and events."""
+
+
 class MainScreen(Screen[None]):
     """Paints on the app's tick and at once on a key. The selection belongs to ids."""
 
@@ -108,6 +112,8 @@ class MainScreen(Screen[None]):
         self.query_one("#left", Lines).show(board.left(state, size, arranged, picked), faded=grey)
         right.show(board.right(state, size, height - 4, self.blocks, picked), faded=grey)
         self._paint_foot(width)
+        for rack in self.query("ToastRack"):  # notes lie over requests, not over what is typed or comes in below them
+            rack.styles.margin = (0, 0, _BELOW + size.output + size.events, 0)
 
     def _picked(self, arranged: list[RequestInfo]) -> board.Picked:
         """Anchor the selection again and return it."""
@@ -127,9 +133,8 @@ class MainScreen(Screen[None]):
         if line.input.has_focus:
             by_mode = {"prompt": keys.PROMPT_KEYS, "filter": keys.FILTER_KEYS, "command": keys.COMMAND_KEYS}
             shown = by_mode[line.mode]
-        live, read_only = not self.console.verbs_off(), self.console.state.read_only
         note = self.console.title_text if len(self.console.title_text) <= width // 2 else ""
-        foot = keys.footer(shown, width, live=live, read_only=read_only, note=note)
+        foot = keys.footer(shown, width, verbs=not self.console.verbs_off(), note=note)
         self.query_one("#foot", Lines).show([foot])
 
     def refresh_blocks(self) -> None:

@@ -122,7 +122,7 @@ class Reader(Screen[None]):
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
         visible = rows[self._top : self._top + height]
         self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=grey)
-        foot = footer(self.shown_keys(), width, live=not grey, read_only=self.console.state.read_only)
+        foot = footer(self.shown_keys(), width, verbs=not self.console.verbs_off())
         self.query_one("#reader-foot", Lines).show([foot])
 
     @property

@@ -46,7 +46,7 @@ class StreamsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return checks, streams and findings."""
-        act = not (self.console.state.read_only or not self.console.state.live_source)
+        act = not self.console.verbs_off()
         return streams.rows(
             self.console.shown.snapshot, self._findings, self.problem, width, act,
             known=self._ledger, missing=self._missing,

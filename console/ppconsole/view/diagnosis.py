@@ -47,14 +47,14 @@ def verdict_of(snapshot: Snapshot | None, known: Known) -> Verdict | None:
     return known.fault.verdict if known.fault is not None else None
 
 
-def page(snapshot: Snapshot | None, known: Known, width: int, read_only: bool = False) -> Page:
-    """Return the whole screen for `width` cells."""
+def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "") -> Page:
+    """Return the whole screen for `width` cells. `off`: why no verb is possible now; empty when they are."""
     if snapshot is None:
         return Page([row(("  waiting for the first sample", "dim"))], (0,))
     verdict = verdict_of(snapshot, known)
     head = _verdict(snapshot, known, verdict, width)
     if verdict is not None:
-        head += _todo(suggestion(verdict.suggest), width, read_only)
+        head += _todo(suggestion(verdict.suggest), width, off)
     head += [heading("PIPELINE  arrows point from who waits to whom it waits for", width)]
     head += pipeline.rows(snapshot, width)
     side = (width - 2) // 2 if width >= TWO_COLUMNS else width
@@ -110,7 +110,7 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
     return found
 
 
-def _todo(wanted: Suggestion, width: int, read_only: bool) -> list[Row]:
+def _todo(wanted: Suggestion, width: int, off: str = "") -> list[Row]:
     """Return what to do, and the key that does it."""
     if not wanted.text:
         return []
@@ -121,8 +121,8 @@ def _todo(wanted: Suggestion, width: int, read_only: bool) -> list[Row]:
         hint = "y copies it: it is for a shell on the engine's host" if wanted.is_shell else ""
     elif wanted.name in ("stacks", "logs"):
         hint = f"x shows the {wanted.name}   y copies the line"
-    elif read_only:
-        hint = "this console is read-only; y copies the line"
+    elif off:
+        hint = f"{off}; y copies the line"
     else:
         hint = "x runs it, after a look at the plan   y copies the line"
     return [*rows, row((f"         {hint}", "dim"))] if hint else rows
@@ -147,7 +147,7 @@ def _others(snapshot: Snapshot, verdict: Verdict, width: int) -> list[Row]:
         if other.root:
             rows += [EMPTY, row((fit(f" ! {where} {other.cause}, for {age_text(other.since_s)}", width), "alert"))]
             rows += [row(("  ", ""), (line, "strong")) for line in wrap(other.summary, width - 4)]
-            rows += [*_todo(suggestion(other.suggest), width, True)[:1], *_evidence(other, width)]
+            rows += [*_todo(suggestion(other.suggest), width)[:1], *_evidence(other, width)]
         else:
             text = f"{where} {other.cause} {age_text(other.since_s)}: {clean(other.summary)}"
             rows += [row(("  ", ""), (part, "warn")) for part in wrap(text, width - 2)]

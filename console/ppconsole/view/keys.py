@@ -8,7 +8,7 @@ from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
 from ppconsole.view.marks import CORDONED, ENGINE, REQUEST, STAGE, STAGE_WORDS
 
 Key = tuple[str, str, bool]
-"""Key, what it does, and whether it is a verb (hidden in read-only, grey when the link is not live)."""
+"""Key, what it does, and whether it is a verb: those are offered only while they are possible."""
 
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), ("p", "preempt", True), ("o", "out", True), ("n", "in", True), ("r", "release", True),
@@ -48,16 +48,15 @@ READER_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 
 
-def footer(keys: Sequence[Key], width: int, *, live: bool, read_only: bool, note: str = "") -> Row:
-    """Return the key line. In read-only verbs are left out; while the link is not live they are grey."""
+def footer(keys: Sequence[Key], width: int, *, verbs: bool, note: str = "") -> Row:
+    """Return the key line, with the keys of verbs or without."""
     segs: list[Seg] = []
     room = width - (width_of(note) + 1 if note else 0)
     for key, text, verb in keys:
         size = width_of(key) + width_of(text) + 2
-        if (verb and read_only) or size > room:
+        if (verb and not verbs) or size > room:
             continue
-        off = verb and not live
-        segs += [(key, "key.off" if off else "key"), (f" {text} ", "key.off" if off else "key.text")]
+        segs += [(key, "key"), (f" {text} ", "key.text")]
         room -= size
     if note:
         segs.append((" " * max(0, room) + note, "key.off"))
