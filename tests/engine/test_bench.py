@@ -13,6 +13,7 @@ import torch
 from checkpoints import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ppengine.bench import __main__ as bench_main
 from ppengine.bench.__main__ import advice
 from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, table
 from ppengine.bench.partition import best_partition, longest_ms
@@ -218,3 +219,28 @@ def test_the_limit_is_what_must_be_read_and_multiplied(spec: ModelSpec) -> None:
     assert limit_seconds(shape, 4, jobs, 2, 1e-9, 1e-12) == pytest.approx(read + flops)
     alone = limit_seconds(shape, 4, jobs[:1], 2, 1e-9, 1e-12)
     assert alone == pytest.approx(limit_seconds(shape, 4, jobs[:1], 1, 1e-9, 1e-12)), "one request keeps one stage busy"
+
+
+class Slow:
+    """A side of a comparison that takes a while to get going."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Job]] = []
+
+    def run(self, jobs: list[Job]) -> float:
+        self.seen.append(jobs)
+        return 50.0 if len(self.seen) == 1 else 0.5 * len(jobs)
+
+
+def test_both_sides_have_a_round_that_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine, baseline = Slow(), Slow()
+    monkeypatch.setattr(bench_main, "run_engine", lambda llm, jobs: engine.run(jobs) / 2)
+    rounds = [[Job([number], 10)] for number in range(9)]
+    bench_main.against_baseline(None, iter(rounds), baseline, 1)  # type: ignore[arg-type]
+    assert engine.seen == baseline.seen == rounds[:2]
+    out = capfd.readouterr().out
+    assert '"ratio": 2.0' in out and "2.00 (of one pair: --rounds 3 tells how far to trust it)" in out
+    bench_main.against_baseline(None, iter(rounds), baseline, 2)  # type: ignore[arg-type]
+    assert "2.00 (pairs 2.00 to 2.00)" in capfd.readouterr().out
