@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ppengine.stage import kv_cache
+from ppengine.config import ConfigError
+from ppengine.stage import hardware, kv_cache
 from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvShape
 from ppengine.stage.system_memory import SystemMemory
 from stage_helpers import resident
@@ -95,3 +96,15 @@ def test_reserving_costs_nothing() -> None:
     cache = CpuKvCache(SHAPE, 200_000)  # 4.6 GiB
     assert cache.length == 200_000 * SHAPE.block_bytes
     assert resident(cache.base, cache.length) < MIB
+
+
+def test_a_host_pool_that_cannot_be_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "system_memory", lambda: SystemMemory(total=8 * 2**30, available=6 * 2**30))
+    stage = hardware.CpuHardware.__new__(hardware.CpuHardware)
+    stage._stages = 2
+    with pytest.raises(ConfigError) as refused:
+        stage.pool(SHAPE, 2**50 // SHAPE.block_bytes)  # more than there are addresses
+    text = str(refused.value)
+    assert text.startswith("1073741824.0 MiB of host memory for 45812984490 swapped blocks cannot be reserved: Cannot ")
+    assert "the host has 8192.0 MiB, 6144.0 MiB of it available, for 2 stages" in text
+    assert text.endswith("memory.swap_space_gib of at most 2.7 would fit")

@@ -20,7 +20,7 @@ from torch import Tensor
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.models import StageModel
 from ppengine.ring import Kind
-from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, SwapPool
+from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvCache, KvShape, SwapPool, size_text
 from ppengine.stage.profile_run import activation_bytes
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner
@@ -28,7 +28,7 @@ from ppengine.stage.system_memory import system_memory
 from ppengine.stage.token_return import TokenTable
 from ppengine.streams.ledger import Ledger
 
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 
 
 class Furniture(NamedTuple):
@@ -115,6 +115,7 @@ class CpuHardware(Hardware):
 
     def __init__(self, config: EngineConfig) -> None:
         profile = config.profile
+        self._stages = config.stages
         torch.set_num_threads(profile.threads_per_stage or max(1, len(os.sched_getaffinity(0)) // config.stages))
         mib = profile.memory.device_mib
         self.total = system_memory().total // config.stages if mib is None else mib * _MIB
@@ -141,8 +142,17 @@ class CpuHardware(Hardware):
         return CpuKvCache(shape, 1).layers
 
     def pool(self, shape: KvShape, blocks: int) -> SwapPool:
-        """See `Hardware`."""
-        return HostPool(shape, blocks)
+        """See `Hardware`. Raises ConfigError where so much cannot be reserved."""
+        try:
+            return HostPool(shape, blocks)
+        except OSError as error:
+            host = system_memory()
+            gib = host.available // self._stages * 90 // _GIB / 100
+            raise ConfigError(
+                f"{size_text(blocks * shape.block_bytes)} of host memory for {blocks} swapped blocks cannot be "
+                f"reserved: {error.strerror}; the host has {size_text(host.total)}, {size_text(host.available)} of it "
+                f"available, for {self._stages} stages; memory.swap_space_gib of at most {gib:g} would fit"
+            ) from None
 
 
 def resolve_dtype(name: str, stored: str, half: bool = False) -> torch.dtype:
