@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ppengine.protocol.kinds import check_kind
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 
@@ -193,10 +195,10 @@ def load_profile(name: str, settings: list[str] | None = None) -> Profile:
 
 def build_profile(data: dict[str, Any], base: Path, where: str = "profile") -> Profile:
     """Return the validated profile of `data`; the model's path is taken relative to `base`. Raises ConfigError."""
-    _known_keys(data, Profile, "")
     try:
+        _check_keys(data, Profile, "")
         profile = msgspec.convert(data, Profile)
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     path = Path(profile.model.path)
     if not path.is_absolute():
@@ -217,7 +219,8 @@ def _apply(data: dict[str, Any], setting: str, parse: Any) -> None:
     data[last] = parse(text)
 
 
-def _known_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:
+def _check_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:
+    """Check names and kinds. Raises ConfigError for an unknown key, ValueError for a value of another kind."""
     hints = typing.get_type_hints(kind)
     for key, value in data.items():
         if key not in hints:
@@ -227,4 +230,6 @@ def _known_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -
         if isinstance(section, type) and issubclass(section, msgspec.Struct):
             if not isinstance(value, dict):
                 raise ConfigError(f"{prefix}{key} is {value!r}; it is a section of keys")
-            _known_keys(value, section, f"{prefix}{key}.")
+            _check_keys(value, section, f"{prefix}{key}.")
+        else:
+            check_kind(f"{prefix}{key}", value, section)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy
 import pytest
 from ppengine.config import ConfigError
 from ppengine.offline import llm
-from ppengine.offline.llm import LLM, LLMEngine, RequestOutput, make_profile
+from ppengine.offline.arguments import ARGUMENTS, make_profile
+from ppengine.offline.launch import EngineError, LocalEngine
+from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
 from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
 
@@ -92,3 +96,58 @@ def test_a_text_that_is_not_utf8_is_refused_before_any_is_sent():
 def test_what_is_not_built_is_refused_by_the_name_of_the_argument():
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2; only 1 is built"):
         make_profile("m", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"dtype": "int8"}, "dtype is 'int8'; it must be one of auto, float64, float32, bfloat16, float16"),
+        ({"load_format": "gguf"}, "load_format is 'gguf'; it must be one of auto, dummy"),
+        ({"distributed_executor_backend": "mp"}, "distributed_executor_backend is 'mp'; it must be one of local, ray"),
+        ({"pipeline_parallel_size": "2"}, "pipeline_parallel_size is '2'; it must be a whole number"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size is 0; it must be at least 1"),
+        ({"gpu_memory_utilization": 2}, "gpu_memory_utilization is 2; it must be above 0 and at most 1"),
+        ({"swap_space": "4"}, "swap_space is '4'; it must be a number"),
+        ({"max_model_len": 1.5}, "max_model_len is 1.5; it must be a whole number"),
+        ({"enforce_eager": "no"}, "enforce_eager is 'no'; it must be true or false"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_the_name_of_the_argument(arguments, says):
+    with pytest.raises(ConfigError) as refused:
+        make_profile("m", **arguments)
+    assert str(refused.value) == f"LLM: {says}"
+
+
+def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
+    known = set(inspect.signature(make_profile).parameters)
+    assert known - set(ARGUMENTS.values()) == {"model", "tensor_parallel_size", "trust_remote_code"}
+    with pytest.raises(ConfigError, match="model is 5; it must be the path of a Hugging Face folder"):
+        make_profile(5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"stop": 5}, "stop is 5; it must be a list of texts"),
+        ({"stop": "END"}, "stop is 'END'; it must be a list of texts"),
+        ({"stop_token_ids": "x"}, "stop_token_ids is 'x'; it must be a list of whole numbers"),
+        ({"n": "two"}, "n is 'two'; it must be a whole number"),
+        ({"temperature": None}, "temperature is None; it must be a number"),
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+    ],
+)
+def test_sampling_of_another_kind_is_refused_by_name(arguments, says):
+    with pytest.raises(ValueError) as refused:
+        SamplingParams(**arguments)
+    assert str(refused.value) == says
+
+
+def test_an_engine_that_was_closed_says_so():
+    made = LLM.__new__(LLM)
+    made.llm_engine = engine()
+    local = made.llm_engine._engine = LocalEngine.__new__(LocalEngine)
+    local._closed, local._nonce, made.llm_engine._cursor = True, 0, 0
+    for call in (lambda: made.generate("x"), made.llm_engine.step, lambda: made.llm_engine.abort_request("r-1")):
+        with pytest.raises(EngineError, match="the engine is closed"):
+            call()
+    made.close()

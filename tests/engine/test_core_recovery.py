@@ -270,7 +270,7 @@ def test_a_restart_that_was_asked_for_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"restart": "always"}, "Invalid enum value 'always'"),
+        ({"restart": "always"}, "parallel.restart is 'always'; it must be one of auto, never"),
         ({"restarts": "never"}, "unknown key parallel.restarts; did you mean parallel.restart?"),
     ],
 )

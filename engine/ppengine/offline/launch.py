@@ -66,7 +66,9 @@ class LocalEngine:
         return self._nonce
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send one message to the core."""
+        """Send one message to the core. Raises EngineError once this is closed."""
+        if self._closed:
+            raise EngineError("the engine is closed")
         self._socket.send(encode(message))
 
     def ask(self, message: msgspec.Struct, kind: type[T]) -> T:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
+import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
-from ppengine.config import ConfigError, Profile, build_profile
+from ppengine.config import Profile
+from ppengine.offline.arguments import profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
@@ -19,7 +18,6 @@ from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
 
 COLLECT_MS = 1000
-SEQS_A_STAGE = 256
 PORTION_CHARACTERS = 100_000
 """Half a second a million of them, on a slow core."""
 
@@ -55,74 +53,6 @@ class RequestOutput:
     finished: bool
 
 
-def make_profile(
-    model: str,
-    *,
-    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto",
-    load_format: Literal["auto", "dummy"] = "auto",
-    pipeline_parallel_size: int = 1,
-    tensor_parallel_size: int = 1,
-    gpu_memory_utilization: float = 0.9,
-    swap_space: float = 4.0,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int = 2048,
-    enable_prefix_caching: bool = True,
-    enforce_eager: bool = False,
-    distributed_executor_backend: Literal["local", "ray"] = "local",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    skip_tokenizer_init: bool = False,
-    trust_remote_code: bool = False,
-) -> Profile:
-    """Return the profile that the arguments of `LLM` mean. Raises ConfigError.
-
-    `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
-    `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
-    `max_num_seqs` None: 256 for each stage, since the stages share requests between them.
-    """
-    if trust_remote_code:
-        raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
-    if tensor_parallel_size != 1:
-        raise ConfigError(
-            f"tensor_parallel_size is {tensor_parallel_size}; only 1 is built so far: raise pipeline_parallel_size"
-        )
-    seqs = SEQS_A_STAGE * pipeline_parallel_size if max_num_seqs is None else max_num_seqs
-    return build_profile(
-        {
-            # Names are unique on a host, and nobody chose this one.
-            "name": f"llm-{secrets.token_hex(3)}",
-            "model": {
-                "path": str(Path(model).resolve()), "dtype": dtype, "load_format": load_format,
-                "max_model_len": max_model_len, "skip_tokenizer": skip_tokenizer_init,
-            },
-            "parallel": {
-                "pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size,
-                "executor": distributed_executor_backend, "eager": enforce_eager, "device": device,
-            },
-            "memory": {"utilization": gpu_memory_utilization, "swap_space_gib": swap_space},
-            "scheduler": {
-                "max_num_seqs": seqs, "max_num_batched_tokens": max_num_batched_tokens,
-                "prefix_caching": enable_prefix_caching, "schedule_ahead": True,
-            },
-        },
-        base=Path(),
-        where="LLM",
-    )  # fmt: skip
-
-
-def _profile_of(model: str | Profile, arguments: dict[str, Any]) -> Profile:
-    known = [name for name in inspect.signature(make_profile).parameters if name != "model"]
-    for name in arguments:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise TypeError(f"LLM has no argument {name}; did you mean {nearest}? known: {', '.join(known)}")
-    if isinstance(model, Profile):
-        if arguments:
-            raise TypeError(f"a Profile says everything; also given: {', '.join(arguments)}")
-        return model
-    return make_profile(model, **arguments)
-
-
 def _portions(texts: Sequence[str | list[int]]) -> Iterator[tuple[int, int]]:
     """Yield from where to where to send at once: the core has other things to do than to turn text into tokens."""
     begin = size = 0
@@ -151,7 +81,7 @@ class LLMEngine:
     """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`."""
 
     def __init__(self, model: str | Profile, **arguments: Any) -> None:
-        self._engine = LocalEngine(_profile_of(model, arguments))
+        self._engine = LocalEngine(profile_of(model, arguments))
         self._session = f"offline-{secrets.token_hex(4)}"
         self._cursor = 0
         self._open: dict[str, str | None] = {}
@@ -260,8 +190,8 @@ class LLMEngine:
 class LLM:
     """Generate for many prompts at once; a context manager with `close()`.
 
-    Takes the arguments of `make_profile`, or one `Profile`. Raises TypeError for an unknown argument (it names the
-    nearest known one), ConfigError for a value that cannot be, EngineError when the engine cannot start.
+    Takes the arguments of `arguments.make_profile`, or one `Profile`. Raises TypeError for an unknown argument (it
+    names the nearest known one), ConfigError for a value that cannot be, EngineError when the engine cannot start.
     """
 
     def __init__(self, model: str | Profile, **arguments: Any) -> None:
@@ -297,9 +227,10 @@ class LLM:
                 if progress is not None and fresh:
                     progress.update(len(fresh))
         except BaseException:
-            for name in names:
-                if name not in done:
-                    engine.abort_request(name)
+            with contextlib.suppress(EngineError):  # closed meanwhile: nothing runs that could be aborted
+                for name in names:
+                    if name not in done:
+                        engine.abort_request(name)
             raise
         finally:
             if progress is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.kinds import check_kind
+
 MAX_LOGPROBS = 20
 MAX_STOPS, MAX_STOP_CHARS = 64, 256
 """Every new piece of text is compared with all stop texts."""
@@ -39,7 +41,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        """Check ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
+        """Check kinds and ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
+        for field in _FIELDS:
+            check_kind(field.name, getattr(self, field.name), field.type)
         if not 1 <= self.n <= 64:
             raise ValueError(f"n is {self.n}; it must be 1 to 64")
         if not 0.0 <= self.temperature <= 100.0:
@@ -75,3 +79,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def greedy(self) -> bool:
         """Whether the most likely token is taken."""
         return self.temperature == 0.0
+
+
+_FIELDS = msgspec.structs.fields(SamplingParams)

@@ -1,0 +1,106 @@
+"""The arguments of `LLM`, and the profile that they mean. What cannot be is refused by the argument's name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Literal
+
+from ppengine.config import ConfigError, Profile, build_profile
+
+SEQS_A_STAGE = 256
+ARGUMENTS = {
+    "model.dtype": "dtype",
+    "model.load_format": "load_format",
+    "model.max_model_len": "max_model_len",
+    "model.skip_tokenizer": "skip_tokenizer_init",
+    "parallel.pipeline": "pipeline_parallel_size",
+    "parallel.executor": "distributed_executor_backend",
+    "parallel.eager": "enforce_eager",
+    "parallel.device": "device",
+    "memory.utilization": "gpu_memory_utilization",
+    "memory utilization": "gpu_memory_utilization",
+    "memory.swap_space_gib": "swap_space",
+    "scheduler.max_num_seqs": "max_num_seqs",
+    "scheduler.max_num_batched_tokens": "max_num_batched_tokens",
+    "scheduler.prefix_caching": "enable_prefix_caching",
+}
+"""What errors about a profile speak of, and the argument of `LLM` that it came from."""
+
+
+def make_profile(
+    model: str,
+    *,
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto",
+    load_format: Literal["auto", "dummy"] = "auto",
+    pipeline_parallel_size: int = 1,
+    tensor_parallel_size: int = 1,
+    gpu_memory_utilization: float = 0.9,
+    swap_space: float = 4.0,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int = 2048,
+    enable_prefix_caching: bool = True,
+    enforce_eager: bool = False,
+    distributed_executor_backend: Literal["local", "ray"] = "local",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    skip_tokenizer_init: bool = False,
+    trust_remote_code: bool = False,
+) -> Profile:
+    """Return the profile that the arguments of `LLM` mean. Raises ConfigError.
+
+    `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
+    `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
+    `max_num_seqs` None: 256 for each stage, since the stages share requests between them.
+    """
+    if trust_remote_code:
+        raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
+    if tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {tensor_parallel_size}; only 1 is built so far: raise pipeline_parallel_size"
+        )
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"model is {str(model)[:80]}; it must be the path of a Hugging Face folder")
+    stages = pipeline_parallel_size if isinstance(pipeline_parallel_size, int) else 1
+    data = {
+        # Names are unique on a host, and nobody chose this one.
+        "name": f"llm-{secrets.token_hex(3)}",
+        "model": {
+            "path": str(Path(model).resolve()), "dtype": dtype, "load_format": load_format,
+            "max_model_len": max_model_len, "skip_tokenizer": skip_tokenizer_init,
+        },
+        "parallel": {
+            "pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size,
+            "executor": distributed_executor_backend, "eager": enforce_eager, "device": device,
+        },
+        "memory": {"utilization": gpu_memory_utilization, "swap_space_gib": swap_space},
+        "scheduler": {
+            "max_num_seqs": SEQS_A_STAGE * stages if max_num_seqs is None else max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens, "prefix_caching": enable_prefix_caching,
+            "schedule_ahead": True,
+        },
+    }  # fmt: skip
+    try:
+        return build_profile(data, base=Path(), where="LLM")
+    except ConfigError as error:
+        text = str(error)
+        for key, argument in ARGUMENTS.items():
+            text = text.replace(key, argument)
+        raise ConfigError(text) from None
+
+
+def profile_of(model: str | Profile, arguments: dict[str, Any]) -> Profile:
+    """Return the profile that `LLM(model, **arguments)` means. Raises ConfigError; TypeError: no such argument."""
+    known = [name for name in inspect.signature(make_profile).parameters if name != "model"]
+    for name in arguments:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise TypeError(f"LLM has no argument {name}; did you mean {nearest}? known: {', '.join(known)}")
+    if isinstance(model, Profile):
+        if arguments:
+            raise TypeError(f"a Profile says everything; also given: {', '.join(arguments)}")
+        return model
+    return make_profile(model, **arguments)
