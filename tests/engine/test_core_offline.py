@@ -129,7 +129,7 @@ def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
     ("arguments", "says"),
     [
         ({"stop": 5}, "stop is 5; it must be a list of texts"),
-        ({"stop": "END"}, "stop is 'END'; it must be a list of texts"),
+        ({"stop": ["END", 5]}, "stop is ['END', 5]; it must be a list of texts"),
         ({"stop_token_ids": "x"}, "stop_token_ids is 'x'; it must be a list of whole numbers"),
         ({"n": "two"}, "n is 'two'; it must be a whole number"),
         ({"temperature": None}, "temperature is None; it must be a number"),
@@ -140,6 +140,10 @@ def test_sampling_of_another_kind_is_refused_by_name(arguments, says):
     with pytest.raises(ValueError) as refused:
         SamplingParams(**arguments)
     assert str(refused.value) == says
+
+
+def test_one_stop_text_needs_no_list():
+    assert SamplingParams(stop="END") == SamplingParams(stop=["END"])
 
 
 def test_an_engine_that_was_closed_says_so():

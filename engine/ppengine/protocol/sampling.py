@@ -42,6 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Check kinds and ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
+        if isinstance(self.stop, str):  # vLLM's users may write one without a list
+            msgspec.structs.force_setattr(self, "stop", [self.stop])
         for field in _FIELDS:
             check_kind(field.name, getattr(self, field.name), field.type)
         if not 1 <= self.n <= 64:
