@@ -12,6 +12,7 @@ from ppengine.scheduler import DoesNotFit, Refused, Scheduler
 from stage_model import StageModel, continuation
 
 EOS = 3
+STATES = ("waiting", "running", "swapped", "held", "loading")
 
 
 class Clock:
@@ -44,7 +45,9 @@ class World:
         self.checked = checked
         self.effects = []
         self.pending = []
-        self.seen_states: Counter = Counter()
+        self.left: Counter = Counter()
+        """How often a request was seen in another state than before, by the state that it was in."""
+        self._states: dict[str, str] = {}
         self.finished: list[Request] = []
         self.resize: tuple[int, int | None] | None = None
         """Target, and the number of its map step once that was sent."""
@@ -203,7 +206,9 @@ class World:
         """Check what must hold at every moment."""
         scheduler = self.scheduler
         for request in scheduler.requests.values():
-            self.seen_states[request.state] += 1
+            before, self._states[request.id] = self._states.get(request.id), request.state
+            if before not in (None, request.state):
+                self.left[before] += 1
             self.began.update([request.id] if request.blocks else [])
             assert request.pending <= (2 if self.config.schedule_ahead else 1)
             if request.pending == 2:

@@ -1,27 +1,65 @@
 """The scheduler as a state machine that hypothesis drives and shrinks; the checks are those of `World`."""
 
+from collections import Counter
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from ppengine.scheduler import Refused
-from scheduler_world import World
+from scheduler_world import STATES, World
 
-TOKENS = st.integers(0, 49)
+SETTINGS = settings(
+    max_examples=80, stateful_step_count=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+OPERATIONS = 10_000
+"""At least so many that changed something."""
+KINDS = {
+    "schedule": 8, "execute": 60, "retire": 6, "add": 8, "act": 20, "resize": 2, "disturb": 3,
+}  # fmt: skip
+"""What is done, and how often beside the rest."""
+ACTS = [
+    ("finish",), ("abort",), *[("preempt", None, False)] * 2, ("preempt", "recompute", True), ("preempt", "swap", True),
+    ("swap_out", True), *[("swap_out", False)] * 2, *[("swap_in",)] * 2, *[("release",)] * 4,
+]  # fmt: skip
+INDEX = st.integers(0, 20)
+ARGUMENTS = {
+    "execute": (INDEX,),
+    "add": (
+        st.sampled_from([0, 4, 8, 11]), st.integers(1, 12), st.integers(0, 49), st.integers(1, 3),
+        st.sampled_from([1, 4, 12]), st.booleans(),
+    ),
+    "act": (INDEX, st.sampled_from(ACTS)),
+    "resize": (st.integers(-1, 25),),
+    "disturb": (st.sampled_from(["lose", "pause", "cordon", *["go on"] * 5]), INDEX),
+}  # fmt: skip
+
+
+@st.composite
+def operations(draw):
+    """Draw the name of a method of the machine, and its arguments."""
+    kind = draw(st.sampled_from([kind for kind, share in KINDS.items() for _ in range(share)]))
+    return kind, *(draw(argument) for argument in ARGUMENTS.get(kind, ()))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Anything a core may do, in any order, while stages execute at their own pace."""
+    """Anything a core may do, in any order, while stages execute at their own pace.
+
+    It has one rule: hypothesis leaves out rules at random, and a pipeline that does not move shows nothing.
+    """
 
     world: World
+    done: Counter[str]
+    """Operations of all runs that changed something."""
+    worlds: list[World]
 
     @initialize(
         stages=st.integers(1, 4),
         ahead=st.booleans(),
         preemption=st.sampled_from(["recompute", "swap"]),
         num_blocks=st.sampled_from([14, 20, 32]),
-        num_host_blocks=st.sampled_from([0, 4, 20]),
+        num_host_blocks=st.sampled_from([0, 8, 20]),
         budget=st.sampled_from([1, 6, 32]),
-        seqs=st.sampled_from([1, 4]),
+        seqs=st.sampled_from([1, 4, 8]),
         caching=st.booleans(),
     )
     def boot(self, stages, ahead, preemption, num_blocks, num_host_blocks, budget, seqs, caching):
@@ -29,89 +67,86 @@ class SchedulerMachine(RuleBasedStateMachine):
             stages=stages, schedule_ahead=ahead, preemption=preemption, num_blocks=num_blocks,
             num_host_blocks=num_host_blocks, max_num_batched_tokens=budget, max_num_seqs=seqs, prefix_caching=caching,
         )  # fmt: skip
+        self.worlds.append(self.world)
 
-    def alive(self):
-        return [request for request in self.world.scheduler.requests.values() if not request.finished]
+    @rule(operation=operations())
+    def do(self, operation):
+        kind, *arguments = operation
+        self.done[kind] += bool(getattr(self, kind)(*arguments))
 
-    def some(self, index):
-        alive = self.alive()
-        return alive[index % len(alive)].id
+    # --- what can be done; each returns whether it changed something ------------------------------------------
 
-    @precondition(lambda self: len(self.world.scheduler.requests) < 10)
-    @rule(
-        shared=st.sampled_from([0, 4, 8, 11]), own=st.lists(TOKENS, min_size=1, max_size=12), n=st.integers(1, 3),
-        tokens=st.sampled_from([1, 4, 20]), seed=st.integers(0, 2), ignore_eos=st.booleans(),
-    )  # fmt: skip
-    def add(self, shared, own, n, tokens, seed, ignore_eos):
-        self.world.add([7] * shared + own, n=n, max_tokens=tokens, seed=seed, ignore_eos=ignore_eos)
-
-    @rule()
     def schedule(self):
-        self.world.schedule()
-
-    @rule(stage=st.integers(0, 3))
-    def execute(self, stage):
-        stage %= len(self.world.model.stages)
-        if self.world.model.can_run(stage):
-            self.world.model.run(stage)
-
-    @rule()
-    def retire(self):
-        self.world.retire()
-
-    @rule()
-    def a_round(self):
-        self.world.round()
-
-    @precondition(lambda self: self.alive())
-    @rule(
-        index=st.integers(0, 20),
-        act=st.sampled_from(
-            [
-                ("abort",), ("preempt", None, False), ("preempt", "recompute", True), ("preempt", "swap", True),
-                ("swap_out", True), ("swap_out", False), ("swap_in",), ("release",),
-            ]
-        ),
-    )  # fmt: skip
-    def act(self, index, act):
-        verb, *arguments = act
-        name = self.some(index)
-        revision = self.world.all[name].revision
-        effect = self.world.act(verb, name, *arguments)
-        assert self.world.all[name].revision == revision + (not isinstance(effect, Refused))
-
-    @precondition(lambda self: self.alive())
-    @rule(index=st.integers(0, 20))
-    def finish(self, index):
-        self.world.scheduler.finish(self.some(index), "stop text")
-        self.world.verify()
-
-    @rule(more=st.integers(-1, 25))
-    def resize(self, more):
-        scheduler = self.world.scheduler
-        plan = scheduler.plan_resize(scheduler.floor + more)
-        assert self.world.begin_resize(scheduler.floor + more) == plan
-
-    @rule(stage=st.integers(0, 3))
-    def lose(self, stage):
-        self.world.lose(stage % len(self.world.model.stages))
-
-    @rule()
-    def pause(self):
-        self.world.scheduler.paused = not self.world.scheduler.paused
-
-    @rule()
-    def cordon(self):
-        self.world.scheduler.cordon = "" if self.world.scheduler.cordon else "stage 0 is cordoned by eve"
-
-    @rule()
-    def ask_why(self):
+        """Make a step. Where there is none to make, all who do not run can say why."""
+        if self.world.schedule() is not None:
+            return True
         for request in self.alive():
             why = self.world.scheduler.why(request)
             assert why is None or (why.code and why.text)
             assert why is not None or request.state == "running"
+        return False
+
+    def execute(self, index):
+        """Let a stage execute a step. Where none has one, the core goes on."""
+        model = self.world.model
+        ready = [stage for stage in range(len(model.stages)) if model.can_run(stage)]
+        if not ready:
+            return self.retire() or self.schedule()
+        model.run(ready[index % len(ready)])
+        return True
+
+    def retire(self):
+        return self.world.retire() is not None
+
+    def add(self, shared, own, first, n, tokens, ignore_eos):
+        if len(self.world.scheduler.requests) > 9:
+            return False
+        prompt = [7] * shared + [(first + index) % 50 for index in range(own)]
+        self.world.add(prompt, n=n, max_tokens=tokens, seed=first % 3, ignore_eos=ignore_eos)
+        return True
+
+    def act(self, index, act):
+        alive = self.alive()
+        if not alive:
+            return False
+        request, (verb, *arguments) = alive[index % len(alive)], act
+        if verb == "finish":
+            self.world.scheduler.finish(request.id, "stop text")
+            self.world.verify()
+            return True
+        revision = request.revision
+        effect = self.world.act(verb, request.id, *arguments)
+        done = not isinstance(effect, Refused)
+        assert request.revision == revision + done
+        return done
+
+    def resize(self, more):
+        scheduler = self.world.scheduler
+        plan = scheduler.plan_resize(scheduler.floor + more)
+        assert self.world.begin_resize(scheduler.floor + more) == plan
+        return plan.refused is None
+
+    def disturb(self, what, index):
+        """Lose a stage, pause or cordon; or end a pause and a cordon."""
+        scheduler = self.world.scheduler
+        before = scheduler.paused, scheduler.cordon
+        if what == "lose":
+            self.world.lose(index % len(self.world.model.stages))
+        elif what == "pause":
+            scheduler.paused = True
+        elif what == "cordon":
+            scheduler.cordon = "stage 0 is cordoned by eve"
+        else:
+            scheduler.paused, scheduler.cordon = False, ""
+        return what == "lose" or before != (scheduler.paused, scheduler.cordon)
+
+    # --- beside -----------------------------------------------------------------------------------------------
+
+    def alive(self):
+        return [request for request in self.world.scheduler.requests.values() if not request.finished]
 
     def teardown(self):
+        """Undo holds and pauses and run to the end: nobody starves, every block comes back."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -125,7 +160,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         world.verify_end()
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+def test_ten_thousand_operations():
+    done, worlds = SchedulerMachine.done, SchedulerMachine.worlds = Counter(), []
+    run_state_machine_as_test(SchedulerMachine, settings=SETTINGS)
+    assert done.total() >= OPERATIONS, done
+    assert set(done) == set(KINDS)
+    for state in STATES:
+        assert sum(world.left[state] for world in worlds) >= 10, f"{state} is reached and left again"
+    assert sum(world.two_unretired for world in worlds) > 100, "decode steps of a request that follow each other"
+    assert sum(world.max_in_flight >= 2 for world in worlds) > 10, "two steps in flight"
