@@ -145,6 +145,17 @@ class Operator:
         await self.until(lambda _: self.events and self.events[-1].seq >= newest, "all events are here")
         return self.events
 
+    async def looked_at(self, stage: int) -> None:
+        """Wait until the agent has looked at a stage since this call."""
+        for _ in range(2):  # The first look may have begun before.
+            since = time.time()
+
+            def anew(picture: Snapshot, since: float = since) -> bool:
+                age = picture.stages[stage].sample_age_ms
+                return age is not None and picture.sampled_at - age / 1000 > since
+
+            await self.until(anew, f"stage {stage} is looked at")
+
     async def detail(self, name: str) -> RequestDetail:
         """Ask for all that is known of a request, which may have ended."""
         detail = await self.link.inspect("request", request=name)

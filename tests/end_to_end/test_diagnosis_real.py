@@ -209,7 +209,7 @@ async def test_the_out_of_memory_killer_is_told_from_a_kill(spoiled: Served, inj
     async with spoiled.operator() as op:
         await loaded(op)
         with moved(pid, "memory", memory=256 << 20) as folder:
-            await asyncio.sleep(1.5)  # The agent has seen the new cgroup's counts.
+            await op.looked_at(1)  # The new cgroup's counts are known before they change.
             injector.tell(pid, "eat_memory")
             picture = await op.until(lambda p: any(v.cause == "killed_oom" for v in p.verdicts), "killed for memory")
             root = the_root(picture)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,24 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Register, Row
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.finite import FiniteCheck, is_finite
+from ppengine.stage.finite import HOLD_S, FiniteCheck, is_finite
 from ppengine.stage.generations import Generations
 from ppengine.stage.kv_cache import CpuKvCache, KvShape
 
 BLOCK, LAYERS = 8, 4
 FAMILIES = ("opt", "opt-350m", "llama", "qwen3")
+
+
+class Clock:
+    """Time that a test moves, in seconds; in place of the module `time`."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return int(self.now * 1e9)
 
 
 class Stage:
@@ -153,15 +164,20 @@ def test_only_the_requests_that_have_it_are_named(folders: dict[str, Path]) -> N
     assert "first at position 9" in text
 
 
-def test_bad_values_from_the_stage_before_are_its_own(folders: dict[str, Path]) -> None:
+def test_bad_values_from_the_stage_before_are_its_own(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stage 0 does not look, so stage 1 says what it got; and waits with that for who knows better."""
+    clock = Clock()
+    monkeypatch.setattr("ppengine.stage.checks.time", clock)
     line = Line(folders["opt"])
     line.stages[0].checks.apply(0)
     line.poison("layers.0.fc1.bias")
     line.add(0, 9)
     line.run((0, 0, 9))
+    clock.now += 0.9 * HOLD_S
     assert line.findings() == []
-    time.sleep(0.6)
+    clock.now += 0.2 * HOLD_S
     (finding,) = line.findings()
     assert finding.summary == "stage 1: input from stage 0 has NaN in m1, request r-0"
 
