@@ -10,6 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+from engines import wait_until
+
 SITE = """
 import ctypes, os, re, signal, sys, time
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 released = False
 holding = 0
+planted = []
 
 
 class Released(Exception):
@@ -160,6 +163,30 @@ def map_beside(seconds):
     CpuKvCache.prepare, CpuKvCache.prepared = prepare, prepared
 
 
+def stale_block(seconds):
+    runner = sys.modules["ppengine.stage.runner"]
+    copy = runner.copy_layers
+    runner.copy_layers = lambda source, target, pairs: copy(source, target, pairs[:-1])
+    planted.append(lambda: setattr(runner, "copy_layers", copy))
+
+
+def slot_off_by_one(seconds):
+    from ppengine.stage.batch_state import BatchState
+    plan = BatchState.plan
+
+    def shifted(self, rows):
+        found = plan(self, rows)
+        found.batch.slot_mapping[-1] ^= 1  # The one beside it, in the same block.
+        return found
+    BatchState.plan = shifted
+    planted.append(lambda: setattr(BatchState, "plan", plan))
+
+
+def uproot(seconds):
+    while planted:
+        planted.pop()()
+
+
 def obey(number, frame):
     global released, holding
     word, seconds = (FOLDER / str(os.getpid())).read_text().split()
@@ -174,6 +201,7 @@ def obey(number, frame):
         pass
     finally:
         holding -= 1
+        (FOLDER / f"{os.getpid()}.done").touch()
 
 
 signal.signal(signal.SIGUSR1, obey)
@@ -197,6 +225,13 @@ class Injector:
         """Let process `pid` do `word` (a function of `SITE`)."""
         (self.folder / str(pid)).write_text(f"{word} {seconds}")
         os.kill(pid, signal.SIGUSR1)
+
+    def plant(self, pid: int, word: str) -> None:
+        """Let process `pid` do `word`, which takes no time, and wait until that is done; `uproot` undoes it."""
+        done = self.folder / f"{pid}.done"
+        done.unlink(missing_ok=True)
+        self.tell(pid, word)
+        wait_until(done.exists, f"{pid} has done {word}")
 
     def release(self, pid: int) -> None:
         """Let process `pid` go on with its work, if it is held up."""

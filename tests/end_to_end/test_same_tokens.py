@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import disturbed
 import pytest
 import reference
-from checkpoints import FAMILIES, make_checkpoint
+from checkpoints import make_checkpoint
+from injected import Injector
 from ppengine import LLM, SamplingParams
 from ppengine.config import profiles_dir
+from serving import Served
 
 from profiles import small
 
@@ -17,87 +22,114 @@ TINY = profiles_dir() / "models" / "tiny"
 
 
 def folder_of(root: Path, family: str) -> Path:
+    if family == "tiny":
+        return TINY
     folder = root / family
     return folder if folder.exists() else make_checkpoint(folder, family, dtype="float64", layers=4)
 
 
-def check(llm: LLM, folder: Path, prompts: list[list[int]], steps: int = STEPS) -> None:
-    params = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.outputs[0].token_ids == reference.greedy(folder, prompt, steps)
-        assert output.outputs[0].finish_reason == "length"
+class Case(NamedTuple):
+    """An engine for the scenario: model, stages, threads a stage, sections of its profile."""
+
+    family: str
+    stages: int
+    threads: int
+    sections: dict[str, Any]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_in_two_stages(family: str, checkpoint_root: Path) -> None:
-    folder = folder_of(checkpoint_root, family)
-    with LLM(small(folder)) as llm:
-        check(llm, folder, reference.prompts(8, 100))
+def case(family: str, stages: int, threads: int = 1, **sections: Any) -> Any:
+    executor = sections.get("parallel", {}).get("executor", "local")
+    return pytest.param(Case(family, stages, threads, sections), id=f"{family}-{stages}-{executor}")
 
 
-@pytest.mark.parametrize(("family", "stages"), [("opt", 1), ("opt", 4), ("llama", 3), ("llama", 4)])
-def test_one_to_four_stages(family: str, stages: int, checkpoint_root: Path) -> None:
-    folder = folder_of(checkpoint_root, family)
-    with LLM(small(folder, stages=stages)) as llm:
-        check(llm, folder, reference.prompts(8, 100))
+SWAP, AHEAD, RAY = {"preemption": "swap"}, {"schedule_ahead": True}, {"executor": "ray"}
+# Every family, the bundled model, each number of stages and both executors; the first one also has errors planted.
+CASES = [
+    case("llama", 2),
+    case("opt", 4, scheduler=SWAP),
+    case("opt-350m", 3),
+    case("mistral", 2, scheduler=AHEAD, parallel={"partition": [1, 3]}),
+    case("qwen2", 1, threads=2),
+    case("qwen3", 4, scheduler=AHEAD),
+    case("tiny", 1),
+    case("tiny", 3, scheduler={**SWAP, **AHEAD}),
+]
+ON_RAY = [case("qwen2", 3, parallel=RAY), case("tiny", 2, scheduler=AHEAD, parallel=RAY)]
 
 
-def test_chunked_prefill_and_prefix_hits(checkpoint_root: Path) -> None:
-    folder = folder_of(checkpoint_root, "qwen3")
-    shared = reference.prompts(1, 100, low=96, high=96, seed=3)[0]
-    prompts = [shared + tail for tail in reference.prompts(6, 100, low=1, high=20, seed=4)] + [shared]
-    with LLM(small(folder, scheduler={"max_num_batched_tokens": 24})) as llm:
-        check(llm, folder, prompts)
-        check(llm, folder, prompts)  # every prompt is in the prefix cache now
+class World(NamedTuple):
+    """A served engine, and the checkpoint that it serves."""
+
+    engine: Served
+    folder: Path
+    vocab: int
+    injector: Injector
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_forced_preemption(mode: str, checkpoint_root: Path) -> None:
-    folder = folder_of(checkpoint_root, "llama")
-    profile = small(folder, scheduler={"preemption": mode}, memory={"device_mib": 2, "utilization": 0.9})
-    with LLM(profile) as llm:
-        prompts = reference.prompts(24, 100, low=60, high=90)
-        assert llm.llm_engine.num_blocks < 24 * 7, "the pool must be too small for all of them at full length"
-        check(llm, folder, prompts, steps=40)
+@pytest.fixture(scope="module")
+def world(
+    request: pytest.FixtureRequest, checkpoint_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    wanted, injector = request.param, Injector(tmp_path_factory.mktemp("planted"))
+    folder, tiny = folder_of(checkpoint_root, wanted.family), wanted.family == "tiny"
+    profile = disturbed.profile(folder, wanted.stages, wanted.threads, 128 if tiny else 32, **wanted.sections)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", injector.path)
+        served = Served(profile)
+    with served:
+        yield World(served, folder, 2000 if tiny else 100, injector)
 
 
-def test_uneven_partition_and_schedule_ahead(checkpoint_root: Path) -> None:
-    folder = folder_of(checkpoint_root, "mistral")
-    profile = small(folder, parallel={"partition": [1, 3]}, scheduler={"schedule_ahead": True})
-    with LLM(profile) as llm:
-        check(llm, folder, reference.prompts(8, 100))
+@pytest.mark.parametrize("world", CASES, indirect=True)
+async def test_through_all_that_may_befall_a_request(world: World) -> None:
+    await disturbed.check(world.engine, world.folder, world.vocab)
+
+
+@pytest.mark.parametrize("world", CASES[:1], indirect=True)
+@pytest.mark.parametrize(("seed", "word"), [(100, "stale_block"), (200, "slot_off_by_one")])
+async def test_planted_errors_fail_the_same_check(world: World, seed: int, word: str) -> None:
+    """Other prompts each time: what an error has left in the prefix cache is none of theirs."""
+    stage = world.engine.pids["stage1"]
+    world.injector.plant(stage, word)
+    with pytest.raises(disturbed.WrongTokensError):
+        await disturbed.check(world.engine, world.folder, world.vocab, seed)
+    world.injector.plant(stage, "uproot")
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_stages_as_ray_actors(checkpoint_root: Path) -> None:
-    """OPT is compared in `test_restart.py`, where actors are lost beside."""
-    folder = folder_of(checkpoint_root, "llama")
-    with LLM(small(folder, stages=4, parallel={"executor": "ray"})) as llm:
-        check(llm, folder, reference.prompts(8, 100))
+@pytest.mark.parametrize("world", ON_RAY, indirect=True)
+async def test_stages_as_ray_actors(world: World) -> None:
+    await disturbed.check(world.engine, world.folder, world.vocab)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_the_bundled_model(stages: int) -> None:
+def test_texts_through_the_offline_api() -> None:
+    """One stage with more than one thread is what `LLM` has by default on most machines."""
     prompts = ["The engine stopped because", "Once upon a time", "To pause the engine,", "What is a block?"]
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
-    with LLM(small(TINY, stages=stages, model={"skip_tokenizer": False}, memory={"device_mib": 128})) as llm:
+    profile = small(TINY, stages=1, threads=2, model={"skip_tokenizer": False}, memory={"device_mib": 128})
+    with LLM(profile) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.prompt == prompt
         assert output.outputs[0].token_ids == reference.greedy(TINY, output.prompt_token_ids, STEPS)
+        assert output.outputs[0].finish_reason == "length"
 
 
 # The random checkpoints wander by design; in bfloat16 transformers itself is lost on them: the bundled model judges.
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("opt", "float32"), ("opt", "float16"), ("llama", "float32"), ("llama", "float16"), ("tiny", "bfloat16")],
-)
-def test_lower_precision_is_as_near_as_transformers(family: str, dtype: str, checkpoint_root: Path) -> None:
-    folder = TINY if family == "tiny" else folder_of(checkpoint_root, family)
+    ("family", "dtype", "stages", "threads"),
+    [
+        ("opt", "float32", 2, 1), ("opt", "float16", 2, 1), ("llama", "float32", 1, 2), ("llama", "float16", 2, 1),
+        ("tiny", "bfloat16", 2, 1),
+    ],
+)  # fmt: skip
+def test_lower_precision_is_as_near_as_transformers(
+    family: str, dtype: str, stages: int, threads: int, checkpoint_root: Path
+) -> None:
+    folder = folder_of(checkpoint_root, family)
     prompts = reference.prompts(8, 100, seed=5)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
-    with LLM(small(folder, model={"dtype": dtype})) as llm:
+    with LLM(small(folder, stages=stages, threads=threads, model={"dtype": dtype})) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
