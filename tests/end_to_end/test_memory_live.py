@@ -14,7 +14,8 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from operators import CATCHES, Operator
-from ppengine.protocol.control import Pause, Resume, SetMemory
+from pilots import Rig, console
+from ppengine.protocol.control import Outcome, Pause, Resume, SetMemory
 from ppengine.protocol.snapshot import Snapshot
 from serving import Served
 
@@ -109,71 +110,69 @@ def test_undisturbed_run_is_transformers(case: Case, checkpoint_root: Path) -> N
     assert case.tokens[0] == reference.greedy(checkpoint_root / "long", case.prompts[0], STEPS)
 
 
-async def test_plan_equals_what_happens_and_memory_returns(case: Case) -> None:
+async def test_halving_from_the_console_does_what_the_plan_says(case: Case) -> None:
     engine = case.engine
-    async with engine.operator() as op:
+    async with console(engine, slow=True) as rig:
+        op = rig.op
         names, full = await fill(op, case)
         before = mapped(full)
-
-        planned = (await op.cli("set-memory", str(HALF), "--dry-run", "--json")).json
-        plan, after = planned["figures"], int(planned["figures"]["blocks_after"])
-        assert plan["blocks_before"] == before
-        assert plan["swap_requests"] > 0, "the host pool has room for some"
-        assert plan["recompute_requests"] > 0, "and not for all"
-        ranges = [engine.kv_range(stage) for stage in range(2)]
-        surrendered = [part.resident_from(after) for part in ranges]
-        rss = [part.rss() for part in ranges]
-        assert min(surrendered) >= 0.8 * (before - after) * ranges[0].block_bytes, "most of it was in use"
-
-        done = (await op.cli("set-memory", str(HALF), "--if-rev", str(planned["revision"]), "--json")).json
-        applied_at = time.monotonic()
-        assert done["state"] == "applied"
-        while any(part.rss() > old - 0.8 * gone for part, old, gone in zip(ranges, rss, surrendered, strict=True)):
-            assert time.monotonic() - applied_at < RELEASED_S, "Rss falls within 2 s of `applied`"
-        assert [part.resident_from(after) for part in ranges] == [0, 0]
-        assert done["figures"] == {name: plan[name] for name in done["figures"]}
-        assert {"blocks_before", "blocks_after", "move", "swap", "swap_requests", "recompute"} <= set(done["figures"])
-        picture = await settled(op, after)
-        assert picture.queues.swapped == plan["swap_requests"]
-        assert picture.queues.waiting == plan["recompute_requests"]
-        assert picture.queues.running == REQUESTS - plan["swap_requests"] - plan["recompute_requests"]
-
-        await op.do(Resume())
-        assert await op.all_tokens(names) == case.tokens
-        await op.idle()
-
-        restored = await op.do(SetMemory(utilization=FULL))
-        assert restored.figures["blocks_after"] == before
-        await settled(op, before)
-        names, picture = await fill(op, case)
-        used = picture.stages[0].kv_blocks.used
-        assert used is not None
-        assert used > after, "requests use what came back"
-        assert all(part.resident_from(after) > 0 for part in ranges)
-        await op.do(Resume())
-        assert await op.all_tokens(names) == case.tokens
-        await op.idle()
-
-
-async def test_shrink_while_requests_run(case: Case) -> None:
-    async with case.engine.operator() as op:
-        names, full = await fill(op, case)
-        preemptions = full.preemptions_total
         async with in_flight(op, case):
-            plan = await op.do(SetMemory(utilization=HALF), dry_run=True)
-            begun = await op.begin(SetMemory(utilization=HALF), if_rev=plan.revision)
-        done = await begun.applied()
-        assert done.figures["blocks_before"] == mapped(full)
-        assert done.figures["blocks_after"] == plan.figures["blocks_after"]
-        picture = await settled(op, int(plan.figures["blocks_after"]))
-        assert picture.engine.memory_utilization == HALF
-        assert picture.engine.memory_revision == done.revision
+            plan = await planned(rig)
+            after = int(plan.figures["blocks_after"])
+            ranges = [engine.kv_range(stage) for stage in range(2)]
+            surrendered, rss = [part.resident_from(after) for part in ranges], [part.rss() for part in ranges]
+            assert min(surrendered) >= 0.8 * (before - after) * ranges[0].block_bytes, "most of it was in use"
+            await rig.pilot.press("right", "enter")
+            await rig.until(lambda: "deferred" in rig.board("dialog-body"), "it waits for the steps in flight")
+        await rig.until(lambda: rig.outcomes, "the end of it")
+        done = rig.outcomes[-1]
+        (applied,) = [event for event in await op.heard() if event.op == done.op and event.kind == "op.applied"]
+        while any(part.rss() > old - 0.8 * gone for part, old, gone in zip(ranges, rss, surrendered, strict=True)):
+            assert time.time() < applied.wall + RELEASED_S, "Rss falls within 2 s of `applied`"
+        assert [part.resident_from(after) for part in ranges] == [0, 0]
+
+        assert done.figures == {name: plan.figures[name] for name in done.figures}
+        assert {"blocks_before", "blocks_after", "move", "swap", "swap_requests", "recompute"} <= set(done.figures)
+        assert any(f"{before} > {after} blocks, moved " in note for note in rig.notes), rig.notes
+        picture = await settled(op, after)
+        assert (picture.engine.memory_utilization, picture.engine.memory_revision) == (HALF, done.revision)
+        victims = plan.figures["swap_requests"] + plan.figures["recompute_requests"]
+        assert picture.preemptions_total - full.preemptions_total >= victims
         assert await op.all_tokens(names) == case.tokens
-        picture = await op.idle()
-        victims = done.figures["swap_requests"] + done.figures["recompute_requests"]
-        assert 0 < victims <= picture.preemptions_total - preemptions
-        await op.do(SetMemory(utilization=FULL))
-        await settled(op, mapped(full))
+        await op.idle()
+        await grows_again(op, case, before, after)
+
+
+async def planned(rig: Rig) -> Outcome:
+    """Ask for half of the memory by the console's keys; return the plan that its dialog shows."""
+    await rig.pilot.press("m", *str(HALF))
+    await rig.until(lambda: "recompute" in rig.board("memory-plan"), "the plan while typing")
+    plan = (await rig.ask("enter"))._answer
+    assert isinstance(plan, Outcome)
+    shown = rig.board("dialog-body")
+    for line in plan.plan:
+        assert line in shown
+    for name, count in plan.figures.items():
+        assert f"{count:g}" in shown or not count, name
+    assert plan.figures["move"] > 0
+    assert plan.figures["swap_requests"] > 0, "the host pool has room for some"
+    assert plan.figures["recompute_requests"] > 0, "and not for all"
+    return plan
+
+
+async def grows_again(op: Operator, case: Case, before: int, after: int) -> None:
+    """Give the memory back by the command line: requests use what came back."""
+    restored = (await op.cli("set-memory", str(FULL), "--json")).json
+    assert (restored["state"], restored["figures"]["blocks_after"]) == ("applied", before)
+    await settled(op, before)
+    names, picture = await fill(op, case)
+    used = picture.stages[0].kv_blocks.used
+    assert used is not None
+    assert used > after
+    assert all(case.engine.kv_range(stage).resident_from(after) > 0 for stage in range(2))
+    await op.do(Resume())
+    assert await op.all_tokens(names) == case.tokens
+    await op.idle()
 
 
 async def test_opposite_change_supersedes(case: Case) -> None:

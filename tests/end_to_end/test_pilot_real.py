@@ -5,29 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from engines import Engine, wait_until
-from operators import Operator
+from pilots import TOKENS, Rig, console
 from ppconsole.app import ConsoleApp
 from ppconsole.link.engine import EngineLink
-from ppconsole.screens.confirm import Confirm
-from ppconsole.view.cells import text_of
-from ppconsole.widgets.lines import Lines
 from ppengine.config import profiles_dir
-from ppengine.protocol.control import Outcome, Resume, SetMemory
+from ppengine.protocol.control import Resume, SetMemory
 from serving import Served, process_state
-from textual.pilot import Pilot
 from textual.widgets import Button
 
 from profiles import small
-
-TOKENS = 1000
-BESIDE = 8
-"""Requests that run beside the one that a verb is about, so that it lasts."""
 
 
 def profile(name: str) -> Any:
@@ -44,87 +35,6 @@ def profile(name: str) -> Any:
 def engine() -> Iterator[Served]:
     with Served(profile("pilot")) as served:
         yield served
-
-
-class Rig:
-    """A console under a pilot, and an operator beside it who sees what the engine says."""
-
-    def __init__(self, app: ConsoleApp, pilot: Pilot[int], op: Operator | None = None) -> None:
-        self.app, self.pilot, self.op = app, pilot, op
-        self.notes: list[str] = []
-        tell = app.report
-
-        def report(text: str, *, bad: bool) -> None:
-            self.notes.append(text)
-            tell(text, bad=bad)
-
-        app.report = report  # type: ignore[method-assign]
-
-    def board(self, name: str) -> str:
-        return "\n".join(text_of(row) for row in self.app.screen.query_one(f"#{name}", Lines).rows)
-
-    async def until(self, ready: Callable[[], Any], what: str, seconds: float = 10.0) -> None:
-        for _ in range(int(seconds / 0.02)):
-            if ready():
-                return
-            await self.pilot.pause(0.02)
-        raise AssertionError(f"not within {seconds:g} s: {what}; told: {self.notes}")
-
-    async def running(self) -> str:
-        """Return a request that writes, has most of its way before it, and is the selected one here."""
-        names = await self.op.submit_all([[5, 6, 7, 8]] * BESIDE, max_tokens=TOKENS)
-        await self.op.written(names[-1], 3)
-        await self.select(names[-1])
-        return names[-1]
-
-    async def select(self, name: str) -> None:
-        self.app.main.requests.choose(name)
-        await self.until(lambda: self.app.main.requests.sync([r.id for r in self.app.main.arranged()]) == name, name)
-
-    async def ask(self, *keys: str) -> Confirm:
-        """Press the keys of a verb; return its dialog with the engine's plan."""
-        if self.op is not None:  # the console must have seen what the operator has, or its revision would be old
-            seen = (await self.op.now()).sampled_at
-            await self.until(lambda: self.app.state.snapshot.sampled_at >= seen, "the newest picture")
-        await self.pilot.press(*keys)
-        await self.until(lambda: isinstance(self.app.screen, Confirm), "a dialog")
-        dialog = self.app.screen
-        assert isinstance(dialog, Confirm)
-        assert self.app.focused is dialog.query_one("#cancel"), "the focus is on Cancel"
-        await self.until(lambda: not dialog.query_one("#confirm", Button).disabled, "a plan")
-        return dialog
-
-    async def do(self, *keys: str) -> None:
-        """Ask, then confirm and see the dialog close."""
-        await self.ask(*keys)
-        await self.confirm()
-
-    async def do_held(self, *keys: str) -> None:
-        """Do, with the requests held in place for as long as the keys take."""
-        with self.op.engine.stopped("stage1"):
-            await self.ask(*keys)
-        await self.confirm()
-
-    async def confirm(self) -> None:
-        await self.pilot.press("right", "enter")
-        await self.until(lambda: self.app.screen is self.app.main, "the end of the verb")
-
-    async def clear(self) -> None:
-        """Abort what is left, so that the next test finds an idle engine."""
-        await self.op.abort(*[request.id for request in (await self.op.now()).requests])
-        await self.op.idle()
-
-
-@asynccontextmanager
-async def console(engine: Served) -> AsyncIterator[Rig]:
-    link = EngineLink(engine.record, find=lambda: engine.record, user="pilot")
-    async with engine.operator() as op:
-        app = ConsoleApp(link, theme="pp-dark")
-        async with app.run_test(size=(132, 40)) as pilot:
-            rig = Rig(app, pilot, op)
-            await rig.until(lambda: app.state.snapshot is not None, "a first snapshot")
-            yield rig
-            await rig.clear()
 
 
 async def test_a_prompt_streams_its_text(engine: Served) -> None:
@@ -183,26 +93,6 @@ async def test_preempt_swap_release_and_abort_a_request(engine: Served) -> None:
         verbs = [event.text.split()[0] for event in told]
         assert verbs == ["submit", "preempt", "swap-out", "swap-in", "swap-out", "release", "abort"], "one line each"
         assert {event.by for event in told[1:]} == {"pilot"}
-
-
-async def test_memory_changes_as_the_plan_said(engine: Served) -> None:
-    async with console(engine) as rig:
-        before = (await rig.op.now()).engine
-        await rig.running()
-        await rig.pilot.press("m", *"0.5")
-        await rig.until(lambda: "binding" in rig.board("memory-plan"), "the plan while typing")
-        dialog = await rig.ask("enter")
-        plan = dialog._answer
-        assert isinstance(plan, Outcome)
-        await rig.confirm()
-        after = await rig.op.until(  # the new utilization is shown from when it was asked for
-            lambda picture: (picture.engine.memory_utilization, picture.engine.state) == (0.5, "serving"),
-            "half the memory",
-        )
-        assert after.engine.memory_revision == before.memory_revision + 1
-        assert {stage.kv_blocks.mapped for stage in after.stages} == {plan.figures["blocks_after"]}
-        await rig.do("colon", *"set-memory 0.9", "enter")
-        await rig.op.until(lambda picture: picture.engine.memory_utilization == 0.9, "all the memory")
 
 
 async def test_a_confirm_that_was_overtaken_reports_the_conflict(engine: Served) -> None:
