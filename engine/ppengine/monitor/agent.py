@@ -35,7 +35,7 @@ from ppengine.protocol.reports import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
 
-CALM_S, ALERT_S = 0.4, 0.1
+CALM_S, ALERT_S = 0.3, 0.1
 """From one look to the next: most of what one costs is to wake up, so that it is seldom while all goes well."""
 CALM_MS = 400.0
 """A stage that serves moves within this, also an idle one; one that does not is looked at more closely."""

@@ -275,7 +275,7 @@ class StageSample(msgspec.Struct, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
-    """All stages of one node: every 0.4 s, ten times a second where one does not move."""
+    """All stages of one node: every 0.3 s, ten times a second where one does not move."""
 
     mono_ns: int
     node: str
