@@ -193,6 +193,9 @@ class Loop:
             log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
         self._events.append(event)
         if not event.kind.startswith(_UNHURRIED):
+            if event.kind == "stage.lost":
+                # It may be made good before the next report: what it is judged by goes first, on the same way.
+                self._push(self._collect, self._reporter.build(self._dropped))
             self._tell_events(self._collect)
 
     def _tell_events(self, socket: zmq.Socket[bytes]) -> None:

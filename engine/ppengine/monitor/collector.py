@@ -71,6 +71,8 @@ class Collector:
         elif isinstance(report, Happened):
             for event in report.events:
                 self._events.add(event)
+                # A stage that cannot go on may be replaced before the next look at it.
+                self.news |= event.kind == "stage.lost"
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host's monotonic clock is another clock: there the time of arrival counts.

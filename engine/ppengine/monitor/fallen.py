@@ -73,12 +73,19 @@ class Fallen:
             pid, base = self._oom_base.get(key, (None, None))
             self._deaths[key] = _Death(stage, now_ns - dead_for_s * 1e9, base if pid == stage.pid else None)
             return stage
+        if stage.lost:
+            # Its last words count like a death: another process may take its place within a moment.
+            self._deaths[key] = _Death(stage, now_ns - (stage.lost_for_s or 0.0) * 1e9, None)
+            return stage
         death = self._deaths.get(key)
         if death is None:
             return stage
-        if stage.phase == "serving" and stage.pid != death.evidence.pid and now_ns - death.dead_ns >= _TOLD_NS:
+        another = stage.pid != death.evidence.pid or bool(death.evidence.lost)
+        if stage.phase == "serving" and another and now_ns - death.dead_ns >= _TOLD_NS:
             del self._deaths[key]
             return stage
+        if death.evidence.dead_for_s is None:
+            return msgspec.structs.replace(death.evidence, lost_for_s=(now_ns - death.dead_ns) / 1e9)
         return self._dead(death, now_ns, sample)
 
     def _with_streams(self, key: Key, stage: StageEvidence) -> StageEvidence:
