@@ -6,11 +6,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from monitor_helpers import core_report, make_config, processes, remove, sample, stage_process
+from monitor_helpers import core_report, make_config, processes, remove, sample, stage, stage_process
 from ppengine.config import EngineConfig
 from ppengine.monitor import fallen
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
+from ppengine.monitor.fallen import Fallen
 from ppengine.protocol.reports import AgentReport, StageSample
 from ppengine.protocol.snapshot import Event
 
@@ -113,3 +114,14 @@ def test_a_process_that_was_replaced_on_purpose_is_no_fault(rig: Rig) -> None:
     rig.look(sample(0), sample(1, pid=NEW))
     assert rig.roots() == []
     assert (rig.told("verdict.raised"), rig.told("stage.dead")) == (0, 0)
+
+
+def test_last_words_are_told_for_a_while_though_another_process_serves():
+    fallen, second = Fallen(), 1_000_000_000
+    says = stage(0, pid=1, phase="serving", lost="ValueError: gone", lost_for_s=0.0)
+    assert fallen.keep(10 * second, (says,), {}, []) == (says,)
+    back = stage(0, pid=2, phase="serving")
+    (told,) = fallen.keep(11 * second, (back,), {}, [])
+    assert (told.pid, told.lost, told.lost_for_s) == (1, "ValueError: gone", 1.0)
+    assert fallen.keep(13 * second, (back,), {}, []) == (back,)
+    assert fallen.keep(14 * second, (back,), {}, []) == (back,), "it is forgotten"
