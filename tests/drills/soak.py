@@ -23,22 +23,24 @@ async def soak(minutes: float, seed: int) -> int:
     source, done, alarms = random.Random(seed), Counter(), []
     begun = time.monotonic()
     until = begun + minutes * 60
-    next_load = begun
+    next_load, told = begun, 0
     async with controls.world(2, "memory.utilization=0.55") as world:
         world.load = Load(world.watcher, seed=seed)
         while time.monotonic() < until and not world.load.errors:
             if time.monotonic() >= next_load:
                 next_load = time.monotonic() + _SLOW_LOAD_EVERY_S
                 world.load.start()
-                alarms += [f"slow load: {text}" for text in await slow_load()]
+                _add(alarms, [f"slow load: {text}" for text in await slow_load()])
                 done["slow-load"] += 1
                 continue
             name = source.choice(_ACTIONS)
             print(f"{time.monotonic() - begun:6.0f} s  {name}, {world.load.ended} requests ended", flush=True)
             await _act(name, world, source, until)
+            _add(alarms, tell(world.watcher)[told:])
+            told = len(world.watcher.alarms)
             done[name] += 1
         ended = await world.load.finish(120)
-        alarms += tell(world.watcher)
+        _add(alarms, tell(world.watcher)[told:])
         problems = [*world.load.errors, *(f"wrong tokens: {name}" for name in world.load.wrong)]
         problems += [] if ended else [f"{len(world.load.names)} requests have not ended"]
     print(f"{(time.monotonic() - begun) / 60:.1f} minutes: {dict(sorted(done.items()))}")
@@ -48,6 +50,13 @@ async def soak(minutes: float, seed: int) -> int:
         for text in lines:
             print(f"  {text}")
     return 1 if alarms or problems else 0
+
+
+def _add(alarms: list[str], new: list[str]) -> None:
+    """Add and print what is new: who waits for the end of an hour learns of a false alarm when it comes."""
+    alarms += new
+    for text in new:
+        print(f"ALARM: {text}", flush=True)
 
 
 _ACTIONS = ["busy", "busy", "idle", "pause", "resize", "swap-storm", "console-crash", "long-prefill", "slow-console"]
