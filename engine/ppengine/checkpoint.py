@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about its model, read without torch: shapes, rope, ids, and how layers are cut."""
+"""What a Hugging Face folder says about its model, read without torch: shapes, rope and ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ppengine.config import DTYPES, ConfigError
+from ppengine.config import DTYPES
 from ppengine.config_json import CheckpointError, count, number, read_json, token_ids, typed
 from ppengine.weights import check_weights, tensor_files
 
@@ -18,7 +18,6 @@ __all__ = [
     "ModelSpec",
     "RopeSpec",
     "check_weights",
-    "partition_layers",
     "read_spec",
     "tensor_files",
 ]
@@ -93,6 +92,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_position if self.sliding_window is None else min(self.max_position, self.sliding_window)
 
     @property
+    def head_layers(self) -> float:
+        """How many layers take as long as the head, about.
+
+        Half of what its weights are beside a layer's: a layer reads its KV cache as well. On an H200, at 128 decodes
+        with some 400 tokens of context, Llama-8B's was 1.4 layers long (1.2 by this), OPT-6.7B's 0.6 (0.5).
+        """
+        matrices = 2 if self.model_type == "opt" else 3
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        layer = self.hidden_size * (heads + matrices * self.intermediate_size)
+        return 0.5 * self.vocab_size * (self.embed_dim or self.hidden_size) / layer
+
+    @property
     def length_note(self) -> str:
         """Why `max_model_len` is less than the model's positions, for the operator; empty if it is not."""
         if self.max_model_len == self.max_position:
@@ -134,33 +145,6 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{spec.num_kv_heads}"
         )
     return spec
-
-
-def partition_layers(num_layers: int, stages: int, partition: list[int] | None = None) -> list[tuple[int, int]]:
-    """Return `[start, end)` of each stage. An uneven remainder goes to the middle: the ends carry embedding and head.
-
-    Raises ConfigError if a stage would be empty or `partition` does not add up.
-    """
-    if stages > num_layers:
-        raise ConfigError(f"parallel.pipeline is {stages}; the model has {num_layers} layers, so at most that many")
-    if partition is None:
-        counts = [num_layers // stages] * stages
-        centre = (stages - 1) / 2
-        by_middle = sorted(range(stages), key=lambda stage: (abs(stage - centre), stage))
-        for stage in by_middle[: num_layers % stages]:
-            counts[stage] += 1
-    else:
-        counts = partition
-        if len(counts) != stages:
-            raise ConfigError(f"parallel.partition names {len(counts)} stages, parallel.pipeline is {stages}")
-        if min(counts) < 1:
-            raise ConfigError(f"parallel.partition is {counts}; every stage needs at least 1 layer")
-        if sum(counts) != num_layers:
-            raise ConfigError(
-                f"parallel.partition {counts} adds up to {sum(counts)} layers, the model has {num_layers}"
-            )
-    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
-    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
 def _identify(data: dict[str, Any], folder: Path) -> tuple[str, str]:

@@ -30,7 +30,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the model is cut. `partition`: layers of each stage, in order; None cuts evenly."""
+    """How the model is cut. `partition`: layers of each stage, in order; None: so that the longest is shortest."""
 
     pipeline: int = 1
     tensor: int = 1

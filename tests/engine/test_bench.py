@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from ppengine.bench import __main__ as bench_main
 from ppengine.bench.__main__ import advice
 from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, table
-from ppengine.bench.partition import best_partition, longest_ms
 from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
 from ppengine.checkpoint import ModelSpec, read_spec
 from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, load_profile
+from ppengine.partition import best_partition, longest_ms
 from ppengine.ring import Gauge, Kind, Record, RingWriter
 from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from checkpoints import FAMILIES, make_checkpoint
-from ppengine.checkpoint import CheckpointError, ModelSpec, partition_layers, read_spec
+from ppengine.checkpoint import CheckpointError, ModelSpec, read_spec
 from ppengine.config import ConfigError
+from ppengine.partition import partition_layers
 
+MODELS = Path(__file__).parents[2] / "profiles/models"
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100,
@@ -150,6 +152,19 @@ def test_even_cuts_give_the_rest_to_the_middle(layers: int, stages: int, counts:
     assert [end - start for start, end in cuts] == counts
     assert [start for start, _ in cuts] == [0, *[end for _, end in cuts[:-1]]]
     assert cuts[-1][1] == layers
+
+
+@pytest.mark.parametrize(
+    ("head", "stages", "counts"),
+    [(0.9, 4, [8, 8, 8, 8]), (1.2, 4, [8, 9, 8, 7]), (9.5, 4, [10, 11, 10, 1]), (99.0, 2, [31, 1]), (9.0, 1, [32])],
+)
+def test_the_last_stage_has_fewer_layers_for_a_long_head(head: float, stages: int, counts: list[int]) -> None:
+    assert [end - start for start, end in partition_layers(32, stages, head=head)] == counts
+
+
+@pytest.mark.parametrize(("name", "head"), [("tiny", 0.50), ("opt-6.7b", 0.51), ("llama-8b", 1.20)])
+def test_a_head_is_counted_in_layers(name: str, head: float) -> None:
+    assert read_spec(MODELS / name).head_layers == pytest.approx(head, abs=0.005)
 
 
 def test_explicit_cuts_are_taken_or_refused() -> None:

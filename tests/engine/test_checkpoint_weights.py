@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import FAMILIES, make_checkpoint
-from ppengine.checkpoint import CheckpointError, check_weights, partition_layers, read_spec
+from ppengine.checkpoint import CheckpointError, check_weights, read_spec
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights, loader
+from ppengine.partition import partition_layers
 from ppengine.weights import tensor_files
 from safetensors.torch import load_file, save_file
 from stage_runs import Pipeline, exact_logits, random_tokens

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
-from ppengine.checkpoint import partition_layers, read_spec
+from ppengine.checkpoint import read_spec
 from ppengine.models import StageModel, build_stage, load_weights
+from ppengine.partition import partition_layers
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Register, Row
 from ppengine.stage.batch_state import BatchState

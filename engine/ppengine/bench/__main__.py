@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
-from ppengine.bench.partition import best_partition, longest_ms
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.watchers import AttachedConsole, cpu_seconds, keep_apart, roles_of
@@ -25,6 +24,7 @@ from ppengine.checkpoint import ModelSpec, read_spec
 from ppengine.config import ConfigError, EngineConfig, load_profile
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
+from ppengine.partition import best_partition, longest_ms
 from ppengine.tokenizer import Tokenizer
 
 WINDOW_S = 5.0

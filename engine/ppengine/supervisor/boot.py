@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.checkpoint import check_weights, partition_layers, read_spec
+from ppengine.checkpoint import check_weights, read_spec
 from ppengine.config import ConfigError, EngineConfig, Profile, build_profile
+from ppengine.partition import partition_layers
 from ppengine.protocol import discovery
 from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.link import tell
@@ -42,7 +43,8 @@ def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = Fa
     spec = read_spec(folder)
     if profile.model.load_format != "dummy":
         check_weights(folder)
-    layers = partition_layers(spec.num_layers, profile.parallel.pipeline, profile.parallel.partition)
+    parallel = profile.parallel
+    layers = partition_layers(spec.num_layers, parallel.pipeline, parallel.partition, head=spec.head_layers)
     longest = spec.max_model_len if profile.model.max_model_len is None else profile.model.max_model_len
     if longest > spec.max_model_len:
         raise ConfigError(f"model.max_model_len is {longest}; this model serves at most {spec.max_model_len} tokens")
