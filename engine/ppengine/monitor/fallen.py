@@ -2,7 +2,7 @@
 
 The supervisor starts another process within a moment, and what is known of the stage from then on is known of that
 one. Without this memory the verdict would be gone before anybody has read it. A process that was replaced on purpose
-is the opposite: its end is no fault.
+is the opposite: its end is no fault. Last words count like a death: who said that it cannot go on is replaced as soon.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ppengine.protocol.reports import ProcessInfo, StageSample
 from ppengine.protocol.snapshot import StreamInfo
 
 _TOLD_NS = 2_000_000_000
-"""A death is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
+"""An end is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
 
 
 @dataclass(slots=True)
-class _Death:
-    """Evidence of a dead process, when it was seen to be dead, and the count of OOM kills before."""
+class _End:
+    """Evidence of a process that is dead or said its last words, since when, and the count of OOM kills before."""
 
     evidence: StageEvidence
-    dead_ns: float
+    at_ns: float
     oom_base: int | None
 
 
 class Fallen:
-    """Keeps the evidence of the dead for as long as their places are not filled."""
+    """Keeps the evidence of ends for as long as their places are not filled."""
 
     def __init__(self) -> None:
-        self._deaths: dict[Key, _Death] = {}
+        self._ends: dict[Key, _End] = {}
         self._oom_base: dict[Key, tuple[int, int]] = {}
         self._streams: dict[Key, tuple[int | None, tuple[StreamInfo, ...]]] = {}
         """Process and its device streams, as they were seen last, while no successor is needed."""
@@ -61,32 +61,31 @@ class Fallen:
             stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid)
         self._note_oom(key, stage, sample)
         stage = self._with_streams(key, stage)
-        dead_for_s = stage.dead_for_s
-        if dead_for_s is not None:
-            known = self._deaths.get(key)
-            if stage.sample_age_s is None and known is not None and known.evidence.pid == stage.pid:
+        if stage.dead_for_s is not None or stage.lost:
+            return self._ended(now_ns, key, stage)
+        end = self._ends.get(key)
+        if end is None:
+            return stage
+        another = stage.pid != end.evidence.pid or bool(end.evidence.lost)
+        if stage.phase == "serving" and another and now_ns - end.at_ns >= _TOLD_NS:
+            del self._ends[key]
+            return stage
+        return self._as_of(end, now_ns, sample)
+
+    def _ended(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
+        """Note the end of a process; returns its evidence, with what was seen of it before."""
+        before, since_s = self._ends.get(key), stage.lost_for_s or 0.0
+        if stage.dead_for_s is not None:
+            since_s = stage.dead_for_s
+            if stage.sample_age_s is None and before is not None and before.evidence.pid == stage.pid:
                 # Its successor is sampled already: what was seen of it stays.
                 stage = msgspec.structs.replace(
-                    known.evidence,
-                    dead_for_s=dead_for_s, exit_code=stage.exit_code, exit_detail=stage.exit_detail,
+                    before.evidence,
+                    dead_for_s=since_s, exit_code=stage.exit_code, exit_detail=stage.exit_detail,
                 )  # fmt: skip
-            pid, base = self._oom_base.get(key, (None, None))
-            self._deaths[key] = _Death(stage, now_ns - dead_for_s * 1e9, base if pid == stage.pid else None)
-            return stage
-        if stage.lost:
-            # Its last words count like a death: another process may take its place within a moment.
-            self._deaths[key] = _Death(stage, now_ns - (stage.lost_for_s or 0.0) * 1e9, None)
-            return stage
-        death = self._deaths.get(key)
-        if death is None:
-            return stage
-        another = stage.pid != death.evidence.pid or bool(death.evidence.lost)
-        if stage.phase == "serving" and another and now_ns - death.dead_ns >= _TOLD_NS:
-            del self._deaths[key]
-            return stage
-        if death.evidence.dead_for_s is None:
-            return msgspec.structs.replace(death.evidence, lost_for_s=(now_ns - death.dead_ns) / 1e9)
-        return self._dead(death, now_ns, sample)
+        pid, base = self._oom_base.get(key, (None, None))
+        self._ends[key] = _End(stage, now_ns - since_s * 1e9, base if pid == stage.pid else None)
+        return stage
 
     def _with_streams(self, key: Key, stage: StageEvidence) -> StageEvidence:
         """Return a stage that cannot go on with the streams of the process that could not, not of its successor."""
@@ -105,12 +104,15 @@ class Fallen:
             self._oom_base[key] = stage.pid, sample.oom_kills - stage.oom_kills
 
     @staticmethod
-    def _dead(death: _Death, now_ns: int, sample: StageSample | None) -> StageEvidence:
-        """Return the evidence of the dead one at this moment: the count of its cgroup may come after its end."""
-        kills, count = death.evidence.oom_kills, None
+    def _as_of(end: _End, now_ns: int, sample: StageSample | None) -> StageEvidence:
+        """Return the evidence of an end at this moment: the count of a dead one's cgroup may come after it."""
+        evidence, since_s = end.evidence, (now_ns - end.at_ns) / 1e9
+        if evidence.dead_for_s is None:
+            return msgspec.structs.replace(evidence, lost_for_s=since_s)
+        kills, count = evidence.oom_kills, None
         if sample is not None:
             counts = dict([(sample.pid, sample.oom_kills), *([sample.before] if sample.before else [])])
-            count = counts.get(death.evidence.pid or 0)
-        if count is not None and death.oom_base is not None:
-            kills = count - death.oom_base
-        return msgspec.structs.replace(death.evidence, dead_for_s=(now_ns - death.dead_ns) / 1e9, oom_kills=kills)
+            count = counts.get(evidence.pid or 0)
+        if count is not None and end.oom_base is not None:
+            kills = count - end.oom_base
+        return msgspec.structs.replace(evidence, dead_for_s=since_s, oom_kills=kills)
