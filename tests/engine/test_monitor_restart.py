@@ -125,3 +125,15 @@ def test_last_words_are_told_for_a_while_though_another_process_serves():
     assert (told.pid, told.lost, told.lost_for_s) == (1, "ValueError: gone", 1.0)
     assert fallen.keep(13 * second, (back,), {}, []) == (back,)
     assert fallen.keep(14 * second, (back,), {}, []) == (back,), "it is forgotten"
+
+
+def test_what_the_core_has_lost_is_who_died_and_not_who_follows():
+    fallen, second = Fallen(), 1_000_000_000
+    dead = stage(0, pid=1, dead_for_s=0.0, exit_code=-9, oom_kills=1)
+    assert fallen.keep(10 * second, (dead,), {}, []) == (dead,)
+    for phase in ("compile", "serving"):
+        follows = stage(0, pid=2, phase=phase, lost="lost stage 0", lost_for_s=0.3)
+        (told,) = fallen.keep(13 * second, (follows,), {}, [])
+        assert (told.pid, told.dead_for_s, told.oom_kills, told.lost) == (1, 3.0, 1, "")
+    back = stage(0, pid=2, phase="serving")
+    assert fallen.keep(14 * second, (back,), {}, []) == (back,)

@@ -61,13 +61,15 @@ class Fallen:
             stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid)
         self._note_oom(key, stage, sample)
         stage = self._with_streams(key, stage)
-        if stage.dead_for_s is not None or stage.lost:
-            return self._ended(now_ns, key, stage)
         end = self._ends.get(key)
+        # What the core has lost is the process that ended, also while another one is in its place.
+        followed = end is not None and stage.pid != end.evidence.pid
+        if stage.dead_for_s is not None or (stage.lost and not followed):
+            return self._ended(now_ns, key, stage)
         if end is None:
             return stage
-        another = stage.pid != end.evidence.pid or bool(end.evidence.lost)
-        if stage.phase == "serving" and another and now_ns - end.at_ns >= _TOLD_NS:
+        back = stage.phase == "serving" and not stage.lost and (followed or bool(end.evidence.lost))
+        if back and now_ns - end.at_ns >= _TOLD_NS:
             del self._ends[key]
             return stage
         return self._as_of(end, now_ns, sample)
