@@ -2,13 +2,14 @@
 
 import socket
 import subprocess
+import time
 
 import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
-from ppengine.monitor.holds import Held
+from ppengine.monitor.holds import Held, Holds, Unheld
 from ppengine.monitor.merge import Inputs, merge
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
@@ -236,6 +237,27 @@ def test_a_sum_of_holds_that_begins_anew_is_another_agents():
         held.note(int(second * S), int(total_s * S))
     assert held.within_s(0) == pytest.approx(1.0)
     assert held.within_s(int(5.5 * S)) == pytest.approx(0.5) and held.within_s(int(6.5 * S)) == 0.0
+
+
+def test_a_stage_that_we_hold_is_where_it_was_before():
+    holds = Holds()
+    unheld = Unheld(holds)
+    waits = {"process_state": "S", "main_state": "S", "wchan": "poll_schedule_timeout"}
+    traced = {"process_state": "t", "main_state": "t", "wchan": "ptrace_stop"}
+    assert unheld.see(sample(1, **traced), 0) == sample(1, **traced), "somebody else does"
+    assert unheld.see(sample(0, **waits), 0) == sample(0, **waits)
+    begun_ns = time.monotonic_ns()
+    with holds.hold(sample(0).pid):
+        assert unheld.see(sample(0, **traced), begun_ns) == sample(0, **waits)
+        assert unheld.see(sample(0, **{**waits, "wchan": "ptrace_stop"}), begun_ns) == sample(0, **waits)
+        stopped = sample(0, **{**waits, "process_state": "T"})
+        assert unheld.see(stopped, begun_ns) == stopped, "what nobody does by looking counts"
+        assert unheld.see(sample(1, **traced), begun_ns) == sample(1, **traced)
+    assert unheld.see(sample(0, **traced), begun_ns) == stopped, "it was held while /proc was read"
+    assert unheld.see(sample(0, **traced), time.monotonic_ns()) == sample(0, **traced)
+    with holds.hold(77):
+        fresh = unheld.see(sample(0, **{**traced, "pid": 77}), begun_ns)
+        assert (fresh.process_state, fresh.wchan) == ("S", None), "a successor was never seen"
 
 
 def test_a_card_is_known_while_its_stage_is_started_anew(config):

@@ -24,7 +24,7 @@ import zmq
 from ppengine import lifeline, logs
 from ppengine.config import EngineConfig
 from ppengine.monitor import nvml, steps
-from ppengine.monitor.holds import Holds
+from ppengine.monitor.holds import Holds, Unheld
 from ppengine.monitor.messages import Comparer
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import DEVICE_PAGE, StageWatch
@@ -164,7 +164,7 @@ class StackServer:
         return Inspected(nonce=question.nonce, what="stacks", data=data)
 
     def _take(self, stage: int, pid: int | None, file: Path, ability: Ability) -> StageStacks:
-        with self.holds.hold():
+        with self.holds.hold(pid or 0):
             return take(stage, pid, file, ability.native)
 
 
@@ -186,9 +186,12 @@ def run(config: EngineConfig, stop: threading.Event) -> None:
     sampler = Sampler(config)
     gpus = nvml.start()
     stacks = StackServer(context, config, sampler)
+    unheld = Unheld(stacks.holds)
     dropped, due = 0, time.monotonic()
     while not stop.is_set():
+        begun_ns = time.monotonic_ns()
         report = sampler.look()
+        report.stages = [unheld.see(sample, begun_ns) for sample in report.stages]
         report.dropped = dropped
         report.held_ns = stacks.holds.total_ns()
         report.gpus = gpus.latest() if gpus is not None else []
