@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,8 +21,11 @@ from ppengine.ring import Kind as Op
 Go = Callable[..., Any]
 _CYCLE_BYTES = 64 << 20
 """More than the kernel holds for a connection."""
-_CYCLE_AT = 8
-"""Both begin at a step of such a number, hence at the same one: else the one reads what the other has sent."""
+_NUMBER_BYTES = 8
+"""A header begins with the number of its message, from 1."""
+_LOOK_S = 0.001
+_BOTH_S = 0.05
+"""After so long the neighbour is told as well, and has begun a step since."""
 
 
 @strike("send", "hang", "mismatch", "link", clears=True, where="not last")
@@ -110,13 +115,29 @@ def send_cycle(fault: Fault, go: Go, *args: Any) -> Any:
     Told: stages K and K+1 wait for each other, both in a send.
     """
     site = fault.site
-    if args[0].number % _CYCLE_AT:
-        return go(*args)
-    other = next(end for end in edge_of(fault.aim, site.stages) if end != site.stage)
-    edge = site.outbox.edge if other > site.stage else site.inlet.edge
+    before, behind = edge_of(fault.aim, site.stages)
+    if site.stage == before:
+        if time.monotonic() - fault.since < _BOTH_S:
+            return go(*args)
+        edge, other = site.outbox.edge, behind
+    else:
+        edge, other = site.inlet.edge, before
+        if not _is_cycle(edge):
+            return go(*args)
     with site.ring.operation(Op.ROOM, args[0].number, other, _CYCLE_BYTES):  # type: ignore[attr-defined]
         edge.wire.send([memoryview(bytes(_CYCLE_BYTES))])
     return go(*args)
+
+
+def _is_cycle(edge: Any) -> bool:
+    """Wait for the next message; whether it is a neighbour's part of the cycle: zeros, with which no header begins.
+
+    Both must begin with the same message, or the one takes for a message what the other has sent.
+    """
+    while not edge.wire.readable:
+        if edge.meanwhile is None or not edge.meanwhile():
+            time.sleep(_LOOK_S)
+    return not any(edge.wire._socket.recv(_NUMBER_BYTES, socket.MSG_PEEK))
 
 
 @strike("ack", "hang", "link", clears=True)

@@ -6,6 +6,7 @@ The hot path knows nothing of this: a stage that may fail on demand is put toget
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Fault:
 
     def __init__(self, kind: Kind, site: Site, aim: int) -> None:
         self.kind, self.site, self.aim = kind, site, aim
+        self.since = time.monotonic()
         self.tool: Any = None
         """What `Kind.prepare` made."""
         self.over = threading.Event()
