@@ -63,6 +63,20 @@ def test_a_stopped_stage_is_a_fault_also_when_idle(count, k):
     assert [(v.stage, v.cause) for v in diagnose(evidence(stages))] == [(k, "stopped")]
 
 
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_a_debugger_is_named_with_its_pid_and_not_answered_with_a_signal(count, k):
+    held = {"process_state": "t", "stopped_for_s": 1.1, "tracer": "gdb (pid 77)", "wchan": "ptrace_stop"}
+    verdicts = diagnose(evidence(with_stage(pipeline_held_at(count, k, 1.4), k, **held), steps_in_flight=(8, 9)))
+    assert roots(verdicts) == [(k, "stopped")]
+    assert verdicts[0].summary.startswith(f"stage {k} is stopped by its tracer gdb (pid 77) (pid {1000 + k}, state t)")
+    assert "kill" not in verdicts[0].suggest and "gdb (pid 77)" in verdicts[0].suggest
+
+
+def test_a_profiler_that_looks_for_a_moment_stops_nobody():
+    held = {"process_state": "t", "stopped_for_s": 0.9, "tracer": "py-spy (pid 77)"}
+    assert diagnose(evidence(with_stage(healthy(2), 1, **held))) == []
+
+
 def test_one_look_at_state_t_is_not_enough():
     stages = with_stage(healthy(2), 1, process_state="T", stopped_for_s=0.1)
     assert diagnose(evidence(stages)) == []
@@ -260,7 +274,7 @@ any_stage = st.fixed_dictionaries(
         "exit_code": st.one_of(st.none(), st.integers(-70, 255)),
         "exit_detail": st.one_of(st.just(""), st.just("Connection closed by peer"), st.text(max_size=300)),
         "dead_for_s": ages,
-        "process_state": st.sampled_from([None, "R", "S", "D", "T", "Z"]),
+        "process_state": st.sampled_from([None, "R", "S", "D", "T", "t", "Z"]),
         "stopped_for_s": ages,
         "phase": st.sampled_from([None, "serving", "load", "closing", "phase9"]),
         "phase_age_s": ages,
@@ -303,7 +317,8 @@ def test_any_evidence_gives_a_sane_list(made, in_flight, since, stopping, report
     assert not verdicts or verdicts[0].root
     for verdict in verdicts:
         assert len(verdict.summary) <= 100 and "\n" not in verdict.summary and verdict.evidence
-        assert verdict.root or verdict.cause in ("starved", "blocked", "dead")
+        # Who dies of another's death may do so by an abort.
+        assert verdict.root or verdict.cause in ("starved", "blocked", "dead", "crashed")
 
 
 def test_exit_statuses_in_words():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 from monitor_helpers import TRIES, make_config, remove, sample, started, until
+from ppengine.faults.tracer import Tracer
 from ppengine.monitor import proc, stacks
 from ppengine.monitor.agent import CALM_S, Sampler, is_calm
 from ppengine.monitor.watch import StageWatch
@@ -268,6 +269,23 @@ def test_without_py_spy_the_process_writes_its_own_stack(config, monkeypatch):
         os.kill(process.pid, signal.SIGSTOP)
         until(lambda: proc.read_stat(process.pid).state == "T")
         assert "takes no signal" in stacks.take(0, process.pid, Path(config.run_dir, "s0.0.stack")).error
+
+
+def test_who_traces_a_process_is_known(config):
+    with stage_process(config) as process:
+        watched = Sampler(config)
+        (seen,) = watched.look().stages
+        assert seen.tracer is None
+        name = Path("/proc/self/comm").read_text().strip()
+        tracer = Tracer(process.pid)
+        try:
+            (seen,) = watched.look().stages
+            assert (seen.process_state, seen.tracer) == ("t", f"{name} (pid {os.getpid()})")
+            assert not is_calm(seen)
+        finally:
+            tracer.detach()
+        (seen,) = watched.look().stages
+        assert seen.process_state in "RS" and seen.tracer is None
 
 
 def test_a_process_without_a_handler_is_not_signalled(monkeypatch, tmp_path):

@@ -175,6 +175,15 @@ def test_a_stop_is_timed_from_its_first_to_its_newest_sample(config):
     assert teller.at(2.5, [sample(0, process_state="T")]).stages[0].stopped_for_s == 0.0
 
 
+def test_who_is_stopped_at_every_call_and_moves_is_not_stopped(config):
+    teller, traced = Teller(config), {"process_state": "t", "tracer": "strace (pid 77)"}
+    for second in (1.0, 1.1, 1.2, 3.0):
+        seen = teller.at(second, [sample(0, progress_age_ms=40.0, **traced)]).stages[0]
+        assert (seen.stopped_for_s or 0.0) <= 0.04 and seen.tracer == "strace (pid 77)"
+    held = teller.at(4.5, [sample(0, progress_age_ms=1500.0, **traced)]).stages[0]
+    assert held.stopped_for_s == pytest.approx(1.5)
+
+
 def test_a_death_is_timed_from_the_first_who_saw_it_and_ends_with_a_new_process(config):
     teller = Teller(config)
     teller.at(1.0, [sample(0)], listed=processes(stage_process(0)))

@@ -145,7 +145,7 @@ def sigstop(target: Target) -> Undo:
     return lambda: os.kill(pid, signal.SIGCONT)
 
 
-@outside("hang", "stopped", clears=True, held_out=True)
+@outside("hang", "stopped", clears=True)
 def traced(target: Target) -> Undo:
     """Somebody's debugger attaches to the stage's main thread and leaves it stopped.
 

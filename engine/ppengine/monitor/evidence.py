@@ -38,7 +38,9 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     lost_for_s: float | None = None
     process_state: str | None = None
     stopped_for_s: float | None = None
-    """From the first to the newest sample of an unbroken run of state T."""
+    """From the first to the newest sample of an unbroken run of states T and t; of t, as far as nothing moved."""
+    tracer: str | None = None
+    """Name and pid of who has it in state t."""
     oom_kills: int | None = None
     """Out-of-memory kills of its cgroup in the last seconds before it died."""
     main_state: str | None = None

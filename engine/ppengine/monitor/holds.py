@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ppengine.protocol.reports import StageSample
+from ppengine.protocol.reports import TRACED, StageSample
 
 _KEPT = 512
 """Changes of the sum; older ages are as they are."""
@@ -74,14 +74,18 @@ class Unheld:
             return sample
         before = self._before.get(key)
         if before is None or before.pid != sample.pid:
-            return msgspec.structs.replace(sample, process_state="S", main_state="S", wchan=None)
+            return msgspec.structs.replace(sample, process_state="S", main_state="S", tracer=None, wchan=None)
         return msgspec.structs.replace(
-            sample, process_state=before.process_state, main_state=before.main_state, wchan=before.wchan
+            sample,
+            process_state=before.process_state,
+            main_state=before.main_state,
+            tracer=before.tracer,
+            wchan=before.wchan,
         )
 
 
 def _is_traced(sample: StageSample) -> bool:
-    return "t" in (sample.process_state, sample.main_state) or sample.wchan == "ptrace_stop"
+    return TRACED in (sample.process_state, sample.main_state) or sample.wchan == "ptrace_stop"
 
 
 class Held:

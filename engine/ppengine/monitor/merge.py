@@ -197,6 +197,8 @@ def stage_state(
     if sample is not None and sample.process_state == "T":
         return "stopped"
     for verdict in verdicts:
+        if verdict.stage == index and verdict.cause == "stopped":
+            return "stopped"
         if verdict.stage == index and verdict.cause in ("blocked", "starved"):
             return "blocked" if verdict.cause == "blocked" else "starved"
     if view is not None and process is not None and view.pid not in (None, process.pid):

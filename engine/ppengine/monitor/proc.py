@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,21 @@ def wchan(pid: int) -> str | None:
     """Return the kernel function in which the main thread of `pid` sleeps, empty if it runs; None: not readable."""
     text = _read(f"/proc/{pid}/wchan")
     return None if text is None else text.decode().strip().removeprefix("0")
+
+
+def tracer(pid: int) -> str | None:
+    """Return name and pid of the process that traces `pid`; None: nobody, or not readable."""
+    thread = _number(f"/proc/{pid}/status", b"TracerPid")
+    process = _number(f"/proc/{thread}/status", b"Tgid") if thread else None
+    if not process:
+        return None
+    name = (_read(f"/proc/{process}/comm") or b"").decode(errors="replace").strip()
+    return f"{name} (pid {process})"
+
+
+def _number(path: str, name: bytes) -> int | None:
+    found = re.search(rb"^%s:\s*(\d+)" % name, _read(path) or b"", re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def waited_ns(thread: int, pid: int | None = None) -> int | None:

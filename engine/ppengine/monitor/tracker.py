@@ -15,7 +15,7 @@ from ppengine.monitor.diagnosis.budgets import UNSEEN_AFTER_S
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
 from ppengine.monitor.holds import Held
-from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
+from ppengine.protocol.reports import TRACED, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
 
 TICK_OLD_S = 1.0
 """The control thread ticks ten times a second; older than this is not bad luck."""
@@ -54,7 +54,7 @@ class Tracked(msgspec.Struct):
     def saw(self, state: str | None, at_ns: int) -> bool:
         """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
         was_stopped = self.stopped is not None
-        if state == "T":
+        if state in ("T", TRACED):
             self.stopped = self.stopped or Run(at_ns, at_ns)
             self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
         else:
@@ -208,6 +208,9 @@ class EvidenceTracker:
             base = msgspec.structs.replace(base, exit_code=process.exit_code, exit_detail=process.detail)
         dead_for = None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9
         stopped = None if tracked.stopped is None else tracked.stopped.length_s
+        if stopped is not None and base.process_state == TRACED:
+            # Who is only listened to is stopped at every system call, and moves.
+            stopped = min(stopped, base.progress_age_s or 0.0)
         return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
 
     def _card(self, key: Key, view: StageView | None) -> str | None:
@@ -232,6 +235,7 @@ class EvidenceTracker:
             process_state=sample.process_state,
             oom_kills=tracked.killed(sample.oom_kills, seen.mono_ns),
             main_state=sample.main_state,
+            tracer=sample.tracer,
             wchan=sample.wchan,
             cpu=sample.cpu,
             tick_age_s=tick,
@@ -268,7 +272,7 @@ class EvidenceTracker:
         if pid is None:
             return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
         tracked = self._tracked("core", pid)
-        if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
+        if state is not None and state[0] == pid and state[1] != TRACED and tracked.saw(state[1], now_ns):
             self._retired_ns = now_ns
         if process is not None and process.exit_code is not None:
             tracked.dead_ns = tracked.dead_ns or now_ns

@@ -12,7 +12,7 @@ from ppengine.monitor.devices import DeviceWatch
 from ppengine.monitor.history import History
 from ppengine.monitor.messages import MessageTrack
 from ppengine.monitor.rings import Track, kind_name, stream_info, waiting_on
-from ppengine.protocol.reports import CpuShares, StageSample
+from ppengine.protocol.reports import TRACED, CpuShares, StageSample
 from ppengine.ring import MAP_RING, Gauge, Kind, Phase, RingReader, Row, Word
 
 SLOW_S = 1.0
@@ -187,6 +187,7 @@ class StageWatch:
             before=self._before,
             cpu_s=stat.cpu_s if stat else None,
             main_state=thread.state if thread else None,
+            tracer=proc.tracer(self._pid) if stat is not None and stat.state == TRACED else None,
             wchan=proc.wchan(self._pid) if alive else None,
             main_tick_age_ms=_age(now_ns, words[Word.MAIN_TICK_NS]),
             last_op=None if last is None else kind_name(last.kind),

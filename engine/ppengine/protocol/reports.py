@@ -259,6 +259,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     cpu_s: float | None = None
     main_state: str | None = None
     """State letter of the main thread."""
+    tracer: str | None = None
+    """Who has it stopped in state t, and is not us: name and pid of a debugger; None: nobody, or not readable."""
     wchan: str | None = None
     """Where in the kernel the main thread sleeps; empty: it does not; None: not readable."""
     main_tick_age_ms: float | None = None
@@ -290,6 +292,8 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     """So long, in all, a stage was held for its stacks to be taken."""
 
 
+TRACED = "t"
+"""State letter of a process that its tracer, a debugger, has stopped; T is a signal's."""
 UNKNOWN_STATUS = 256
 """Exit code of a process that has ended and of which nobody has the status: no real one is above 255."""
 

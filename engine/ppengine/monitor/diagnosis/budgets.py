@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ppengine.monitor.evidence import StageEvidence
-from ppengine.protocol.reports import CpuShares
+from ppengine.protocol.reports import TRACED, CpuShares
 
 STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
+TRACED_AFTER_S = 1.0
+"""A profiler holds a process for less."""
 STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
 """A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
 MOVED_S = 0.2
@@ -101,8 +103,9 @@ def is_unseen(stage: StageEvidence) -> bool:
 
 
 def is_stopped(stage: StageEvidence) -> bool:
-    """Return whether a stage is stopped by a signal, seen twice."""
-    return stage.dead_for_s is None and stage.stopped_for_s is not None and stage.stopped_for_s >= STOPPED_AFTER_S
+    """Return whether a stage is stopped by a signal, seen twice, or by a debugger."""
+    after_s = TRACED_AFTER_S if stage.process_state == TRACED else STOPPED_AFTER_S
+    return stage.dead_for_s is None and stage.stopped_for_s is not None and stage.stopped_for_s >= after_s
 
 
 def is_lost(stage: StageEvidence) -> bool:

@@ -15,7 +15,7 @@ from ppengine.monitor.diagnosis.case import Case
 from ppengine.monitor.diagnosis.device import device_lines
 from ppengine.monitor.diagnosis.words import doing, exit_words, seconds
 from ppengine.monitor.evidence import StageEvidence
-from ppengine.protocol.reports import UNKNOWN_STATUS
+from ppengine.protocol.reports import TRACED, UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
 
 ECHO_S = 2.0
@@ -164,14 +164,20 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
 def _stopped(stage: StageEvidence) -> Verdict:
     since = (stage.stopped_for_s or 0.0) + (stage.sample_age_s or 0.0)
     within = f" in {doing(stage)}" if stage.op not in (None, "idle") else ""
-    evidence = [f"pid {stage.pid}: process state T for {seconds(since)}"]
+    state = TRACED if stage.process_state == TRACED else "T"
+    evidence = [f"pid {stage.pid}: process state {state} for {seconds(since)}"]
     evidence += [f"open operation: {doing(stage)}"] if stage.op else []
     evidence += [f"holds a step unretired for {seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
+    by, suggest = "a signal", f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})"
+    if state == TRACED:
+        # SIGCONT does not reach whom a debugger has.
+        by = f"its tracer {stage.tracer}" if stage.tracer else "a tracer"
+        suggest = f"let the process go on in {stage.tracer or 'the debugger that traces it'}, or detach that"
     return Verdict(
         stage=stage.stage,
         cause="stopped",
-        summary=f"stage {stage.stage} is stopped by a signal (pid {stage.pid}, state T){within}",
+        summary=f"stage {stage.stage} is stopped by {by} (pid {stage.pid}, state {state}){within}",
         since_s=since,
         evidence=evidence,
-        suggest=f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})",
+        suggest=suggest,
     )
