@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -264,7 +265,13 @@ def test_streams_begins_with_how_far_devices_are(cli: Cli, fake: FakeGateway) ->
 def test_explain_is_10_for_a_fault_and_0_for_none(cli: Cli, fake: FakeGateway) -> None:
     fine = cli("explain")
     assert fine.code == 0
-    assert fine.out.startswith("no fault: serving")
+    assert fine.out.startswith("no fault: serving") and "nobody looks" not in fine.out
+    calm = copy.deepcopy(fake.snapshot)
+    for stage in fake.snapshot.stages:
+        stage.sample_age_ms = 12_000.0
+    blind = cli("explain")
+    assert blind.code == 0 and "nobody looks: stages 0, 1 for 12s; the agent may hang" in blind.out
+    fake.snapshot = calm
     fake.snapshot = msgspec.structs.replace(stuck_snapshot(), engine=fake.snapshot.engine)
     run = cli("explain")
     assert run.code == 10

@@ -151,6 +151,30 @@ def test_a_finding_explains_why_its_stage_stands_and_a_death_comes_before_it():
     assert roots(diagnose(stuck(dead, findings=(finding,)))) == [(1, "dead")]
 
 
+@pytest.mark.parametrize("where", [0, 1, None])
+@pytest.mark.parametrize("cause", ["stream_order", "non_finite", "mismatch"])
+def test_a_finding_of_a_while_ago_hides_no_hang(cause, where):
+    finding = Finding(stage=where, cause=cause, summary=f"{cause} told", since_s=3600.0)
+    verdicts = diagnose(stuck(pipeline_held_at(3, 1), findings=(finding,)))
+    assert (1, "self_stuck") in roots(verdicts)
+    assert not any("starved by the engine core" in verdict.summary for verdict in verdicts)
+    assert where == 1 or (where, cause) in roots(verdicts)
+    idle = diagnose(evidence(with_stage(healthy(3), 1, op="idle", op_age_s=90.0), findings=(finding,)))
+    assert [(verdict.stage, verdict.cause) for verdict in idle] == [(where, cause)], "no stage is starved by nobody"
+
+
+@pytest.mark.parametrize("oom_kills", [0, 1])
+def test_who_is_started_anew_is_not_to_be_started_anew(oom_kills):
+    dead = {"exit_code": -9, "dead_for_s": 30.0, "oom_kills": oom_kills}
+    alone = diagnose(stuck(with_stage(pipeline_held_at(2, 1), 1, **dead)))[0]
+    followed = diagnose(stuck(with_stage(pipeline_held_at(2, 1), 1, **dead, successor=42, successor_phase="load")))[0]
+    if oom_kills:
+        assert alone.suggest == followed.suggest and "less memory" in alone.suggest
+    else:
+        assert alone.suggest.startswith("ppconsole restart-stage 1")
+        assert followed.suggest == "ppconsole logs --stage 1 (pid 42 takes its place in phase load)"
+
+
 # --- slowness -----------------------------------------------------------------------------------------------
 
 

@@ -84,7 +84,7 @@ def explain_command(common: Common) -> int:
 
     Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none."""
     from ppconsole.cli.render import explain_lines
-    from ppconsole.model.facts import root_verdicts
+    from ppconsole.model.facts import root_verdicts, unseen_stages
     from ppconsole.model.safe import clean
 
     snapshot = run(lambda: one_snapshot(common))
@@ -100,6 +100,8 @@ def explain_command(common: Common) -> int:
     else:
         message = f": {clean(engine.message)}" if engine.message else ""
         click.echo(f"no fault: {engine.state}, step {engine.step}, {snapshot.requests_total} requests{message}")
+        if unseen := unseen_stages(snapshot):
+            click.echo(f"  but nobody looks: {unseen}; the agent may hang (ppconsole logs)")
     return exits.FAULT_FOUND if faulty else exits.DONE
 
 

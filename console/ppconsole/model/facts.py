@@ -59,7 +59,31 @@ def cordon_text(stage: StageInfo) -> str:
     return f"stage {stage.index} is cordoned by {clean(cordon.by)} {age_text(cordon.since_s)}{reason}"
 
 
+_UNSEEN_MS = 2000.0
+"""From here on the diagnosis does not judge by a sample either."""
+
+
+def unseen_stages(snapshot: Snapshot) -> str:
+    """Return which stages nobody has looked at for too long, `stages 0, 1 for 12s`; empty: none, or it is known why."""
+    unseen = [
+        stage
+        for stage in snapshot.stages
+        if (stage.sample_age_ms or 0.0) > _UNSEEN_MS and stage.state not in ("dead", "loading")
+    ]
+    if not unseen:
+        return ""
+    names = ", ".join(str(stage.index) for stage in unseen)
+    oldest = max(stage.sample_age_ms or 0.0 for stage in unseen)
+    return f"stage{'s' * (len(unseen) > 1)} {names} for {age_text(oldest / 1e3)}"
+
+
+def place(verdict: Verdict) -> str:
+    """Return where a fault is: `STAGE 2`, `DRIVER`, or `ENGINE` where no stage is known for it."""
+    if verdict.stage is not None:
+        return f"STAGE {verdict.stage}"
+    return "DRIVER" if verdict.cause == "driver" else "ENGINE"
+
+
 def verdict_text(verdict: Verdict) -> str:
     """Return one verdict as a line: `STAGE 2 stopped 6.2s: summary`."""
-    where = "DRIVER" if verdict.stage is None else f"STAGE {verdict.stage}"
-    return f"{where} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
+    return f"{place(verdict)} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"

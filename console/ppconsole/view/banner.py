@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
-from ppconsole.model.facts import cordon_text
+from ppconsole.model.facts import cordon_text, place
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
@@ -111,11 +111,10 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
     verdict = root_verdict(snapshot)
     if verdict is None:
         return calm(snapshot, width, history)
-    where = "DRIVER" if verdict.stage is None else f"STAGE {verdict.stage}"
     bad = verdict.root and verdict.cause != "undetermined"
     others = len(snapshot.verdicts) - 1
     tail = (f" +{others}" if others else "") + "  d detail "
-    text = f"! {where} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
+    text = f"! {place(verdict)} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
     style = "alert" if bad else "alert.warn"
     return row((fit(text, width - len(tail)) + tail, style))
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
+from ppconsole.model.facts import place
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text
@@ -95,7 +96,7 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
         message = clean(snapshot.engine.message)
         return [row(("  no fault found", "ok"), (f": {snapshot.engine.state}{f', {message}' if message else ''}", ""))]
     now = root_verdict(snapshot)
-    where = "DRIVER" if verdict.stage is None else f"STAGE {verdict.stage}"
+    where = place(verdict)
     found = []
     if now is None:
         over = known.fault.over_wall if known.fault is not None else None
@@ -143,7 +144,7 @@ def _others(snapshot: Snapshot, verdict: Verdict, width: int) -> list[Row]:
     for other in snapshot.verdicts:
         if other is verdict:
             continue
-        where = "driver" if other.stage is None else f"stage {other.stage}"
+        where = place(other).lower()
         if other.root:
             rows += [EMPTY, row((fit(f" ! {where} {other.cause}, for {age_text(other.since_s)}", width), "alert"))]
             rows += [row(("  ", ""), (line, "strong")) for line in wrap(other.summary, width - 4)]

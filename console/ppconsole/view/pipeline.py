@@ -38,7 +38,7 @@ def rows(snapshot: Snapshot, width: int) -> list[Row]:
     for word, names in left_out:
         found.append(clip(row((f"  {names} ", "dim"), (f"{word}", ""), (" (not drawn)", "dim")), width))
     found += words([arrow for arrow in known if not between_neighbours(arrow)], width, 3)
-    if root is not None and root.stage is None:
+    if root is not None and root.stage is None and root.cause == "driver":
         found.append(row((fit(f"  ! ROOT: the engine core, {root.cause}", width), "bad")))
     return [clip(line, width) for line in found]
 

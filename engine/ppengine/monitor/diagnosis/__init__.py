@@ -33,6 +33,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     stuck.hanging_maps,
     stuck.without_control,
     messages.remembered,
+    findings.remembered,
     wires.healed,
     slow.stragglers,
     suffer.sufferers,

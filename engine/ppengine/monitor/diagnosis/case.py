@@ -21,8 +21,12 @@ class Case(NamedTuple):
 
     @property
     def guilty(self) -> set[int | None]:
-        """Stages that are a root already; None: the driver."""
-        return {verdict.stage for verdict in self.found if verdict.root}
+        """Stages that are a root already; None: the driver. What no stage is known for (wrong tokens) is nobody's."""
+        return {
+            verdict.stage
+            for verdict in self.found
+            if verdict.root and (verdict.stage is not None or verdict.cause == "driver")
+        }
 
     def stage(self, number: int) -> StageEvidence:
         """Return one stage."""

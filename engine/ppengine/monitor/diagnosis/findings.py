@@ -7,6 +7,8 @@ from ppengine.protocol.snapshot import Verdict
 
 _ORDER = ("stream_owner", "stream_order", "stream_stuck", "non_finite", "mismatch")
 """Which of several of one stage is told: who used the wrong stream also broke the order, and so on down."""
+FRESH_S = 10.0
+"""What else goes wrong so soon after a finding is its consequence."""
 _SUGGEST = {
     "stream_owner": "give each thread a stream of its own; compare `evidence` for both call sites",
     "stream_order": "let the consumer wait for the producer's event; strict order tells whether that is all",
@@ -17,6 +19,16 @@ _SUGGEST = {
 
 
 def found(case: Case) -> list[Verdict]:
+    """Return the findings that explain what goes wrong now: those of a moment ago, and of a stream that stands."""
+    return [verdict for verdict in _all(case) if verdict.since_s <= FRESH_S or verdict.cause == "stream_stuck"]
+
+
+def remembered(case: Case) -> list[Verdict]:
+    """Return the findings of a while ago: they stand until their check is off, and what a stage is in now is first."""
+    return [verdict for verdict in _all(case) if verdict.since_s > FRESH_S]
+
+
+def _all(case: Case) -> list[Verdict]:
     """Return one verdict a stage: the finding that explains the others, and how many more there are."""
     verdicts = []
     for stage in sorted({finding.stage for finding in case.evidence.findings}, key=lambda k: -1 if k is None else k):
