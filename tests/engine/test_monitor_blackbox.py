@@ -109,6 +109,21 @@ def test_a_fault_is_kept_once_and_stays_until_the_next():
     assert (box.kept.number, box.kept.rings, box.kept.stacks, len(agent.asked)) == (2, None, None, 2)
 
 
+def test_what_comes_while_a_fault_stands_does_not_take_its_record():
+    agent = Agent()
+    box = BlackBox(agent)
+    box.look([verdict(1)], [], [3, 3])
+    box.take(rings(7))
+    box.look([verdict(0, "dead"), verdict(1)], [], [4, 4])
+    box.look([verdict(1)], [], [4, 4])
+    assert (box.kept.number, box.kept.verdict.stage, box.kept.rings.mono_ns, len(agent.asked)) == (1, 1, 7, 1)
+    box.look([verdict(0, "dead"), verdict(1)], [], [5, 5])
+    box.look([verdict(0, "dead")], [], [6, 6])
+    assert (box.kept.number, box.kept.verdict.stage, len(agent.asked)) == (2, 0, 2), "it still stands: its turn"
+    box.look([], [], [7, 7])
+    assert box.kept.over_wall is not None and box.kept.number == 2
+
+
 def test_what_could_not_be_kept_is_told():
     agent = Agent()
     agent.why = "the agent has not reported yet"

@@ -30,19 +30,24 @@ class BlackBox:
         self.kept: FaultDetail | None = None
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
-        """Begin a new record where `verdicts` name a stage (None: the driver) that was not a root before."""
+        """Begin a new record where `verdicts` name a stage (None: the driver) that was not a root before.
+
+        What comes while the fault of the record stands is no new one: it may be its consequence, and has its turn
+        when that is over.
+        """
         roots = {verdict.stage: verdict for verdict in reversed(verdicts) if verdict.root}
+        if self.kept is not None and self.kept.over_wall is None:
+            if (now := roots.get(self.kept.verdict.stage)) is not None:
+                self.kept.verdict = now
+                self._roots &= roots.keys()
+                return
+            self.kept.over_wall = time.time()
         fresh = roots.keys() - self._roots
         self._roots = set(roots)
         if fresh:
             self._begin(
                 next(verdict for verdict in verdicts if verdict.root and verdict.stage in fresh), waits, retired
             )
-        elif self.kept is not None and self.kept.over_wall is None:
-            if (now := roots.get(self.kept.verdict.stage)) is not None:
-                self.kept.verdict = now
-            else:
-                self.kept.over_wall = time.time()
 
     def take(self, answer: Inspected | Failed) -> None:
         """Keep the rings that the agent answers."""
