@@ -119,8 +119,11 @@ async def test_a_killed_stage_comes_back_and_no_request_is_lost(
         picture = await op.until(lambda picture: picture.stages[stage].state == "loading", "its row says that it loads")
         assert picture.engine.state == "degraded"
         assert (stage, "dead") in roots(picture), "it counts as dead until it serves"
-        verdict = next(verdict for verdict in picture.verdicts if verdict.cause == "dead")
-        assert verdict.suggest.startswith(f"ppconsole restart-stage {stage} ")
+
+        def followed(now: Snapshot) -> bool:
+            return any(v.suggest.startswith(f"ppconsole logs --stage {stage} (pid ") for v in now.verdicts)
+
+        picture = await op.until(followed, "who takes its place is told: nobody is to start it once more")
         held = next(request for request in picture.requests if request.id == names[HELD])
         assert (held.state, held.swap_blocks, held.blocks) == ("held", 0, 0)
         picture = await back(op)

@@ -232,6 +232,17 @@ def test_a_swap_that_never_ends() -> None:
     assert root.cause == "stream_stuck" and "stream swap out is stuck in m5" in root.summary
 
 
+@pytest.mark.parametrize("name", ["swap in", "upload"])
+def test_a_stream_for_which_the_layers_wait_on_the_same_device(name: str) -> None:
+    waits = msgspec.structs.replace(IDLE, pending=1, age_ms=6e3, waits_for="another stream")
+    stages = pipeline_held_at(3, 1)
+    for k, streams in ((0, (IDLE,)), (1, (waits, stream(name, 8, 6.0))), (2, (waits,))):
+        stages = with_stage(stages, k, op="device", op_age_s=6.0, outbox=0, edges=(), streams=streams)
+    root, *others = diagnose(stuck(stages))
+    assert (root.stage, root.cause) == (1, "stream_stuck") and f"stream {name} is stuck in m8" in root.summary
+    assert not any(other.root for other in others)
+
+
 @pytest.mark.parametrize(
     "streams",
     [

@@ -167,7 +167,8 @@ def test_a_stage_without_a_sample_is_undetermined_and_says_what_is_missing():
     stages = with_stage(pipeline_held_at(2, 1), 1, sample_age_s=None, op=None, op_step=None, process_state=None)
     verdict = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=6.0))[0]
     assert (verdict.stage, verdict.cause) == (1, "undetermined")
-    assert "never sampled" in verdict.summary and any("does the agent run" in line for line in verdict.evidence)
+    assert "the agent has never looked at stage 1" in verdict.summary and verdict.suggest.startswith("ppconsole logs")
+    assert any("the agent does not run, or hangs" in line for line in verdict.evidence)
 
 
 @pytest.mark.parametrize(("finished", "words"), [(7, "has not got step 8"), (8, "the core has not heard of it")])

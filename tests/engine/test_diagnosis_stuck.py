@@ -126,6 +126,9 @@ def test_the_line_of_code_is_told_once_the_stack_is_there():
     root = diagnose(stuck(with_stage(pipeline_held_at(2, 1), 1, stack=stack)))[0]
     assert "at wait_a_while model.py:7" in root.summary
     assert "main thread at nanosleep (libc.so.6) < wait_a_while model.py:7 < run runner.py:9" in root.evidence
+    assert root.suggest == "ppconsole restart-stage 1 (or look: ppconsole stacks --stage 1)"
+    unknown = diagnose(stuck(with_stage(pipeline_held_at(2, 1), 1)))[0]
+    assert unknown.suggest == "ppconsole stacks --stage 1"
     other = diagnose(stuck(with_stage(pipeline_held_at(2, 1), 1, stack=msgspec.structs.replace(stack, pid=9))))[0]
     assert "model.py" not in f"{other.summary} {other.evidence}", "another process's stack"
     failed = Stack(pid=1001, error="py-spy gave no answer")

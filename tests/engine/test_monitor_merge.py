@@ -184,6 +184,17 @@ def test_who_is_stopped_at_every_call_and_moves_is_not_stopped(config):
     assert held.stopped_for_s == pytest.approx(1.5)
 
 
+def test_a_look_with_a_debugger_is_no_new_start_and_a_long_stop_is(config):
+    teller = Teller(config)
+    stood = {"op": "forward", "op_age_ms": 9000.0, "progress_age_ms": 9000.0}
+    for second, state in ((1.0, "S"), (1.2, "t"), (1.6, "t"), (1.7, "S")):
+        seen = teller.at(second, [sample(0, process_state=state, **stood)]).stages[0]
+    assert seen.progress_age_s == pytest.approx(9.0)
+    for second, state in ((2.0, "t"), (3.5, "t"), (3.6, "S")):
+        seen = teller.at(second, [sample(0, process_state=state, **stood)]).stages[0]
+    assert seen.progress_age_s == pytest.approx(0.0)
+
+
 def test_a_death_is_timed_from_the_first_who_saw_it_and_ends_with_a_new_process(config):
     teller = Teller(config)
     teller.at(1.0, [sample(0)], listed=processes(stage_process(0)))

@@ -7,6 +7,7 @@ a report that the gateway does not take is dropped and counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -135,7 +136,8 @@ class StackServer:
         ability = self_test()
         log.log(logging.INFO if ability.native else logging.WARNING, "stacks: %s", ability.text)
         # For `doctor`, which asks no engine.
-        (Path(self._config.run_dir) / STACKS_FILE).write_text(ability.text + "\n")
+        with contextlib.suppress(OSError):
+            (Path(self._config.run_dir) / STACKS_FILE).write_text(ability.text + "\n")
         while True:
             identity, *body = self._socket.recv_multipart()
             try:

@@ -36,6 +36,9 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
     """Why it cannot go on by its own last words, while its process may still be there."""
     lost_for_s: float | None = None
+    successor: int | None = None
+    """Pid of who takes its place already."""
+    successor_phase: str | None = None
     process_state: str | None = None
     stopped_for_s: float | None = None
     """From the first to the newest sample of an unbroken run of states T and t; of t, as far as nothing moved."""

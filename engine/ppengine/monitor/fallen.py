@@ -72,7 +72,10 @@ class Fallen:
         if back and now_ns - end.at_ns >= _TOLD_NS:
             del self._ends[key]
             return stage
-        return self._as_of(end, now_ns, sample)
+        successor = (stage.pid, stage.phase) if followed else (None, None)
+        return msgspec.structs.replace(
+            self._as_of(end, now_ns, sample), successor=successor[0], successor_phase=successor[1]
+        )
 
     def _ended(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
         """Note the end of a process; returns its evidence, with what was seen of it before."""

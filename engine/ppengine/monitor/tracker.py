@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ppengine.monitor.devices import aged_stream
-from ppengine.monitor.diagnosis.budgets import UNSEEN_AFTER_S
+from ppengine.monitor.diagnosis.budgets import TRACED_AFTER_S, UNSEEN_AFTER_S
 from ppengine.monitor.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.monitor.history import expected_ms
 from ppengine.monitor.holds import Held
@@ -43,6 +43,8 @@ class Tracked(msgspec.Struct):
 
     pid: int
     stopped: Run | None = None
+    traced: bool = False
+    """Whether the newest stop was a tracer's."""
     dead_ns: int | None = None
     lost_ns: int | None = None
     resumed_ns: int | None = None
@@ -53,18 +55,21 @@ class Tracked(msgspec.Struct):
 
     def saw(self, state: str | None, at_ns: int) -> bool:
         """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
-        was_stopped = self.stopped is not None
+        ended = self.stopped
         if state in ("T", TRACED):
+            self.traced = state == TRACED
             self.stopped = self.stopped or Run(at_ns, at_ns)
             self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
         else:
             self.stopped = None
         if state in (None, "Z", "X"):
             self.dead_ns = self.dead_ns or at_ns
-        if was_stopped and self.stopped is None:
-            self.resumed_ns = at_ns
-            return True
-        return False
+        if ended is None or self.stopped is not None:
+            return False
+        if self.traced and ended.length_s < TRACED_AFTER_S:
+            return False  # Somebody had a look: who hung before hangs on.
+        self.resumed_ns = at_ns
+        return True
 
     def since_resumed(self, age_s: float, at_ns: int) -> float:
         """Return an age without the time of a stop."""

@@ -154,6 +154,7 @@ class Boot:
         if now < self._next_report and done < total:
             return
         self._next_report = now + _REPORT_S
+        self._ring.phase(Phase.LOAD)  # It gets on: its budget is for a load that does not.
         self._report(f"stage {self._stage}: {done}/{total} tensors")
 
     def _activations(self, model: StageModel) -> int:

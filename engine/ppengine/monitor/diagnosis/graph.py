@@ -156,8 +156,8 @@ def _device_wait(stage: StageEvidence, stages: dict[int, StageEvidence], since: 
     for tokens that the last one samples), or else for room at the next stage.
     """
     compute = layers_of(stage)
-    if compute is None or not compute.pending or compute.op is not None:
-        return None
+    if compute is None or not compute.pending or any(each.op is not None for each in stage.streams):
+        return None  # Another stream of its own that is at work may be what it waits for.
     k, count, done = stage.stage, len(stages), compute.done_step or 0
     before, after = stages.get((k - 1) % count), stages.get(k + 1)
     theirs = None if before is None else layers_of(before)

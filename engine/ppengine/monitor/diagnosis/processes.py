@@ -158,6 +158,9 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
     logs = f"ppconsole logs --stage {stage.stage}"
     if cause in ("killed_oom", "out_of_memory"):
         return f"{logs}; then less memory: ppconsole set-memory, or scheduler.max_num_batched_tokens"
+    if stage.successor is not None:
+        phase = f" in phase {stage.successor_phase}" if stage.successor_phase else ""
+        return f"{logs} (pid {stage.successor} takes its place{phase})"
     return f"ppconsole restart-stage {stage.stage} (or see: {logs})"
 
 

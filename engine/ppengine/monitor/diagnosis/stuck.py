@@ -115,8 +115,9 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         return _verdict(root, "self_stuck", text, since, lines)
     if is_unseen(root):
         age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
-        text = f"work stands still; stage {root.stage} was {age} sampled"
-        return _verdict(root, "undetermined", text, since, ["missing: a fresh sample; does the agent run?"])
+        text = f"work stands still, and the agent has {age} looked at stage {root.stage}"
+        missing = "missing: a fresh sample; the agent does not run, or hangs"
+        return _verdict(root, "undetermined", text, since, [missing], "ppconsole logs (what became of the agent)")
     if (stream := stuck_stream(root)) is not None:
         return _stream_stuck(case, root, stream, since)
     if root.op in _WAITS and not _in_own_code(root):
@@ -265,6 +266,15 @@ def _who_waits(case: Case, root: StageEvidence) -> list[str]:
     return [f"{wait.waiter} waits for it: {wait.text}" for wait in waits]
 
 
+def _suggest(stage: StageEvidence, cause: Cause) -> str:
+    """Return what to do: to look, and, once that is done and code stands, to begin anew."""
+    look = f"ppconsole stacks --stage {stage.stage}"
+    looked = stage.stack is not None and stage.stack.pid == stage.pid
+    if not looked or cause not in ("self_stuck", "gil_held", "deadlock"):
+        return look
+    return f"ppconsole restart-stage {stage.stage} (or look: {look})"
+
+
 def _verdict(
     stage: StageEvidence, cause: Cause, summary: str, since: float, evidence: list[str], suggest: str = ""
 ) -> Verdict:
@@ -274,5 +284,5 @@ def _verdict(
         summary=summary,
         since_s=since,
         evidence=list(evidence),
-        suggest=suggest or f"ppconsole stacks --stage {stage.stage}",
+        suggest=suggest or _suggest(stage, cause),
     )
