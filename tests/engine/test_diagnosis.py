@@ -136,6 +136,7 @@ def test_a_late_or_different_death_is_a_root_of_its_own():
     ("driver", "words"),
     [
         ({"process_state": "T", "stopped_for_s": 0.4, "report_age_s": 0.5}, "stopped by a signal"),
+        ({"process_state": "t", "stopped_for_s": 1.1, "tracer": "gdb (pid 7)"}, "stopped by gdb (pid 7) (state t)"),
         ({"process_state": "S", "report_age_s": 3.2}, "has not reported for 3.2s"),
         ({"process_state": None, "exit_code": -6, "dead_for_s": 0.1, "report_age_s": 0.2}, "killed by SIGABRT"),
     ],

@@ -322,6 +322,9 @@ def test_the_core_is_followed_by_its_process(config):
     assert teller.at(1.0, listed=listed, core_state=(42, "T")).driver.stopped_for_s == 0.0
     assert teller.at(1.5, listed=listed, core_state=(42, "T")).driver.stopped_for_s == 0.5
     core = core_report(config, mono_ns=1 * S)
+    assert teller.at(1.7, core=core, listed=listed, core_state=(42, "t")).driver.stopped_for_s == pytest.approx(0.7)
+    fresh = core_report(config, mono_ns=int(1.9 * S))
+    assert teller.at(1.9, core=fresh, listed=listed, core_state=(42, "t")).driver.stopped_for_s == 0.0, "it reports on"
     driver = teller.at(2.0, core=core, listed=listed, core_state=(42, "S")).driver
     assert driver.stopped_for_s is None and driver.report_age_s == 1.0 and driver.pid == 42
     assert teller.at(3.0, listed=listed, core_state=(42, None)).driver.dead_for_s == 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline, logs
+from ppengine import lifeline, logs, tracing
 from ppengine.checkpoint import read_spec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.core.engine import Engine
@@ -229,6 +229,7 @@ def main() -> int:
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
     logs.start()
+    tracing.allow()
     config = EngineConfig.load(arguments.engine)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:

@@ -17,11 +17,11 @@ from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.fallen import Fallen
 from ppengine.monitor.holds import Held
 from ppengine.monitor.merge import Inputs, merge, stage_state
-from ppengine.monitor.proc import read_stat
+from ppengine.monitor.proc import read_stat, tracer
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.gpu import GpuInfo
-from ppengine.protocol.reports import AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport
+from ppengine.protocol.reports import TRACED, AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport
 from ppengine.protocol.snapshot import Snapshot, StageState, Verdict, WaitInfo
 
 CORE_SILENT_S = 2.0
@@ -196,16 +196,18 @@ class Collector:
         """
         self.news = False
         core_process = self._core_process()
-        core_state = None
+        core_state = core_tracer = None
         if core_process is not None:
             stat = read_stat(core_process.pid)
             core_state = core_process.pid, stat.state if stat else None
+            core_tracer = tracer(core_process.pid) if stat is not None and stat.state == TRACED else None
             stopping = stopping or core_process.exit_code in _ORDERLY
         if self.core is not None and self.core.engine.state == "stopped":
             stopping = True
         now_ns, processes = time.monotonic_ns(), self._with_the_ended()
         evidence = self._tracker.build(
-            now_ns, self.core, self._sightings, processes, core_state, stacks=stacks, stopping=stopping
+            now_ns, self.core, self._sightings, processes, core_state,
+            core_tracer=core_tracer, stacks=stacks, stopping=stopping,
         )  # fmt: skip
         samples = {key: seen.sample for key, seen in self._sightings.items()}
         stages = self._fallen.keep(now_ns, evidence.stages, samples, processes.processes if processes else [])

@@ -99,6 +99,7 @@ class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):
     exit_detail: str = ""
     process_state: str | None = None
     stopped_for_s: float | None = None
+    tracer: str | None = None
     dead_for_s: float | None = None
     report_age_s: float | None = None
     report_limit_s: float = 2.0

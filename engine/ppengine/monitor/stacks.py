@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ppengine import tracing
 from ppengine.monitor.evidence import Stack
 from ppengine.monitor.proc import catches, read_stat
 from ppengine.protocol.inspection import StageStacks, ThreadStack
@@ -26,7 +26,6 @@ SELF_TEST_S = 10.0
 """Nobody waits for it, and a machine that is busy while an engine starts must not count as one without py-spy."""
 _MAX_CHARACTERS = 200_000
 _MAIN = "MainThread"
-_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 _FAULT_THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
 _FAULT_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -55,7 +54,7 @@ class _Thread(msgspec.Struct):
 
 def self_test() -> Ability:
     """Try py-spy on this very process, which allows it as the stages do."""
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+    tracing.allow()
     threads, why = spy(os.getpid(), native=True, timeout=SELF_TEST_S)
     if threads:
         return Ability(True, True, "py-spy sees Python and native frames")

@@ -127,10 +127,14 @@ class EvidenceTracker:
         processes: ProcessReport | None,
         core_state: tuple[int, str | None] | None,
         *,
+        core_tracer: str | None = None,
         stacks: Mapping[int, Stack] | None = None,
         stopping: bool = False,
     ) -> Evidence:
-        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid."""
+        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
+
+        `core_tracer`: who has the core in state t.
+        """
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
         self._note_retired(now_ns, views)
@@ -140,7 +144,7 @@ class EvidenceTracker:
         )
         known = stacks or {}
         stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
-        driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state)
+        driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
         return Evidence(
             stages=stages,
             driver=driver,
@@ -271,23 +275,28 @@ class EvidenceTracker:
         core: CoreReport | None,
         process: ProcessInfo | None,
         state: tuple[int, str | None] | None,
+        tracer: str | None,
     ) -> DriverEvidence:
         pid = process.pid if process else state[0] if state else None
         age = None if core is None else (now_ns - core.mono_ns) / 1e9
         if pid is None:
             return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
         tracked = self._tracked("core", pid)
-        if state is not None and state[0] == pid and state[1] != TRACED and tracked.saw(state[1], now_ns):
+        if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
             self._retired_ns = now_ns
         if process is not None and process.exit_code is not None:
             tracked.dead_ns = tracked.dead_ns or now_ns
+        stopped = None if tracked.stopped is None else tracked.stopped.length_s
+        if stopped is not None and tracked.traced:
+            stopped = min(stopped, age or 0.0)  # As of a stage: who reports on is only listened to.
         unscheduled = self._note_unscheduled(now_ns, core)
         return DriverEvidence(
             pid=pid,
             exit_code=process.exit_code if process else None,
             exit_detail=process.detail if process else "",
             process_state=state[1] if state else None,
-            stopped_for_s=None if tracked.stopped is None else tracked.stopped.length_s,
+            stopped_for_s=stopped,
+            tracer=tracer,
             dead_for_s=None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9,
             report_age_s=age,
             report_limit_s=self._limit_s,

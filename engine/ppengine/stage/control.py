@@ -8,7 +8,6 @@ when the step loop cannot.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from ppengine import tracing
 from ppengine.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.steps import ControlPing, ControlPong, NewGeneration, Shutdown, ToStage
@@ -30,8 +30,6 @@ from ppengine.stage.recorder import Recorder, open_recorder
 TICK_S = 0.1
 GRACE_S = 1.0
 """What the step loop has to leave after Shutdown before this thread ends the process."""
-_PR_SET_PTRACER = 0x59616D61
-_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 class ControlThread(threading.Thread):
@@ -106,7 +104,7 @@ def _decode(codec: Codec, body: bytes) -> object:
 @contextlib.contextmanager
 def allow_observers(config: EngineConfig, stage: int, rank: int) -> Iterator[None]:
     """Let py-spy attach under Yama, and SIGUSR2 write all stacks to `s<stage>.<rank>.stack` in the run folder."""
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+    tracing.allow()
     with (Path(config.run_dir) / f"s{stage}.{rank}.stack").open("w") as file:
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
         try:
