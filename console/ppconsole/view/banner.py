@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
-from ppconsole.model.facts import cordon_text, place
+from ppconsole.model.facts import cordon_text, place, unseen_stages
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
@@ -110,6 +110,8 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
         return row((fit(f"  {link.text or 'waiting for the first sample'}", width), "dim"))
     verdict = root_verdict(snapshot)
     if verdict is None:
+        if unseen := unseen_stages(snapshot):
+            return row((fit(f"! nobody looks at {unseen}: the agent may hang (l logs)", width), "alert.warn"))
         return calm(snapshot, width, history)
     bad = verdict.root and verdict.cause != "undetermined"
     others = len(snapshot.verdicts) - 1
