@@ -135,5 +135,7 @@ def test_what_the_core_has_lost_is_who_died_and_not_who_follows():
         follows = stage(0, pid=2, phase=phase, lost="lost stage 0", lost_for_s=0.3)
         (told,) = fallen.keep(13 * second, (follows,), {}, [])
         assert (told.pid, told.dead_for_s, told.oom_kills, told.lost) == (1, 3.0, 1, "")
-    back = stage(0, pid=2, phase="serving")
-    assert fallen.keep(14 * second, (back,), {}, []) == (back,)
+    again = stage(0, pid=2, phase="serving", lost="ValueError: gone", lost_for_s=0.0)
+    assert fallen.keep(14 * second, (again,), {}, []) == (again,), "it has served, and these words are its own"
+    back = stage(0, pid=3, phase="serving")
+    assert fallen.keep(17 * second, (back,), {}, []) == (back,)

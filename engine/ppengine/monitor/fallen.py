@@ -28,6 +28,8 @@ class _End:
     evidence: StageEvidence
     at_ns: float
     oom_base: int | None
+    echo: str = ""
+    """What the core said of the same end while another process was in its place."""
 
 
 class Fallen:
@@ -62,9 +64,13 @@ class Fallen:
         self._note_oom(key, stage, sample)
         stage = self._with_streams(key, stage)
         end = self._ends.get(key)
-        # What the core has lost is the process that ended, also while another one is in its place.
+        # What the core has lost is the process that ended, also while another one is in its place: until that one
+        # has served, and the words are others.
         followed = end is not None and stage.pid != end.evidence.pid
-        if stage.dead_for_s is not None or (stage.lost and not followed):
+        if end is not None and followed and stage.phase != "serving":
+            end.echo = stage.lost or end.echo
+        anew = end is not None and stage.phase == "serving" and stage.lost not in (end.evidence.lost, end.echo)
+        if stage.dead_for_s is not None or (stage.lost and (not followed or anew)):
             return self._ended(now_ns, key, stage)
         if end is None:
             return stage
