@@ -15,6 +15,7 @@ from cgroups import moved
 from checkpoints import make_checkpoint
 from injected import Injector
 from operators import Operator
+from ppengine.faults.tracer import Tracer
 from ppengine.protocol.control import Abort, SetMemory
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from serving import Served
@@ -124,6 +125,27 @@ async def test_a_hang_is_named_with_its_line_and_cleared(
         told = await asyncio.to_thread(engine.cli, "explain", "--json")
         assert told.json["waits"]
         injector.release(engine.pids[f"stage{stage}"])
+        await quiet(op, names)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+async def test_a_debugger_is_named_and_its_stacks_are_not(engine: Served, idle: bool) -> None:
+    """A tracer that stops a stage is told; py-spy of our own, which does the same for a moment, is not."""
+    async with engine.operator() as op:
+        await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
+        names = [] if idle else await loaded(op)
+        before = len(await op.heard())
+        for _ in range(3):
+            assert (await asyncio.to_thread(engine.cli, "stacks")).code == 0
+        assert not [event for event in (await op.heard())[before:] if event.kind == "verdict.raised"]
+        since = time.time()
+        tracer = Tracer(engine.pids["stage1"])
+        try:
+            root = await named(op, since, 1, "stopped", HANG_S)
+        finally:
+            tracer.detach()
+        assert f"(pid {os.getpid()}), state t" in root.summary
+        assert f"pid {engine.pids['stage1']}: process state t" in root.evidence[0]
         await quiet(op, names)
 
 

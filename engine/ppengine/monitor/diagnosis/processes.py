@@ -171,15 +171,18 @@ def _stopped(stage: StageEvidence) -> Verdict:
     evidence = [f"pid {stage.pid}: process state {state} for {seconds(since)}"]
     evidence += [f"open operation: {doing(stage)}"] if stage.op else []
     evidence += [f"holds a step unretired for {seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
-    by, suggest = "a signal", f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})"
+    by, suggest = (
+        f"a signal (pid {stage.pid}, state T)",
+        f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})",
+    )
     if state == TRACED:
         # SIGCONT does not reach whom a debugger has.
-        by = f"its tracer {stage.tracer}" if stage.tracer else "a tracer"
+        by = f"its tracer {stage.tracer}, state t" if stage.tracer else "a tracer (state t)"
         suggest = f"let the process go on in {stage.tracer or 'the debugger that traces it'}, or detach that"
     return Verdict(
         stage=stage.stage,
         cause="stopped",
-        summary=f"stage {stage.stage} is stopped by {by} (pid {stage.pid}, state {state}){within}",
+        summary=f"stage {stage.stage} is stopped by {by}{within}",
         since_s=since,
         evidence=evidence,
         suggest=suggest,
