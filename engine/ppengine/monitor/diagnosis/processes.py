@@ -171,10 +171,8 @@ def _stopped(stage: StageEvidence) -> Verdict:
     evidence = [f"pid {stage.pid}: process state {state} for {seconds(since)}"]
     evidence += [f"open operation: {doing(stage)}"] if stage.op else []
     evidence += [f"holds a step unretired for {seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
-    by, suggest = (
-        f"a signal (pid {stage.pid}, state T)",
-        f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})",
-    )
+    by = f"a signal (pid {stage.pid}, state T)"
+    suggest = f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})"
     if state == TRACED:
         # SIGCONT does not reach whom a debugger has.
         by = f"its tracer {stage.tracer}, state t" if stage.tracer else "a tracer (state t)"
