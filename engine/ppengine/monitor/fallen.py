@@ -78,10 +78,8 @@ class Fallen:
         if back and now_ns - end.at_ns >= _TOLD_NS:
             del self._ends[key]
             return stage
-        successor = (stage.pid, stage.phase) if followed else (None, None)
-        return msgspec.structs.replace(
-            self._as_of(end, now_ns, sample), successor=successor[0], successor_phase=successor[1]
-        )
+        told = self._as_of(end, now_ns, sample)
+        return msgspec.structs.replace(told, successor=stage.pid, successor_phase=stage.phase) if followed else told
 
     def _ended(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
         """Note the end of a process; returns its evidence, with what was seen of it before."""

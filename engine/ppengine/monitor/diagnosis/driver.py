@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ppengine.monitor.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.monitor.diagnosis.case import Case
-from ppengine.monitor.diagnosis.words import exit_words, seconds
+from ppengine.monitor.diagnosis.words import exit_words, let_go, seconds
 from ppengine.protocol.reports import TRACED
 from ppengine.protocol.snapshot import Verdict
 
@@ -18,7 +18,7 @@ def driver(case: Case) -> list[Verdict]:
         how, since, suggest = exit_words(core.exit_code), core.dead_for_s, "ppconsole logs"
     elif core.process_state == TRACED and (core.stopped_for_s or 0.0) >= TRACED_AFTER_S:
         how, since = f"is stopped by {core.tracer or 'a tracer'} (state t)", core.stopped_for_s or 0.0
-        suggest = f"let the process go on in {core.tracer or 'the debugger that traces it'}, or detach that"
+        suggest = let_go(core.tracer)
     elif core.process_state != TRACED and core.stopped_for_s is not None and core.stopped_for_s >= STOPPED_AFTER_S:
         how, since, suggest = "is stopped by a signal (state T)", core.stopped_for_s, f"kill -CONT {core.pid}"
     elif stopping:

@@ -20,12 +20,16 @@ _SUGGEST = {
 
 def found(case: Case) -> list[Verdict]:
     """Return the findings that explain what goes wrong now: those of a moment ago, and of a stream that stands."""
-    return [verdict for verdict in _all(case) if verdict.since_s <= FRESH_S or verdict.cause == "stream_stuck"]
+    return [verdict for verdict in _all(case) if _explains(verdict)]
 
 
 def remembered(case: Case) -> list[Verdict]:
     """Return the findings of a while ago: they stand until their check is off, and what a stage is in now is first."""
-    return [verdict for verdict in _all(case) if verdict.since_s > FRESH_S]
+    return [verdict for verdict in _all(case) if not _explains(verdict)]
+
+
+def _explains(verdict: Verdict) -> bool:
+    return verdict.since_s <= FRESH_S or verdict.cause == "stream_stuck"
 
 
 def _all(case: Case) -> list[Verdict]:

@@ -13,7 +13,7 @@ import msgspec
 from ppengine.monitor.diagnosis.budgets import is_lost, is_stopped
 from ppengine.monitor.diagnosis.case import Case
 from ppengine.monitor.diagnosis.device import device_lines
-from ppengine.monitor.diagnosis.words import doing, exit_words, seconds
+from ppengine.monitor.diagnosis.words import doing, exit_words, let_go, seconds
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.reports import TRACED, UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
@@ -176,7 +176,7 @@ def _stopped(stage: StageEvidence) -> Verdict:
     if state == TRACED:
         # SIGCONT does not reach whom a debugger has.
         by = f"its tracer {stage.tracer}, state t" if stage.tracer else "a tracer (state t)"
-        suggest = f"let the process go on in {stage.tracer or 'the debugger that traces it'}, or detach that"
+        suggest = let_go(stage.tracer)
     return Verdict(
         stage=stage.stage,
         cause="stopped",

@@ -45,3 +45,8 @@ def seconds(value: float | None) -> str:
 def percent(share: float) -> str:
     """Return `73 %`."""
     return f"{share * 100:.0f} %"
+
+
+def let_go(tracer: str | None) -> str:
+    """Return what to do about a process that a tracer has stopped: no signal of ours reaches it."""
+    return f"let the process go on in {tracer or 'the debugger that traces it'}, or detach that"
