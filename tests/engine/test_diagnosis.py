@@ -73,7 +73,7 @@ def test_a_debugger_is_named_with_its_pid_and_not_answered_with_a_signal(count, 
 
 
 def test_a_profiler_that_looks_for_a_moment_stops_nobody():
-    held = {"process_state": "t", "stopped_for_s": 0.9, "tracer": "py-spy (pid 77)"}
+    held = {"process_state": "t", "stopped_for_s": 0.6, "tracer": "py-spy (pid 77)"}
     assert diagnose(evidence(with_stage(healthy(2), 1, **held))) == []
 
 

@@ -7,8 +7,8 @@ from ppengine.protocol.reports import TRACED, CpuShares
 
 STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
-TRACED_AFTER_S = 1.0
-"""A profiler holds a process for less."""
+TRACED_AFTER_S = 0.7
+"""A profiler holds a process for less, and what an idle main loop or a held GIL look like is told later."""
 STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
 """A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
 MOVED_S = 0.2
