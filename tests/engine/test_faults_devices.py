@@ -11,8 +11,9 @@ import pytest
 import torch
 import zmq
 from monitor_helpers import make_config, remove
+from ppengine.cuda.graphs import Launched
 from ppengine.faults import boot
-from ppengine.faults.points import GraphsPoint, Points, Site
+from ppengine.faults.points import Fault, GraphsPoint, Points, Site
 from ppengine.faults.registry import FaultError, find, kinds
 from ppengine.faults.stage import Arms, FaultThread
 from ppengine.protocol.steps import Row
@@ -84,6 +85,14 @@ def test_a_replay_is_a_forward_on_the_stream_of_the_layers() -> None:
     graphs = GraphsPoint(Graphs(), points)
     assert graphs.run("plan", "ids") == ("plan", "ids", True)
     assert graphs.sizes == (1, 2)
+
+
+def test_nan_strikes_what_layers_give_and_what_a_replay_gives() -> None:
+    replayed = Launched(torch.zeros(2, 3), torch.zeros(1), torch.zeros(1))
+    fault = Fault(find("nan"), None, 0)  # type: ignore[arg-type]
+    for answer, out in ((torch.zeros(2, 3), None), (replayed, replayed.out)):
+        assert fault.strike(lambda answer=answer: answer) is answer
+        assert torch.isnan(answer if out is None else out).sum() == 1
 
 
 def test_graphs_are_wrapped_once_for_all_generations() -> None:
