@@ -99,7 +99,8 @@ async def measure(engine: Served, changes: int) -> None:
             print(
                 f"{what:6} by {abs(statistics.median(blocks)):.0f} blocks: longest step {max(longest):.2f} ms "
                 f"(+{max(longest) - p99:.2f} over p99; median {statistics.median(longest):.2f}), "
-                f"applied after {statistics.median(applied):.1f} ms, at most {max(applied):.1f}"
+                f"applied after {statistics.median(applied):.1f} ms, at most {max(applied):.1f}; "
+                f"longest steps in turn: {', '.join(f'{ms:.1f}' for ms in longest)}"
             )
         await op.abort(*names)
     pace.over.set()
