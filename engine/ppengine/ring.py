@@ -29,7 +29,10 @@ DEFAULT_CAPACITY = 4096
 _U64 = struct.Struct("<Q")
 _NAME_OFFSET, _NAME_BYTES = 1024, 64
 _GAUGE_OFFSET = 2048
+_GAUGE_WORDS = _GAUGE_OFFSET // 8
 _WORDS = struct.Struct("<12Q")
+_RETURNED, _DONE = 3, 4
+"""Words of a record that are written later."""
 MAP_RING = "map"
 """Name of the ring of the thread that maps and unmaps a GPU's memory; other stages have none."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
@@ -99,6 +102,10 @@ class Word(IntEnum):
     MAIN_TICKS = 9
     THREAD_TICK_NS = 10
     CAPACITY = 11
+
+
+# Plain integers: they are looked up thousands of times a second.
+_HEAD, _TICK_NS, _TICKS = int(Word.HEAD), int(Word.MAIN_TICK_NS), int(Word.MAIN_TICKS)
 
 
 class Gauge(IntEnum):
@@ -184,30 +191,40 @@ class RingWriter:
         self.phase(Phase.START)
         self._map[:8] = MAGIC
 
-    def begin(self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, code: int = 0) -> int:
-        """Record that an operation is begun and return its sequence number (from 1)."""
-        return self._write(kind, peer, step, _now_ns(), 0, 0, size, detail, code)
+    def begin(
+        self, kind: int, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0, code: int = 0,
+        begun_ns: int = 0, returned_ns: int = 0, done_ns: int = 0,
+    ) -> int:  # fmt: skip
+        """Record that an operation is begun and return its sequence number (from 1).
 
-    def measured(
-        self, kind: int, begun_ns: int, returned_ns: int, done_ns: int, step: int = 0, size: int = 0, detail: int = 0
-    ) -> int:
-        """Record an operation that is over, with times that were taken elsewhere; return its sequence number."""
-        return self._write(kind, -1, step, begun_ns, returned_ns, done_ns, size, detail, 0)
+        `begun_ns` 0: now. The other times are given where they are known by now.
+        """
+        self._head = seq = self._head + 1
+        word = _HEADER_WORDS + (seq - 1) % self._capacity * 8
+        words = self._words
+        words[word] = 0  # goes first: packing keeps no order
+        RECORD.pack_into(
+            self._map, word * 8, 0, kind, peer, step & 0xFFFFFFFF, begun_ns or _now_ns(), returned_ns, done_ns, size,
+            detail, 0, code, self.generation,
+        )  # fmt: skip
+        words[word] = words[_HEAD] = seq
+        return seq
 
     def returned(self, seq: int) -> None:
         """Record that the host call of an asynchronous operation came back, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
-            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + 3] = _now_ns()
+            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + _RETURNED] = _now_ns()
 
     def end(self, seq: int) -> None:
         """Record that the operation is done, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
-            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + 4] = _now_ns()
+            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + _DONE] = _now_ns()
 
     def tick(self) -> None:
         """Main loop: one more turn."""
-        self._words[Word.MAIN_TICK_NS] = _now_ns()
-        self._words[Word.MAIN_TICKS] += 1
+        words = self._words
+        words[_TICK_NS] = _now_ns()
+        words[_TICKS] += 1
 
     def thread_tick(self) -> None:
         """Control thread, 10 Hz: tells a thread that holds the GIL from one that waits."""
@@ -220,28 +237,12 @@ class RingWriter:
 
     def gauge(self, which: Gauge, value: int) -> None:
         """Publish one figure."""
-        self._words[_GAUGE_OFFSET // 8 + which] = value
+        self._words[_GAUGE_WORDS + which] = value
 
     def close(self) -> None:
         """Unmap; the file stays for the readers until the engine's folder goes."""
         self._words.release()
         self._map.close()
-
-    def _write(
-        self, kind: int, peer: int, step: int, begun_ns: int, returned_ns: int, done_ns: int, size: int, detail: int,
-        code: int,
-    ) -> int:  # fmt: skip
-        self._head = seq = self._head + 1
-        word = _HEADER_WORDS + (seq - 1) % self._capacity * 8
-        words = self._words
-        words[word] = 0
-        RECORD.pack_into(
-            self._map, word * 8, 0, kind, peer, step & 0xFFFFFFFF, begun_ns, returned_ns, done_ns, size, detail, 0,
-            code, self.generation,
-        )  # fmt: skip
-        words[word] = seq
-        words[1] = seq
-        return seq
 
 
 class RingReader:
@@ -306,7 +307,8 @@ class RingReader:
             data = body[HEADER_BYTES + begin : HEADER_BYTES + capacity * 64] + body[HEADER_BYTES : HEADER_BYTES + end]
         # The writer went on meanwhile: what it overwrote, or is overwriting now, is left out.
         lapped = self.word(Word.HEAD) + 1 - capacity
-        return [row for want, row in enumerate(RECORD.iter_unpack(data), first) if row[0] == want > lapped]
+        rows = list(RECORD.iter_unpack(data))
+        return rows if first > lapped else [row for want, row in enumerate(rows, first) if row[0] == want > lapped]
 
     def close(self) -> None:
         """Unmap."""

@@ -1,12 +1,14 @@
-"""What recording costs: ns a record, and throughput of an engine with it and without, alternating in one run.
+"""What recording costs: ns a record, and throughput and CPU time of one engine with it and without, in turn.
 
-`python tests/engine/bench_recorder.py [PROFILE] [PAIRS]`. The engine without it is this one with the writes of records
-taken out of its stages when they start; phases, ticks and figures stay.
+`python tests/engine/bench_recorder.py [PROFILE] [PAIRS]`. Between two rounds a signal has the stages drop records,
+or write them again; phases, ticks and figures stay. Two engines would not do: of two alike one takes 1 to 2 % more.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -15,41 +17,53 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppengine.bench.sides import run_engine
-from ppengine.bench.watchers import cpu_seconds, roles_of
-from ppengine.bench.workload import Job, random_jobs
-from ppengine.config import load_profile
+from ppengine.bench.watchers import roles_of
+from ppengine.bench.workload import random_jobs
+from ppengine.config import EngineConfig, load_profile
 from ppengine.offline.llm import LLM
-from ppengine.ring import Kind
+from ppengine.ring import Kind, RingReader, Word
 from ppengine.stage.recorder import Recorder
 
-OFF = "BENCH_WITHOUT_RECORDS"
-SITE = f"""
-import os
-if os.environ.get("{OFF}"):
-    from ppengine.ring import RingWriter
-    RingWriter.begin = RingWriter.measured = lambda *_: 0
-    RingWriter.returned = RingWriter.end = lambda *_: None
+TOGGLE = signal.SIGRTMIN + 5
+SITE = """
+import signal
+
+def toggle(*_):
+    from ppengine.ring import RingWriter as Writer
+    kept = Writer.__dict__.get("kept")
+    if kept:
+        Writer.begin, Writer.returned, Writer.end, Writer.kept = *kept, None
+    else:
+        Writer.kept = Writer.begin, Writer.returned, Writer.end
+        Writer.begin = lambda *_, **__: 0
+        Writer.returned = Writer.end = lambda *_: None
+
+signal.signal(signal.SIGRTMIN + 5, toggle)
 """
 
 
 def ns_a_record(folder: Path) -> dict[str, float]:
-    """Return the median cost of a whole operation, of one with its host return, and of a `with` block, in ns."""
+    """Return the median cost of each way to record an operation, in ns."""
     ring = Recorder(folder / "r", "main", 0, 0)
 
     def plain() -> None:
         ring.end(ring.begin(Kind.FORWARD, 7, -1, 64))
 
+    def part() -> None:
+        ring.part(Kind.FORWARD, 7, size=64)
+
     def message() -> None:
-        seq = ring.begin(Kind.SEND, 7, 1, 1024, 9, 1 << 24)
-        ring.returned(seq)
-        ring.end(seq)
+        now_ns = time.monotonic_ns()
+        ring.end(ring.begin(Kind.RECEIVE, 7, 1, 1024, 9, 1 << 24, now_ns, now_ns))
 
     def block() -> None:
         with ring.operation(Kind.FORWARD, 7, size=64):
             pass
 
     found = {}
-    for name, call in (("begin, end", plain), ("begin, returned, end", message), ("with operation()", block)):
+    for name, call in {
+        "begin, end": plain, "part after part": part, "message, posted and done": message, "with operation()": block,
+    }.items():  # fmt: skip
         times = []
         for _ in range(15):
             begun = time.thread_time_ns()  # of this thread alone, so that a busy machine may be measured on
@@ -61,55 +75,78 @@ def ns_a_record(folder: Path) -> dict[str, float]:
 
 
 class Side(NamedTuple):
-    """One round of one engine: tokens a second, and CPU seconds of core and stages a thousand tokens."""
+    """One round: tokens a second, and CPU ns a token of engine (core, stages) and agent."""
 
     rate: float
-    cpu: float
+    engine: float
+    agent: float
 
 
-def run_side(llm: LLM, jobs: list[Job]) -> Side:
-    """Run one round."""
-    tokens = sum(job.output_len for job in jobs)
-    pids = roles_of(llm.llm_engine.supervisor_pid)["engine"]
-    before = sum(map(cpu_seconds, pids))
-    seconds = run_engine(llm, jobs)
-    return Side(tokens / seconds, (sum(map(cpu_seconds, pids)) - before) * 1000 / tokens)
+def cpu_ns(pids: list[int]) -> int:
+    """Return the CPU time so far of all threads of these processes."""
+    tasks = (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
-def throughput(profile: str, pairs: int, folder: Path) -> list[tuple[Side, Side]]:
-    """Return (with, without) of each pair of rounds; each pair begins with the other side."""
+def rounds(profile: str, pairs: int, folder: Path) -> list[tuple[Side, Side]]:
+    """Return (with, without) of each pair of rounds; each pair begins with the side on which the one before ended."""
     (folder / "sitecustomize.py").write_text(SITE)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    with LLM(load_profile(profile, ["name=recorded"])) as recorded:
-        os.environ[OFF] = "1"
-        with LLM(load_profile(profile, ["name=bare"])) as bare:
-            rates: list[tuple[Side, Side]] = []
-            for number in range(-1, pairs):
-                jobs = random_jobs(512, 32, 16, 64, 48, 0, number + 1)
-                sides = (recorded, bare) if number % 2 else (bare, recorded)
-                found = {llm: run_side(llm, jobs) for llm in sides}
-                if number >= 0:
-                    rates.append((found[recorded], found[bare]))
-    return rates
+    with LLM(load_profile(profile, ["name=recorder"])) as llm:
+        config = EngineConfig.load(Path(llm.llm_engine.run_dir) / "engine.json")
+        paths = [Path(config.ring_dir) / f"s{stage}.0.main.ring" for stage in range(config.stages)]
+        rings = [RingReader(path) for path in paths]
+        roles = roles_of(llm.llm_engine.supervisor_pid)
+        agents = [pid for pid in roles["watchers"] if b"monitor.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        heads = {True: 0, False: 0}
+
+        def run(number: int, records: bool) -> Side:
+            jobs = random_jobs(512, 32, 16, 64, 48, 0, number)
+            tokens = sum(job.output_len for job in jobs)
+            before = [cpu_ns(pids) for pids in (roles["engine"], agents)]
+            head = sum(ring.word(Word.HEAD) for ring in rings)
+            seconds = run_engine(llm, jobs)
+            heads[records] += sum(ring.word(Word.HEAD) for ring in rings) - head
+            after = [cpu_ns(pids) for pids in (roles["engine"], agents)]
+            return Side(tokens / seconds, *((new - old) / tokens for new, old in zip(after, before, strict=True)))
+
+        def toggle() -> None:
+            for ring in rings:
+                os.kill(ring.word(Word.PID), TOGGLE)
+            time.sleep(0.05)
+
+        run(0, True)
+        found, records = [], True
+        for number in range(1, 2 * pairs, 2):
+            first = run(number, records)
+            toggle()
+            records = not records
+            second = run(number + 1, records)
+            found.append((second, first) if records else (first, second))
+        if not heads[True] or heads[False]:
+            raise RuntimeError(f"{heads[True]} records were written with, {heads[False]} without: the signal was lost")
+    return found
 
 
 def main() -> None:
     """Print both."""
-    profile, pairs = (sys.argv[1:] + ["tiny", "10"][len(sys.argv) - 1 :])[:2]
+    profile, pairs = (sys.argv[1:] + ["tiny", "100"][len(sys.argv) - 1 :])[:2]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         for what, cost in ns_a_record(Path(name)).items():
-            print(f"{what:22s} {cost:6.0f} ns")
-        rates = throughput(profile, int(pairs), Path(name))
-    for on, off in rates:
-        pair = (
-            f"{name} {side.rate:7.1f} tok/s, {side.cpu:.3f} CPU s" for name, side in (("with", on), ("without", off))
+            print(f"{what:24s} {cost:6.0f} ns")
+        found = rounds(profile, int(pairs), Path(name))
+    for field, unit in (("rate", "tokens/s"), ("engine", "CPU ns a token")):
+        sides = [(getattr(on, field), getattr(off, field)) for on, off in found]
+        ratios = [math.log(on / off) for on, off in sides]
+        mean, error = statistics.mean(ratios), statistics.stdev(ratios) / math.sqrt(len(ratios))
+        on, off = (statistics.median(side) for side in zip(*sides, strict=True))
+        print(
+            f"{unit:16s} with {on:8.0f}, without {off:8.0f}: ratio {math.exp(mean):.4f} +- {error:.4f}, "
+            f"median {math.exp(statistics.median(ratios)):.4f}"
         )
-        print("   ".join(pair))
-    for what, ratios in (
-        ("tokens/s with / without", sorted(on.rate / off.rate for on, off in rates)),
-        ("CPU s a token with / without", sorted(on.cpu / off.cpu for on, off in rates)),
-    ):
-        print(f"{what}: median {statistics.median(ratios):.3f} (pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
+    # Some rounds are over before it looks.
+    on, off = (statistics.mean(side.agent for side in sides) for sides in zip(*found, strict=True))
+    print(f"of the agent     with {on:8.0f}, without {off:8.0f}")
 
 
 if __name__ == "__main__":

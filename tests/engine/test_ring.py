@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.ring import HEADER_BYTES, Gauge, Kind, Phase, RingReader, RingWriter, Word, shape_code, shape_text
+from ppengine.stage.recorder import Recorder
 
 
 def test_an_operation_is_seen_open_and_then_ended(tmp_path):
@@ -28,7 +29,8 @@ def test_what_was_measured_elsewhere_is_one_whole_record(tmp_path):
     writer = RingWriter(tmp_path / "r", "main", 0, 0, capacity=8)
     reader = RingReader(tmp_path / "r")
     writer.generation = 3
-    assert writer.measured(Kind.ON_DEVICE, 100, 130, 150, step=9, size=4, detail=40) == writer.begin(Kind.STEP) - 1
+    times = {"begun_ns": 100, "returned_ns": 130, "done_ns": 150}
+    assert writer.begin(Kind.ON_DEVICE, step=9, size=4, detail=40, **times) == writer.begin(Kind.STEP) - 1
     first = reader.record(1)
     assert (first.kind, first.step, first.size, first.detail, first.generation) == (Kind.ON_DEVICE, 9, 4, 40, 3)
     assert (first.enqueued_ns, first.returned_ns, first.done_ns, first.peer, first.code) == (100, 130, 150, -1, 0)
@@ -43,6 +45,27 @@ def test_what_was_measured_elsewhere_is_one_whole_record(tmp_path):
 )  # fmt: skip
 def test_the_shape_of_a_message_fits_32_bits(dtype, width, size, text):
     assert shape_text(size, shape_code(dtype, width)) == text and shape_code(dtype, width) < 2**32
+
+
+def test_parts_of_a_step_follow_each_other_without_a_gap(tmp_path):
+    ring = Recorder(tmp_path / "r", "main", 0, 0, capacity=8)
+    reader = RingReader(tmp_path / "r")
+    with ring.operation(Kind.STEP, 3):
+        ring.part(Kind.RECEIVE, 3, peer=1)
+        ring.part(Kind.FORWARD, 3, size=4, detail=8)
+        assert [record.done_ns == 0 for record in reader.since(0)] == [True, False, True]
+        ring.end_part()
+        ring.end_part()
+    step, receive, forward = reader.since(0)
+    assert (receive.kind, receive.peer, forward.kind, forward.size, forward.detail) == (
+        Kind.RECEIVE,
+        1,
+        Kind.FORWARD,
+        4,
+        8,
+    )
+    assert step.enqueued_ns <= receive.enqueued_ns <= receive.done_ns <= forward.enqueued_ns <= forward.done_ns
+    assert forward.done_ns <= step.done_ns and reader.word(Word.HEAD) == 3
 
 
 def test_gauges_phase_and_ticks(tmp_path):

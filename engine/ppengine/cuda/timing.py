@@ -72,7 +72,15 @@ class TimedWork:
         over_ns, (step, tokens, context) = time.monotonic_ns(), self._what
         begun_ns = over_ns - _elapsed_ns(self._begun, self._ended)
         through_ns = begun_ns + _elapsed_ns(self._begun, self._through) if self._samples else over_ns
-        self._timer.ring.measured(Kind.ON_DEVICE, begun_ns, through_ns, over_ns, step, tokens, context)
+        self._timer.ring.begin(
+            Kind.ON_DEVICE,
+            step,
+            size=tokens,
+            detail=context,
+            begun_ns=begun_ns,
+            returned_ns=through_ns,
+            done_ns=over_ns,
+        )
         self._timer.free.append(self)
 
 

@@ -15,6 +15,8 @@ from ppengine.ring import Kind, Record, Row
 
 WINDOW_NS = 10_000_000_000
 """Percentiles and the idle fraction look back this far."""
+MOST_STEPS = 1024
+"""Percentiles are of so many newest steps: more tell no more, and take longer to sort."""
 TIMELINE = 48
 _LAUNCHED = 8
 """More than a stage has launched and not retired."""
@@ -46,8 +48,8 @@ class History(Track):
         """From when to when, oldest first."""
         self._waited_ns = 0
         """Sum of `_waits`."""
-        self._own_ms: deque[float] = deque()
-        self._ends_ns: deque[int] = deque()
+        self._own_ms: deque[float] = deque(maxlen=MOST_STEPS)
+        self._ends_ns: deque[int] = deque(maxlen=MOST_STEPS)
         """Of the steps whose own work that is."""
         self._works: dict[int, float] = {}
         self._step = 0

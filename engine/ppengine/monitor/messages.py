@@ -29,16 +29,22 @@ class _Edge:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.known: dict[int, Row] = {}
+        """In the order in which they were begun, which is that of their numbers."""
         self.open: set[int] = set()
 
     def take(self, rows: Sequence[Row]) -> None:
-        known = self.known
-        known.update((row[DETAIL], row) for row in rows)
-        begun = [row[DETAIL] for row in rows if not row[DONE_NS]]
+        known, under_way = self.known, self.open
+        for row in rows:
+            number = row[DETAIL]
+            known[number] = row
+            if not row[DONE_NS]:
+                under_way.add(number)
+            elif number in under_way:
+                under_way.discard(number)
         if len(known) >= 2 * _KEPT:  # seldom, and then many at once: the lowest are not quick to find
             for old in sorted(known)[:-_KEPT]:
                 del known[old]
-        self.open = {number for number in (*self.open, *begun) if number in known and not known[number][DONE_NS]}
+            under_way.intersection_update(known)
 
     def shown(self, now_ns: int) -> tuple[Message, ...]:
         done = islice((number for number in reversed(self.known) if number not in self.open), SHOWN_DONE)
@@ -92,11 +98,11 @@ class Comparer:
         if known != generation:
             last = 0
             self._found.pop(edge, None)
-        # Newest first to be seen by both: what only one side has by now is looked at again.
-        first, both = max(last + 1, min(out)), min(max(out), max(into))
-        for number in sorted(number for number in into if first <= number <= both):
-            one, two = out.get(number), into[number]
-            if one is None or _content(one) != _content(two):
+        # Up to the newest that both have seen: what only one side has by now is looked at again.
+        first, both = max(last + 1, next(iter(out))), min(next(reversed(out)), next(reversed(into)))
+        for number in range(first, both + 1):
+            one, two = out.get(number), into.get(number)
+            if two is not None and (one is None or _content(one) != _content(two)):
                 self._found[edge] = now_ns, one, two
                 break
         self._seen[edge] = generation, both

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import NamedTuple
 
 import torch
@@ -64,13 +65,11 @@ class Edge:
 
     def _push(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> Sending:
         self.wire.check_sendable()
-        code, seq = self._begin(tensor, step)
+        begun_ns, code = monotonic_ns(), self._count(tensor)
         header = _HEADER.pack(self.number, step, tensor.nbytes, code, constant)
         rest = self.wire.push([memoryview(header), *body])
-        if self._ring is not None:
-            self._ring.returned(seq)
-        if not rest:
-            self._end(seq)
+        returned_ns = monotonic_ns()
+        seq = self._record(tensor, step, code, begun_ns, returned_ns, 0 if rest else returned_ns)
         return Sending(seq, rest)
 
     def finish(self, sending: Sending) -> None:
@@ -99,9 +98,8 @@ class Edge:
 
     def _read(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> tuple[int, int]:
         """Wait for the next message; return its record and how many bytes of its body have come with the header."""
-        code, seq = self._begin(tensor, step)
-        if self._ring is not None:
-            self._ring.returned(seq)
+        code, now_ns = self._count(tensor), monotonic_ns()
+        seq = self._record(tensor, step, code, now_ns, now_ns)
         while self.meanwhile is not None and not self.wire.readable and self.meanwhile():
             pass
         header = memoryview(bytearray(_HEADER.size))
@@ -126,15 +124,21 @@ class Edge:
         for seq in list(self._open):  # or the ring would show them under way for ever
             self._end(seq)
 
-    def _begin(self, tensor: Tensor, step: int) -> tuple[int, int]:
-        """Count a message; return its shape code and record."""
+    def _count(self, tensor: Tensor) -> int:
+        """Count a message; return its shape code."""
         self.number += 1
-        code = _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
+        return _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
+
+    def _record(self, tensor: Tensor, step: int, code: int, begun_ns: int, returned_ns: int, done_ns: int = 0) -> int:
+        """Record the message that was counted, once its call came back; return its record."""
         if self._ring is None:
-            return code, 0
-        seq = self._ring.begin(self._kind, step, self.peer, tensor.nbytes, self.number, code)
-        self._open.add(seq)
-        return code, seq
+            return 0
+        seq = self._ring.begin(
+            self._kind, step, self.peer, tensor.nbytes, self.number, code, begun_ns, returned_ns, done_ns
+        )
+        if not done_ns:
+            self._open.add(seq)
+        return seq
 
     def _end(self, seq: int) -> None:
         if self._ring is not None:

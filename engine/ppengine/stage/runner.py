@@ -115,7 +115,10 @@ class Runner:
         if step.moves:
             self._move(step.number, step.moves, pending)
         if step.rows:
-            self._rows(step, pending)
+            try:
+                self._rows(step, pending)
+            finally:
+                self._ring.end_part()
         return pending
 
     def _register(self, step: Step) -> None:
@@ -165,12 +168,12 @@ class Runner:
         if self._inlet is None:
             hidden = self._embed(number, plan)
         else:
-            with ring.operation(Kind.RECEIVE, number, self._inlet.edge.peer, count):
-                hidden = self._inlet.take(number)
-        with ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
-            out = self._model.run(hidden, plan.batch, self.cache.layers)
-            if self._checks.looks_for_non_finite:
-                self._finite.look(number, plan, hidden, out)
+            ring.part(Kind.RECEIVE, number, self._inlet.edge.peer, count)
+            hidden = self._inlet.take(number)
+        ring.part(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0])
+        out = self._model.run(hidden, plan.batch, self.cache.layers)
+        if self._checks.looks_for_non_finite:
+            self._finite.look(number, plan, hidden, out)
         if self._model.last:
             pending.retired.sampled = self._finish(number, plan, out)
             return
@@ -184,23 +187,23 @@ class Runner:
             if self._tokens is None:
                 raise ValueError(f"step {number} takes tokens from the device, but scheduler.schedule_ahead is off")
             on_device = self._tokens.tokens(on_device)
-        with self._ring.operation(Kind.EMBED, number, size=int(plan.query_start[-1])):
-            ids = torch.from_numpy(self._state.input_ids(plan, on_device))
-            return self._model.embed(ids, plan.batch.positions)
+        self._ring.part(Kind.EMBED, number, size=int(plan.query_start[-1]))
+        ids = torch.from_numpy(self._state.input_ids(plan, on_device))
+        return self._model.embed(ids, plan.batch.positions)
 
     def _finish(self, number: int, plan: Plan, hidden: Tensor) -> list[Sampled]:
         """Sample on the last stage, and let the first one know."""
         rows = len(plan.sampled)
         if not rows:
             return []
-        with self._ring.operation(Kind.HEAD, number, size=rows):
-            wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
-            logits = self._model.logits(wanted)
-            if self._checks.looks_for_non_finite:
-                self._finite.look_at_logits(number, plan, logits)
+        self._ring.part(Kind.HEAD, number, size=rows)
+        wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
+        logits = self._model.logits(wanted)
+        if self._checks.looks_for_non_finite:
+            self._finite.look_at_logits(number, plan, logits)
+        self._ring.part(Kind.SAMPLE, number, size=rows)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
-        with self._ring.operation(Kind.SAMPLE, number, size=rows):
-            tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
+        tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
         if self.outbox is not None:
             self._send(number, tokens)
         elif self._tokens is not None:
@@ -210,5 +213,8 @@ class Runner:
     def _send(self, number: int, tensor: Tensor) -> None:
         if self.outbox is None:
             return
-        with self._ring.operation(Kind.SEND, number, self.outbox.edge.peer, tensor.nbytes):
+        self._ring.part(Kind.SEND, number, self.outbox.edge.peer, tensor.nbytes)
+        try:
             self.outbox.put(number, tensor)
+        finally:
+            self._ring.end_part()

@@ -206,8 +206,11 @@ class StageWorker:
         ring.gauge(Gauge.STEP_BEGUN, number)
         tokens = sum(row.count for row in step.rows)
         context = sum(row.start + row.count for row in step.rows)
-        with ring.operation(Kind.STEP, number, size=tokens, detail=context):
+        seq = ring.begin(Kind.STEP, number, size=tokens, detail=context)
+        try:
             self._pending.append(runner.execute(step))
+        finally:
+            ring.end(seq)
         self._retire()
         while len(self._pending) > MOST_PENDING:
             self._watch(runner)
@@ -244,11 +247,12 @@ class StageWorker:
         while self._pending and not self._inbox and not self._over():
             self._watch(runner, until_step=True)
         if not self._inbox and not self._leaving:
-            with self._ring.operation(Kind.IDLE):
-                while not self._inbox and not self._over():
-                    self._take(runner, _CHANGING_POLL_MS if runner.changing else _POLL_MS)
-                    if runner.outbox is not None and runner.outbox.error is not None:
-                        raise runner.outbox.error
+            seq = self._ring.begin(Kind.IDLE)
+            while not self._inbox and not self._over():
+                self._take(runner, _CHANGING_POLL_MS if runner.changing else _POLL_MS)
+                if runner.outbox is not None and runner.outbox.error is not None:
+                    raise runner.outbox.error
+            self._ring.end(seq)
         if self._over():
             return None
         step = self._inbox.popleft()
@@ -275,10 +279,10 @@ class StageWorker:
             message = self._codec.decode(self._socket.recv())
             if isinstance(message, Step) and message.generation == self._generations.current:
                 self._inbox.append(message)
+                self._ring.gauge(Gauge.INBOX, len(self._inbox))
                 runner.announce(message)
             else:
                 self._hear(message)
-        self._ring.gauge(Gauge.INBOX, len(self._inbox))
 
     def _hear(self, message: object) -> None:
         if isinstance(message, Shutdown):
