@@ -21,6 +21,7 @@ from ppengine.protocol.control import (
     Release,
     RestartStage,
     Resume,
+    SetCheck,
     SetMemory,
     SwapIn,
     SwapOut,
@@ -298,6 +299,27 @@ def test_verbs_go_on_while_a_stage_loads() -> None:
     world.check()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["before the generation begins", "while a stage loads"])
+def test_a_check_is_switched_when_the_stages_are_back(known: bool) -> None:
+    world = running()
+    if known:
+        ended(world, 1)
+    else:
+        info = ProcessInfo(role="stage", stage=1, rank=0, pid=1, exit_code=-9, detail=KILLED, generation=1)
+        world.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
+    world.steps.clear()
+    world.say(SetCheck(check="finite"))
+    name = f"c{world._count}"
+    assert not world.steps, "nobody is there to retire it"
+    world.engine.advance()
+    back(world)
+    world.run()
+    end = world.last(name)
+    assert isinstance(end, Outcome) and end.state == "applied", end
+    assert not world.engine.operations.live
+    world.check()
+
+
 def test_effects_under_way_have_an_end() -> None:
     world = running(max_num_seqs=8)
     names = []
@@ -382,7 +404,9 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             name = source.choice(live)
             world.say(source.choice([SwapOut(request=name), SwapIn(request=name), Preempt(request=name)]))
         elif chance < 0.25:
-            world.say(source.choice([Pause(mode="keep"), Resume(), SetMemory(utilization=source.choice([0.2, 0.5]))]))
+            memory = SetMemory(utilization=source.choice([0.2, 0.5]))
+            check = SetCheck(check=source.choice(["ledger", "finite"]), mode=source.choice(["on", "off"]))
+            world.say(source.choice([Pause(mode="keep"), Resume(), memory, check]))
         elif world.engine.recovery.active:
             if source.random() < 0.5:
                 back(world)
@@ -405,6 +429,7 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             world.say(Release(request=request.id))
         world.run()
     world.check()
+    assert not [operation for operation in world.engine.operations.live if operation.verb == "check"]
     for name, count in wanted.items():
         assert world.tokens(name) == list(range(count)), "each token once and in order"
 

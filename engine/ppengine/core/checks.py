@@ -5,6 +5,7 @@ The stages look at streams and numbers; the reference behind `shadow` is a proce
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +44,8 @@ _ON_GPUS = {
 """What is different of stages on GPUs."""
 _WITHOUT_GRAPHS = "; stages on GPUs run without graphs meanwhile"
 """Said at the end of a switch to what needs a look inside of a step."""
+_WHEN_BACK = sys.maxsize
+"""In place of the step of a switch that stages have not been told: `restate` will."""
 _OFF = {
     "strict": "stages work side by side again",
     "shadow": "the reference process ends, and its findings go",
@@ -99,10 +102,14 @@ class Checks:
         self._flags = self._flags | flag if on else self._flags & ~flag
         if verb.check == "ledger":
             self._ledgers.clear()
+        more = _WITHOUT_GRAPHS if on and gpus and verb.check in ("strict", "finite") else ""
+        if engine.recovery.holds:
+            engine.operations.defer(operation, "the stages are told when all are back")
+            self._switching.append((_WHEN_BACK, operation, more))
+            return
         step = engine.scheduler.checks_step(self._flags)
         engine.send(step)
-        eager = on and gpus and verb.check in ("strict", "finite")
-        self._switching.append((step.number, operation, _WITHOUT_GRAPHS if eager else ""))
+        self._switching.append((step.number, operation, more))
 
     def _plan(self, verb: SetCheck, share: float) -> str:
         on = verb.mode == "on"
