@@ -28,16 +28,16 @@ TOGGLE = signal.SIGRTMIN + 5
 SITE = """
 import signal
 
+NAMES = "begin", "returned", "end", "part", "end_part"
+
 def toggle(*_):
     from ppengine.ring import RingWriter as Writer
-    kept = Writer.__dict__.get("kept")
-    if kept:
-        Writer.begin, Writer.returned, Writer.end, Writer.kept = *kept, None
-    else:
-        Writer.kept = Writer.begin, Writer.returned, Writer.end
-        Writer.begin = lambda *_, **__: 0
-        Writer.returned = Writer.end = lambda *_: None
+    kept = toggle.kept
+    toggle.kept = {} if kept else {name: getattr(Writer, name) for name in NAMES}
+    for name in NAMES:
+        setattr(Writer, name, kept[name] if kept else lambda *_, **__: 0)
 
+toggle.kept = {}
 signal.signal(signal.SIGRTMIN + 5, toggle)
 """
 

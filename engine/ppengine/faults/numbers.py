@@ -19,7 +19,7 @@ def nan(fault: Fault, go: Go, *args: Any) -> Any:
     """
     answer = go(*args)
     # A graph has more to give than its output; and graphs run again once the check has found what it looks for.
-    out = getattr(answer, "out", answer)
+    out: Any = getattr(answer, "out", answer)
     out.view(-1)[0] = float("nan")
     return answer
 

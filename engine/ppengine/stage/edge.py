@@ -46,11 +46,11 @@ class Edge:
         self.peer = wire.peer
         self.wire = wire
         self._ring = ring
-        self._kind = Kind.SEND if upstream else Kind.RECEIVE
+        self._kind = (Kind.SEND if upstream else Kind.RECEIVE).value
         self.number = 0
         """Of the newest message."""
-        self._open: set[int] = set()
-        """Records of messages that are not done."""
+        self._open = 0
+        """Record of the message that is not done; one goes after the other."""
         self.meanwhile: Callable[[], bool] | None = None
         """Called again and again while a message is waited for, until it returns False: what this stage owes others
         must not wait for it."""
@@ -68,8 +68,15 @@ class Edge:
         begun_ns, code = monotonic_ns(), self._count(tensor)
         header = _HEADER.pack(self.number, step, tensor.nbytes, code, constant)
         rest = self.wire.push([memoryview(header), *body])
+        if self._ring is None:
+            return Sending(0, rest)
         returned_ns = monotonic_ns()
-        seq = self._record(tensor, step, code, begun_ns, returned_ns, 0 if rest else returned_ns)
+        seq = self._ring.begin(
+            self._kind, step, self.peer, tensor.nbytes, self.number, code, begun_ns, returned_ns,
+            0 if rest else returned_ns,
+        )  # fmt: skip
+        if rest:
+            self._open = seq
         return Sending(seq, rest)
 
     def finish(self, sending: Sending) -> None:
@@ -98,8 +105,10 @@ class Edge:
 
     def _read(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> tuple[int, int]:
         """Wait for the next message; return its record and how many bytes of its body have come with the header."""
-        code, now_ns = self._count(tensor), monotonic_ns()
-        seq = self._record(tensor, step, code, now_ns, now_ns)
+        code, seq = self._count(tensor), 0
+        if self._ring is not None:
+            now = monotonic_ns()
+            self._open = seq = self._ring.begin(self._kind, step, self.peer, tensor.nbytes, self.number, code, now, now)
         while self.meanwhile is not None and not self.wire.readable and self.meanwhile():
             pass
         header = memoryview(bytearray(_HEADER.size))
@@ -121,29 +130,18 @@ class Edge:
     def close(self) -> None:
         """Close the connection; the peer is told at once."""
         self.wire.close()
-        for seq in list(self._open):  # or the ring would show them under way for ever
-            self._end(seq)
+        if self._open:  # or the ring would show it under way for ever
+            self._end(self._open)
 
     def _count(self, tensor: Tensor) -> int:
         """Count a message; return its shape code."""
         self.number += 1
         return _CODES.get(tensor.dtype, 0) + (tensor.shape[-1] if tensor.dim() > 1 else 1)
 
-    def _record(self, tensor: Tensor, step: int, code: int, begun_ns: int, returned_ns: int, done_ns: int = 0) -> int:
-        """Record the message that was counted, once its call came back; return its record."""
-        if self._ring is None:
-            return 0
-        seq = self._ring.begin(
-            self._kind, step, self.peer, tensor.nbytes, self.number, code, begun_ns, returned_ns, done_ns
-        )
-        if not done_ns:
-            self._open.add(seq)
-        return seq
-
     def _end(self, seq: int) -> None:
         if self._ring is not None:
             self._ring.end(seq)
-            self._open.discard(seq)
+            self._open = 0
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

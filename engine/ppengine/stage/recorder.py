@@ -29,23 +29,11 @@ class _Operation:
 class Recorder(RingWriter):
     """A ring with `with recorder.operation(Kind.FORWARD, step): ...`; owned by one thread."""
 
-    _part = 0
+    __slots__ = ()
 
     def operation(self, kind: Kind, step: int = 0, peer: int = -1, size: int = 0, detail: int = 0) -> _Operation:
         """Begin an operation that ends with the block. `peer`: stage at the other side; `size`: see `ring.Kind`."""
         return _Operation(self, self.begin(kind, step, peer, size, detail))
-
-    def part(self, kind: Kind, step: int, peer: int = -1, size: int = 0, detail: int = 0) -> None:
-        """Begin a part of a step, and end the part before it. What follows on another costs half of a `with`."""
-        if self._part:
-            self.end(self._part)
-        self._part = self.begin(kind, step, peer, size, detail)
-
-    def end_part(self) -> None:
-        """End the last part of a step, if one is open."""
-        if self._part:
-            self.end(self._part)
-            self._part = 0
 
 
 class Rings(NamedTuple):

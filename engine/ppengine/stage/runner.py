@@ -26,6 +26,9 @@ from ppengine.stage.transport import Inlet, Outbox
 
 log = logging.getLogger("ppengine.stage")
 
+# Plain integers: with cold caches, looking up a member of an enum costs as much as the record.
+_RECEIVE, _EMBED, _FORWARD = Kind.RECEIVE.value, Kind.EMBED.value, Kind.FORWARD.value
+_HEAD, _SAMPLE, _SEND = Kind.HEAD.value, Kind.SAMPLE.value, Kind.SEND.value
 MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
 
 
@@ -168,9 +171,9 @@ class Runner:
         if self._inlet is None:
             hidden = self._embed(number, plan)
         else:
-            ring.part(Kind.RECEIVE, number, self._inlet.edge.peer, count)
+            ring.part(_RECEIVE, number, self._inlet.edge.peer, count)
             hidden = self._inlet.take(number)
-        ring.part(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0])
+        ring.part(_FORWARD, number, -1, count, self._model.layer_range[0])
         out = self._model.run(hidden, plan.batch, self.cache.layers)
         if self._checks.looks_for_non_finite:
             self._finite.look(number, plan, hidden, out)
@@ -187,7 +190,7 @@ class Runner:
             if self._tokens is None:
                 raise ValueError(f"step {number} takes tokens from the device, but scheduler.schedule_ahead is off")
             on_device = self._tokens.tokens(on_device)
-        self._ring.part(Kind.EMBED, number, size=int(plan.query_start[-1]))
+        self._ring.part(_EMBED, number, -1, int(plan.query_start[-1]))
         ids = torch.from_numpy(self._state.input_ids(plan, on_device))
         return self._model.embed(ids, plan.batch.positions)
 
@@ -196,12 +199,12 @@ class Runner:
         rows = len(plan.sampled)
         if not rows:
             return []
-        self._ring.part(Kind.HEAD, number, size=rows)
+        self._ring.part(_HEAD, number, -1, rows)
         wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
         logits = self._model.logits(wanted)
         if self._checks.looks_for_non_finite:
             self._finite.look_at_logits(number, plan, logits)
-        self._ring.part(Kind.SAMPLE, number, size=rows)
+        self._ring.part(_SAMPLE, number, -1, rows)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
         tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
         if self.outbox is not None:
@@ -213,7 +216,7 @@ class Runner:
     def _send(self, number: int, tensor: Tensor) -> None:
         if self.outbox is None:
             return
-        self._ring.part(Kind.SEND, number, self.outbox.edge.peer, tensor.nbytes)
+        self._ring.part(_SEND, number, self.outbox.edge.peer, tensor.nbytes)
         try:
             self.outbox.put(number, tensor)
         finally:

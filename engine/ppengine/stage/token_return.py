@@ -15,6 +15,7 @@ from ppengine.streams.ledger import Ledger
 from ppengine.streams.storage import StorageBuffers
 
 Slots = NDArray[np.int64]
+_TOKEN_RETURN = Kind.TOKEN_RETURN.value
 KEEP_RETURNS = 32
 """Returns left unread before the oldest is taken in; far above the steps that the core keeps in flight."""
 
@@ -99,8 +100,9 @@ class TokenTable:
         if ledger.on and self._stream is not None:
             known = self._buffers.of(buffer.untyped_storage(), buffer.data_ptr(), buffer.nbytes)
             declared = known, ledger.launch(self._stream, f"tokens of m{step}", writes=[known])
-        with self._ring.operation(Kind.TOKEN_RETURN, step, self.edge.peer, buffer.nbytes):
-            self.edge.receive(buffer, step)
+        seq = self._ring.begin(_TOKEN_RETURN, step, self.edge.peer, buffer.nbytes)
+        self.edge.receive(buffer, step)
+        self._ring.end(seq)
         if ledger.on and declared is not None:
             if self._peer is not None and self._stream is not None:
                 ledger.passed(self._peer, self._stream, "message")

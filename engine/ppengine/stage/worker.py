@@ -46,6 +46,7 @@ from ppengine.stage.runner import Runner
 from ppengine.stage.wire import PeerLostError, SupersededError
 
 log = logging.getLogger("ppengine.stage")
+_IDLE, _STEP = Kind.IDLE.value, Kind.STEP.value
 _POLL_MS = 100
 _CHANGING_POLL_MS = 1
 """While the cache is being changed, which takes 10 to 30 ms."""
@@ -206,7 +207,7 @@ class StageWorker:
         ring.gauge(Gauge.STEP_BEGUN, number)
         tokens = sum(row.count for row in step.rows)
         context = sum(row.start + row.count for row in step.rows)
-        seq = ring.begin(Kind.STEP, number, size=tokens, detail=context)
+        seq = ring.begin(_STEP, number, -1, tokens, context)
         try:
             self._pending.append(runner.execute(step))
         finally:
@@ -247,7 +248,7 @@ class StageWorker:
         while self._pending and not self._inbox and not self._over():
             self._watch(runner, until_step=True)
         if not self._inbox and not self._leaving:
-            seq = self._ring.begin(Kind.IDLE)
+            seq = self._ring.begin(_IDLE)
             while not self._inbox and not self._over():
                 self._take(runner, _CHANGING_POLL_MS if runner.changing else _POLL_MS)
                 if runner.outbox is not None and runner.outbox.error is not None:
