@@ -57,9 +57,10 @@ def demo_command(headless: bool, load: bool, allow_faults: bool, as_json: bool, 
     begun = time.monotonic()
     settings = LOAD_SETTINGS if load else ()
     engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name(), allow_faults), quiet=True)
-    # SIGTERM and a closed terminal end the demo as Ctrl-C does: through the `finally` below.
+    # SIGTERM and a closed terminal end the demo as Ctrl-C does, through the `finally` below: asyncio turns that into a
+    # cancellation, where an exception out of the blue may end in some callback that swallows it.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         record = run(lambda: _until_serving(engine, timeout or START_S))
         if headless:
