@@ -185,6 +185,22 @@ def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
         process.close()
 
 
+def test_a_wait_for_tokens_that_ends_with_the_peer_is_over_in_the_ring(tmp_path: Path) -> None:
+    process = start_upstream(tmp_path, "silent")
+    try:
+        table = TokenTable(make_ring(tmp_path, "first"), edge_to(tmp_path))
+        table.expect(1, np.array([0]))
+        process.kill()
+        with pytest.raises(PeerLostError, match="lost stage 0"):
+            table.tokens(np.array([0]))
+        record = RingReader(tmp_path / "first.ring").record(1)
+        assert record is not None and record.kind == Kind.TOKEN_RETURN and record.done_ns > 0
+    finally:
+        process.kill()
+        process.wait(10)
+        process.close()
+
+
 def test_a_killed_peer_is_noticed_at_once(tmp_path: Path) -> None:
     """Within a second in the best of three tries."""
     tries: list[float] = []

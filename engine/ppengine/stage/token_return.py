@@ -101,8 +101,10 @@ class TokenTable:
             known = self._buffers.of(buffer.untyped_storage(), buffer.data_ptr(), buffer.nbytes)
             declared = known, ledger.launch(self._stream, f"tokens of m{step}", writes=[known])
         seq = self._ring.begin(_TOKEN_RETURN, step, self.edge.peer, buffer.nbytes)
-        self.edge.receive(buffer, step)
-        self._ring.end(seq)
+        try:
+            self.edge.receive(buffer, step)
+        finally:
+            self._ring.end(seq)
         if ledger.on and declared is not None:
             if self._peer is not None and self._stream is not None:
                 ledger.passed(self._peer, self._stream, "message")

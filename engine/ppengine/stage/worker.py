@@ -249,11 +249,13 @@ class StageWorker:
             self._watch(runner, until_step=True)
         if not self._inbox and not self._leaving:
             seq = self._ring.begin(_IDLE)
-            while not self._inbox and not self._over():
-                self._take(runner, _CHANGING_POLL_MS if runner.changing else _POLL_MS)
-                if runner.outbox is not None and runner.outbox.error is not None:
-                    raise runner.outbox.error
-            self._ring.end(seq)
+            try:
+                while not self._inbox and not self._over():
+                    self._take(runner, _CHANGING_POLL_MS if runner.changing else _POLL_MS)
+                    if runner.outbox is not None and runner.outbox.error is not None:
+                        raise runner.outbox.error
+            finally:
+                self._ring.end(seq)
         if self._over():
             return None
         step = self._inbox.popleft()
