@@ -320,6 +320,30 @@ def test_a_check_is_switched_when_the_stages_are_back(known: bool) -> None:
     world.check()
 
 
+def test_of_switches_that_wait_for_the_stages_the_last_one_counts() -> None:
+    world = running()
+    ended(world, 1)
+    names = []
+    for check, mode in (("finite", "on"), ("ledger", "on"), ("finite", "off")):
+        world.say(SetCheck(check=check, mode=mode))  # type: ignore[arg-type]
+        names.append(f"c{world._count}")
+    back(world)
+    world.run()
+    ends = [world.last(name) for name in names]
+    assert [end.state for end in ends] == ["superseded", "applied", "applied"]
+    assert ends[0].text.startswith("finite off by ")
+    assert not world.engine.operations.live
+    world.check()
+
+
+def test_the_reference_is_not_begun_while_a_stage_loads() -> None:
+    world = running()
+    ended(world, 1)
+    refused = world.say(SetCheck(check="shadow"))[-1]
+    assert isinstance(refused, Refused) and refused.code == "BUSY"
+    assert refused.text.endswith("the reference asks all stages what they are")
+
+
 def test_effects_under_way_have_an_end() -> None:
     world = running(max_num_seqs=8)
     names = []

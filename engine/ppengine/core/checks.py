@@ -60,6 +60,14 @@ class _Told(NamedTuple):
     steps: list[int]
 
 
+class _Switch(NamedTuple):
+    """A switch that was accepted, and the step with which the stages do it."""
+
+    step: int
+    operation: Operation
+    verb: SetCheck
+
+
 class Checks:
     """Which checks are on, and what they have found."""
 
@@ -67,8 +75,8 @@ class Checks:
         self._engine = engine
         self._flags = 0
         self._step = 0
-        self._switching: list[tuple[int, Operation, str]] = []
-        """Step, operation, and what there is to say at its end beside the step."""
+        self._switching: list[_Switch] = []
+        """Those that not all stages have retired, by rising step."""
         self._told: dict[tuple[int, int], _Told] = {}
         self._ledgers: dict[int, tuple[float, StageLedger]] = {}
         """What each stage told last, and when."""
@@ -84,6 +92,10 @@ class Checks:
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
+        if on and verb.check == "shadow" and engine.recovery.holds:
+            text = f"the engine is {engine.state}: {engine.message}; the reference asks all stages what they are"
+            engine.reply(client, Refused(id=command.id, code="BUSY", text=text))
+            return
         gpus = engine.board.on_gpus
         if on and gpus and verb.check == "shadow" and engine.config.profile.model.load_format == "dummy":
             stages = " ".join(map(str, gpus))
@@ -102,14 +114,16 @@ class Checks:
         self._flags = self._flags | flag if on else self._flags & ~flag
         if verb.check == "ledger":
             self._ledgers.clear()
-        more = _WITHOUT_GRAPHS if on and gpus and verb.check in ("strict", "finite") else ""
         if engine.recovery.holds:
             engine.operations.defer(operation, "the stages are told when all are back")
-            self._switching.append((_WHEN_BACK, operation, more))
+            for older in [other for other in self._switching if other.verb.check == verb.check]:
+                engine.operations.end(older.operation, "superseded", f"{verb.check} {verb.mode} by {command.by}")
+                self._switching.remove(older)
+            self._switching.append(_Switch(_WHEN_BACK, operation, verb))
             return
         step = engine.scheduler.checks_step(self._flags)
         engine.send(step)
-        self._switching.append((step.number, operation, more))
+        self._switching.append(_Switch(step.number, operation, verb))
 
     def _plan(self, verb: SetCheck, share: float) -> str:
         on = verb.mode == "on"
@@ -130,10 +144,12 @@ class Checks:
 
     def retired(self, number: int) -> None:
         """Note that every stage has retired step `number`."""
-        while self._switching and self._switching[0][0] <= number:
-            step, operation, more = self._switching.pop(0)
+        while self._switching and self._switching[0].step <= number:
+            step, operation, verb = self._switching.pop(0)
             self._step = step
-            self._engine.operations.end(operation, "applied", f"in all stages from step {step} on{more}", step=step)
+            eager = verb.mode == "on" and verb.check in ("strict", "finite") and self._engine.board.on_gpus
+            text = f"in all stages from step {step} on{_WITHOUT_GRAPHS if eager else ''}"
+            self._engine.operations.end(operation, "applied", text, step=step)
 
     def restate(self) -> None:
         """Tell stages that have begun anew which checks are on."""
@@ -142,7 +158,7 @@ class Checks:
         if self._flags or self._switching:
             step = self._engine.scheduler.checks_step(self._flags)
             self._engine.send(step)
-            self._switching = [(step.number, operation, more) for _, operation, more in self._switching]
+            self._switching = [switch._replace(step=step.number) for switch in self._switching]
 
     # --- what they find -------------------------------------------------------------------------------------
 

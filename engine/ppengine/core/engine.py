@@ -133,7 +133,7 @@ class Engine:
             return message.generation == recovery.generation and self.board.mapped(message)
         elif isinstance(message, StageReady):
             recovery.on_ready(message)
-            if not self.serving and self.board.all_ready(recovery.generation):
+            if not self.serving and not recovery.holds and self.board.all_ready(recovery.generation):
                 self._begin_serving()
         elif isinstance(message, StageProgress):
             recovery.on_progress(message)
