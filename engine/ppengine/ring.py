@@ -2,9 +2,9 @@
 
 File: one header page, then `capacity` records of 64 bytes. The writer fills a record and then its `seq`
 (commit last); the reader takes a record only if `seq` is the one that belongs there, before and after it read.
-An operation is one record written twice: begun (`done_ns` 0) and ended. So the open operation of a thread is
-visible from outside whatever its process does, even when it is stopped or holds the GIL. A message between stages is
-a record on each side, with its number on that edge: both sides together tell where it is.
+An operation is one record written twice: begun (`done_ns` 0) and ended; what is over by then is written once. So the
+open operation of a thread is visible from outside whatever its process does, even when it is stopped or holds the GIL.
+A message between stages is a record on each side, with its number on that edge: both sides together tell where it is.
 
 All times are CLOCK_MONOTONIC nanoseconds, which on Linux is one clock for all processes of a host.
 """
@@ -32,8 +32,8 @@ _GAUGE_OFFSET = 2048
 _GAUGE_WORDS = _GAUGE_OFFSET // 8
 _WORDS = struct.Struct("<12Q")
 _pack = RECORD.pack_into
-_RETURNED, _DONE = 3, 4
-"""Words of a record that are written later."""
+_DONE = 4
+"""The word of a record that is written later."""
 MAP_RING = "map"
 """Name of the ring of the thread that maps and unmaps a GPU's memory; other stages have none."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
@@ -237,11 +237,6 @@ class RingWriter:
             self._words[self._part] = _now_ns()
             self._part = 0
 
-    def returned(self, seq: int) -> None:
-        """Record that the host call of an asynchronous operation came back, unless the ring has lapped it."""
-        if self._head - seq < self._capacity:
-            self._words[_HEADER_WORDS + (seq - 1) % self._capacity * 8 + _RETURNED] = _now_ns()
-
     def end(self, seq: int) -> None:
         """Record that the operation is done, unless the ring has lapped it."""
         if self._head - seq < self._capacity:
@@ -335,7 +330,9 @@ class RingReader:
         # The writer went on meanwhile: what it overwrote, or is overwriting now, is left out.
         lapped = self.word(Word.HEAD) + 1 - capacity
         rows = list(RECORD.iter_unpack(data))
-        return rows if first > lapped else [row for want, row in enumerate(rows, first) if row[0] == want > lapped]
+        if first > lapped and rows[-1][0] == head:
+            return rows
+        return [row for want, row in enumerate(rows, first) if row[0] == want > lapped]
 
     def close(self) -> None:
         """Unmap."""

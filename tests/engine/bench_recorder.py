@@ -28,7 +28,7 @@ TOGGLE = signal.SIGRTMIN + 5
 SITE = """
 import signal
 
-NAMES = "begin", "returned", "end", "part", "end_part"
+NAMES = "begin", "end", "part", "end_part"
 
 def toggle(*_):
     from ppengine.ring import RingWriter as Writer
@@ -134,7 +134,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         for what, cost in ns_a_record(Path(name)).items():
             print(f"{what:24s} {cost:6.0f} ns")
-        found = rounds(profile, int(pairs), Path(name))
+        found = rounds(profile, max(2, int(pairs)), Path(name))
     for field, unit in (("rate", "tokens/s"), ("engine", "CPU ns a token")):
         sides = [(getattr(on, field), getattr(off, field)) for on, off in found]
         ratios = [math.log(on / off) for on, off in sides]

@@ -15,8 +15,8 @@ from ppengine.ring import Kind, Record, Row
 
 WINDOW_NS = 10_000_000_000
 """Percentiles and the idle fraction look back this far."""
-MOST_STEPS = 1024
-"""Percentiles are of so many newest steps: more tell no more, and take longer to sort."""
+MOST_STEPS = 2048
+"""Percentiles are of so many newest steps at most: thousands more take a while to sort."""
 TIMELINE = 48
 _LAUNCHED = 8
 """More than a stage has launched and not retired."""

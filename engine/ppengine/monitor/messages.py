@@ -37,12 +37,12 @@ class _Edge:
         for row in rows:
             number = row[DETAIL]
             known[number] = row
-            if not row[DONE_NS]:
-                under_way.add(number)
-            elif number in under_way:
+            if row[DONE_NS]:
                 under_way.discard(number)
-        if len(known) >= 2 * _KEPT:  # seldom, and then many at once: the lowest are not quick to find
-            for old in sorted(known)[:-_KEPT]:
+            else:
+                under_way.add(number)
+        if len(known) >= 2 * _KEPT:
+            for old in list(islice(known, len(known) - _KEPT)):
                 del known[old]
             under_way.intersection_update(known)
 

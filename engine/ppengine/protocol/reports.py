@@ -170,7 +170,7 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
-    """One message of an edge as one side recorded it. `state`: 0 handed over, 1 the call returned, 2 done."""
+    """One message of an edge as one side recorded it. `state`: 1 under way, 2 done (0: its call has not returned)."""
 
     number: int
     step: int

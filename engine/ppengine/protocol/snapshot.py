@@ -90,7 +90,8 @@ class Waiting(msgspec.Struct, kw_only=True):
 
 
 class StepMs(msgspec.Struct, kw_only=True):
-    """Own work of a step on this stage, waits excluded, over the last 10 s; of a GPU, what its device did."""
+    """Own work of a step on this stage, waits excluded, over the last 10 s (2,048 steps at most); of a GPU, what its
+    device did."""
 
     p50: float | None = None
     p99: float | None = None

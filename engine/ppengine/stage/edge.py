@@ -39,7 +39,7 @@ class Edge:
     """One wire between two stages, in one direction.
 
     Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread that uses the edge:
-    handed over, call returned, done.
+    handed over, call returned, done. A send is recorded once its call is back; one that raised leaves none.
     """
 
     def __init__(self, wire: Wire, upstream: bool, ring: Recorder | None = None) -> None:

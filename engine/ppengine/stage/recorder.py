@@ -1,4 +1,4 @@
-"""Writing the rings of a stage: one file a thread, an operation as a `with` block."""
+"""Writing the rings of a stage: one file a thread; what is not in every step may be a `with` block."""
 
 from __future__ import annotations
 
