@@ -3,12 +3,14 @@
 import socket
 import subprocess
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
+from ppengine.monitor.gateway import Gateway
 from ppengine.monitor.holds import Held, Holds, Unheld
 from ppengine.monitor.merge import Inputs, merge
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
@@ -398,3 +400,32 @@ def test_what_a_stage_says_of_its_own_end_and_what_checks_found_are_evidence(con
     seen = teller.at(2.5, core=report)
     assert (seen.stages[0].lost, seen.stages[0].lost_for_s) == ("ValueError: x", 1.5)
     assert seen.stages[1].lost == "" and seen.findings == (finding,)
+
+
+def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monkeypatch, caplog):
+    events = []
+    collector = Collector(config, EventLog(events.append))
+    shown = set()
+    commands = SimpleNamespace(stopping=False, core_lost=lambda missing: None)
+    quiet = SimpleNamespace(look=lambda *_: None, stacks={})
+    gateway = SimpleNamespace(
+        _take_report=lambda: None, _collector=collector, _consoles=SimpleNamespace(commands=commands), _probe=quiet,
+        _box=quiet, _refresh=shown, _core_was_there=True,
+    )  # fmt: skip
+    gateway._diagnose = lambda: Gateway._diagnose(gateway)
+
+    def trips(case):
+        raise KeyError(f"stage {1 + 1}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ppengine.monitor.diagnosis.RULES", (trips,))
+        for _ in range(3):
+            Gateway._judge(gateway)
+        (verdict,) = collector.snapshot(1).verdicts
+    assert (verdict.stage, verdict.cause) == (None, "undetermined") and verdict.since_s > 0
+    assert verdict.summary == "the diagnosis failed: KeyError: 'stage 2'"
+    assert 'raise KeyError(f"stage {1 + 1}")' in verdict.evidence[0]
+    assert [event.kind for event in events] == ["verdict.raised"] and shown
+    assert caplog.text.count("Traceback") == 1
+    Gateway._judge(gateway)
+    assert [event.kind for event in events] == ["verdict.raised", "verdict.cleared"]

@@ -11,7 +11,7 @@ import msgspec
 
 from ppengine.config import EngineConfig
 from ppengine.monitor.devices import with_xids
-from ppengine.monitor.diagnosis import diagnose, waits
+from ppengine.monitor.diagnosis import diagnose, tripped, waits
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.fallen import Fallen
@@ -48,6 +48,7 @@ class Collector:
         self._states: dict[int, StageState] = {}
         self._evidence: Evidence | None = None
         self.verdicts: list[Verdict] = []
+        self._tripped_at = 0.0
         self._starts: dict[int, int] = {}
         self._processes: ProcessReport | None = None
         self._ended: dict[Key, ProcessInfo] = {}
@@ -225,6 +226,17 @@ class Collector:
                 text = f"{verdict.cause} after {verdict.since_s:.1f}s: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._tell_stages() or before.keys() != after.keys()
+
+    def tripped(self, error: Exception) -> bool:
+        """Tell that nobody could be judged, by `error`, in place of verdicts. Return whether that is news."""
+        self._evidence = None
+        verdict, now = tripped(error), time.monotonic()
+        known = [one.summary for one in self.verdicts] == [verdict.summary]
+        if not known:
+            self._tripped_at = now
+            self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}")
+        self.verdicts = [msgspec.structs.replace(verdict, since_s=now - self._tripped_at)]
+        return not known
 
     def begin_anew(self) -> None:
         """Do not hold against anybody what was not done until now."""

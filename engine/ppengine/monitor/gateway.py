@@ -138,11 +138,13 @@ class Gateway:
 
     def _judge(self) -> None:
         self._take_report()
-        changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks)
-        # The rings before the stacks: taking those stops a stage for a moment.
-        waits = self._collector.waits() if self._collector.verdicts else []
-        self._box.look(self._collector.verdicts, waits, self._collector.retired())
-        self._probe.look(self._collector.verdicts, self._collector.pids())
+        try:
+            changed = self._diagnose()
+        except Exception as error:
+            # Whoever trips over what is seen must not end the engine, which goes on behind it.
+            changed = self._collector.tripped(error)
+            if changed:
+                log.exception("the diagnosis failed")
         if changed:
             # What an operator must see at once does not wait for the second to be full.
             self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
@@ -150,6 +152,14 @@ class Gateway:
         if missing and self._core_was_there:
             self._consoles.commands.core_lost(missing)
         self._core_was_there = not missing
+
+    def _diagnose(self) -> bool:
+        changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks)
+        # The rings before the stacks: taking those stops a stage for a moment.
+        waits = self._collector.waits() if self._collector.verdicts else []
+        self._box.look(self._collector.verdicts, waits, self._collector.retired())
+        self._probe.look(self._collector.verdicts, self._collector.pids())
+        return changed
 
     def _publish(self, now: float) -> None:
         """Send snapshots to whoever listens; nobody listens, nothing is built."""

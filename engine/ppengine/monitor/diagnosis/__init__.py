@@ -6,7 +6,9 @@ A stage gets one verdict: that of the first rule that names it. Who only suffers
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -17,7 +19,7 @@ from ppengine.monitor.diagnosis.graph import build
 from ppengine.monitor.evidence import Evidence
 from ppengine.protocol.snapshot import Cause, Verdict, WaitInfo
 
-__all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "stuck_limit_s", "waits"]
+__all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "stuck_limit_s", "tripped", "waits"]
 
 RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     messages.mismatched,
@@ -59,6 +61,22 @@ def waits(evidence: Evidence) -> list[WaitInfo]:
         WaitInfo(waiter=str(wait.waiter), on=str(wait.on), what=wait.text, since_s=wait.since_s)
         for wait in build(evidence).waits.values()
     ]
+
+
+def tripped(error: Exception) -> Verdict:
+    """Return what is told where judging failed, with the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    evidence = [f"in {frame.name}, {Path(frame.filename).name}:{frame.lineno}: {frame.line}" for frame in frames[-1:]]
+    return _one_line(
+        Verdict(
+            stage=None,
+            cause="undetermined",
+            summary=f"the diagnosis failed: {type(error).__name__}: {error}",
+            since_s=0.0,
+            evidence=[*evidence, "the engine goes on; missing: every verdict"],
+            suggest="ppconsole logs (the whole trace, to be reported)",
+        )
+    )
 
 
 def _key(verdict: Verdict) -> int | Cause:
