@@ -59,14 +59,21 @@ def demo_command(headless: bool, load: bool, allow_faults: bool, as_json: bool, 
     engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name(), allow_faults), quiet=True)
     # SIGTERM and a closed terminal end the demo as Ctrl-C does, through the `finally` below: asyncio turns that into a
     # cancellation, where an exception out of the blue may end in some callback that swallows it.
+    ended: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        ended.append(number)
+        signal.raise_signal(signal.SIGINT)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(number, end)
     try:
         record = run(lambda: _until_serving(engine, timeout or START_S))
         if headless:
             left = TEXT_S if timeout is None else timeout - (time.monotonic() - begun)
             return run(lambda: _headless(record, load, as_json, left))
-        return _with_console(record, load)
+        code = _with_console(record, load)
+        return exits.INTERRUPTED if ended else code
     finally:
         say("stopping the demo")
         engine.stop()
