@@ -1,0 +1,144 @@
+"""What lies where in a ring: the header, the records, and the numbers that stand for kinds, phases and figures."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"PPRING\x00\x02"
+HEADER_BYTES = 4096
+RECORD = struct.Struct("<QHhIQQQQIIII")  # 64 bytes: see `Record`
+DEFAULT_CAPACITY = 4096
+NAME_OFFSET, NAME_BYTES = 1024, 64
+GAUGE_OFFSET = 2048
+MAP_RING = "map"
+"""Name of the ring of the thread that maps and unmaps a GPU's memory; other stages have none."""
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
+"""What messages are made of, in the order of their codes (from 1)."""
+
+
+class Kind(IntEnum):
+    """What an operation is."""
+
+    IDLE = 0
+    """Waits for a step from the core."""
+    RECEIVE = 1
+    """Main ring: waits for a message. Ring `receive`: a posted one, as `Record` says of messages."""
+    EMBED = 2
+    FORWARD = 3
+    """Layers of the stage; `detail` is the number of the first one, `size` the tokens."""
+    HEAD = 4
+    SAMPLE = 5
+    SEND = 6
+    """Main ring: hands a message over, which is work of its own. Ring `send`: the message, as `Record` says."""
+    SWAP_OUT = 7
+    SWAP_IN = 8
+    COPY = 9
+    MAP = 10
+    COLLECTIVE = 11
+    STEP = 12
+    """The whole step on this stage, from taking it up to retiring it; `size` its tokens, `detail` their context."""
+    TOKEN_RETURN = 13
+    """Waits for sampled tokens from the last stage."""
+    LOAD = 14
+    DEVICE = 15
+    """Waits for a device to finish a step."""
+    ROOM = 16
+    """Inside a send: waits until fewer messages are under way, which is when the peer takes them."""
+    ON_DEVICE = 17
+    """What a device did for a step, by its own clock; `size` and `detail` as of STEP. Written once, when the step is
+    retired: ended when the host saw it done, begun so much before as the device has measured, returned when it was
+    through with layers and head, behind which it samples. Step 0: boot tried so many tokens."""
+
+
+class Phase(IntEnum):
+    """Declared phase of a stage; each has a budget of its own in the diagnosis."""
+
+    START = 0
+    LOAD = 1
+    PROFILE = 2
+    CAPTURE = 3
+    COMPILE = 4
+    SERVING = 5
+    CLOSING = 6
+    MEET = 7
+    """Opens its edges in a generation; in a COLLECTIVE while it waits for a neighbour to come."""
+
+
+class Word(IntEnum):
+    """Header words (u64) behind the magic, in order."""
+
+    HEAD = 1
+    """Records ever begun."""
+    PID = 2
+    STAGE = 3
+    RANK = 4
+    THREAD = 5
+    PHASE = 6
+    PHASE_NS = 7
+    MAIN_TICK_NS = 8
+    MAIN_TICKS = 9
+    THREAD_TICK_NS = 10
+    CAPACITY = 11
+
+
+class Gauge(IntEnum):
+    """Figures that the stage publishes in the header of its main ring (u64 each)."""
+
+    INBOX = 0
+    OUTBOX = 1
+    STEP_BEGUN = 2
+    STEP_FINISHED = 3
+    TOTAL_BYTES = 4
+    WEIGHTS_BYTES = 5
+    KV_MAPPED_BYTES = 6
+    KV_RESERVED_BYTES = 7
+    OTHER_BYTES = 8
+    KV_BASE = 9
+    KV_LENGTH = 10
+    MAPPED_BLOCKS = 11
+    SWAP_BLOCKS = 12
+    BLOCK_BYTES = 13
+
+
+class Record(NamedTuple):
+    """One operation. `done_ns` 0: still open. `peer` -1: none (a stage index for receive and send).
+
+    Of a message, in the rings `send` and `receive`: `size` is its bytes, `detail` its number on the edge (from 1),
+    `code` its element type and row length (`shape_code`); handed to the transport, call returned, done.
+    """
+
+    seq: int
+    kind: int
+    peer: int
+    step: int
+    enqueued_ns: int
+    returned_ns: int
+    done_ns: int
+    size: int
+    detail: int
+    stream: int
+    code: int
+    generation: int
+
+
+Row = tuple[int, ...]
+"""The fields of a `Record` in their order, without their names: thousands a second are read, and few are kept."""
+
+
+def shape_code(dtype: str, width: int) -> int:
+    """Return element type and row length of a message in 32 bits; 0 for a type that has no code."""
+    return (DTYPES.index(dtype) + 1) << 24 | min(width, 0xFFFFFF) if dtype in DTYPES else 0
+
+
+def shape_text(size: int, code: int) -> str:
+    """Return `float32[7, 64] 1792 B` for `size` bytes of `shape_code` `code`."""
+    kind, width = code >> 24, code & 0xFFFFFF
+    if not 0 < kind <= len(DTYPES):
+        return f"{size} B"
+    name = DTYPES[kind - 1]
+    digits = "".join(filter(str.isdigit, name))
+    item = int(digits) // 8 if digits else 1
+    rows = size // (item * width) if width else 0
+    return f"{name}[{rows}, {width}] {size} B"
