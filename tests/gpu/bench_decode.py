@@ -93,20 +93,21 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64, 128, 256])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=2048, help="of the step with prompts, decodes included")
+    parser.add_argument("--spread", type=int, default=1, help="blocks lie apart in a cache so many times as large")
     args = parser.parse_args()
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {rate:.0f} GB/s, context {args.context}")
     with torch.inference_mode():
         for name in args.models:
-            bench(name, args.rows, args.context, args.tokens, rate)
+            bench(name, args.rows, args.context, args.tokens, rate, args.spread)
             torch.cuda.empty_cache()
 
 
-def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float) -> None:
+def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, spread: int) -> None:
     model = build(MODELS[name])
     blocks = -(-(context + 1) // BLOCK)
     spec, dtype = model.spec, model._table.dtype
-    shape = cache_shape(max(sizes) * blocks + 1, BLOCK, spec.num_kv_heads, spec.head_dim, DEVICE)
+    shape = cache_shape(max(sizes) * blocks * spread + 1, BLOCK, spec.num_kv_heads, spec.head_dim, DEVICE)
     caches = [torch.randn(shape, device=DEVICE, dtype=dtype) for _ in range(spec.num_layers)]
     compute = Stream("compute", DEVICE)
     latest = torch.zeros(1 << 16, dtype=torch.int32, device=DEVICE)
@@ -129,7 +130,7 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float) -
             checks=StageChecks(0, 0, Generations(1)),
         )  # fmt: skip
         runner.card = card
-        register(runner, max(sizes), blocks, context)
+        register(runner, max(sizes), blocks, context, spread)
         for rows in sizes:
             step, host = run_steps(runner, decodes(rows, context))
             graph = graphs._graphs[rows][0]
@@ -177,9 +178,9 @@ def decodes(rows: int, context: int) -> list[Row]:
     return [Row(slot, context - 1, 1, True, TOKEN_ON_DEVICE) for slot in range(rows)]
 
 
-def register(runner: CudaRunner, rows: int, blocks: int, context: int) -> None:
+def register(runner: CudaRunner, rows: int, blocks: int, context: int, spread: int) -> None:
     """Make `rows` requests known, each with blocks of its own, not side by side."""
-    order = torch.randperm(rows * blocks).add_(1).view(rows, blocks).tolist()
+    order = torch.randperm(rows * blocks * spread)[: rows * blocks].add_(1).view(rows, blocks).tolist()
     prompt = torch.randint(10, 50000, (context,)).tolist()
     known = [Register(slot, str(slot), prompt, context, 0.0, 1.0, 0, slot, 0, 0, [], -1) for slot in range(rows)]
     tables = [(slot, 0, order[slot]) for slot in range(rows)]
