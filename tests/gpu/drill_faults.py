@@ -148,6 +148,9 @@ class Drills:
             await self._ask(ClearFaults())
         if kind.needs in ("ledger", "finite"):
             await self._ask(SetCheck(check=kind.needs, mode="off"))
+        if kind.clears and not kind.lossless:
+            # What was computed with it stays wrong, in blocks that the prefix cache keeps: a restart drops them all.
+            await self._ask(RestartStage(stage=result.stage), BACK_S)
         if restarting is not None:
             result.back = f"restart: {getattr(await restarting, 'state', 'refused')}; "
             begun = time.monotonic()
