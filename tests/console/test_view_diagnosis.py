@@ -131,7 +131,8 @@ def test_many_stages_have_the_root_among_the_columns():
     [
         ("ppconsole continue 1 (or: kill -CONT 41201)", ("continue", "1"), None),
         ("ppconsole stacks --stage 3", ("stacks", "--stage", "3"), 3),
-        ("ppconsole logs --stage 2; abort the request that is named", ("logs", "--stage", "2"), 2),
+        ("ppconsole restart-stage 1 (weights anew); ppconsole logs --stage 1", ("restart-stage", "1"), None),
+        ("ppconsole logs --stage 2; and so on", ("logs", "--stage", "2"), 2),
         ("ppconsole -e opt continue 0", ("continue", "0"), None),
         ("kill -CONT 77", (), None),
         ("see stage 2", (), None),

@@ -135,6 +135,12 @@ def test_a_finding_is_a_root_with_its_evidence(cause, where):
     assert root.evidence == ["call site a.py:1"] and root.suggest
 
 
+def test_what_was_computed_with_a_value_that_is_not_finite_is_to_be_dropped():
+    finding = Finding(stage=1, cause="non_finite", summary="nan", since_s=1.0)
+    (verdict,) = diagnose(evidence(healthy(2), findings=(finding,)))
+    assert verdict.suggest.startswith("ppconsole restart-stage 1 (") and "ppconsole logs --stage 1" in verdict.suggest
+
+
 def test_of_several_findings_the_one_that_explains_the_others_is_told():
     findings = tuple(
         Finding(stage=1, cause=cause, summary=f"{cause} x", since_s=age, evidence=[])

@@ -13,7 +13,7 @@ _SUGGEST = {
     "stream_owner": "give each thread a stream of its own; compare `evidence` for both call sites",
     "stream_order": "let the consumer wait for the producer's event; strict order tells whether that is all",
     "stream_stuck": "ppconsole stacks{stage}",
-    "non_finite": "ppconsole logs{stage}; abort the request that is named",
+    "non_finite": "{restart}ppconsole logs{stage}",
     "mismatch": "compare the tokens named in the evidence with the reference's",
 }
 
@@ -39,7 +39,10 @@ def _all(case: Case) -> list[Verdict]:
         mine = [finding for finding in case.evidence.findings if finding.stage == stage]
         mine.sort(key=lambda finding: (_ORDER.index(finding.cause), -finding.since_s))
         first, others = mine[0], mine[1:]
-        where = "" if stage is None else f" --stage {stage}"
+        where = anew = ""
+        if stage is not None:
+            where = f" --stage {stage}"
+            anew = f"ppconsole restart-stage {stage} (weights anew, and nothing stays cached that was computed); "
         verdicts.append(
             Verdict(
                 stage=stage,
@@ -48,7 +51,7 @@ def _all(case: Case) -> list[Verdict]:
                 since_s=first.since_s,
                 evidence=[*first.evidence, *(f"also {other.cause}: {other.summary}" for other in others)]
                 or ["told by the live check"],
-                suggest=_SUGGEST[first.cause].format(stage=where),
+                suggest=_SUGGEST[first.cause].format(stage=where, restart=anew),
             )
         )
     return verdicts
