@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from monitor_helpers import record
-from ppengine.monitor import proc
+from ppengine.monitor import neighbours, proc
 from ppengine.monitor.messages import SHOWN_DONE, MessageTrack
 from ppengine.monitor.pace import Pace
 from ppengine.ring import Kind
@@ -20,22 +22,24 @@ class Clock:
 
     def __init__(self):
         self.pace, self.now_ns, self.waited_ns, self.throttled_us = Pace(), 5 * SECOND, 0, 0
+        self.beside_ns = 0
 
-    def run(self, seconds, step_ms, tokens=8, context=800, waited=0.0, throttled=0.0):
-        """Run on; return the newest judgement. `waited`, `throttled`: seconds a second."""
+    def run(self, seconds, step_ms, tokens=8, context=800, waited=0.0, throttled=0.0, beside=0.0):
+        """Run on; return the newest judgement. `waited`, `throttled`, `beside`: seconds a second."""
         for _ in range(seconds):
             for _ in range(20):
                 self.pace.add(tokens, context, step_ms)
             self.now_ns += SECOND
             self.waited_ns += int(waited * 1e9)
             self.throttled_us += int(throttled * 1e6)
-            self.pace.close(self.now_ns, self.waited_ns, self.throttled_us)
+            self.beside_ns += int(beside * 1e9)
+            self.pace.close(self.now_ns, self.waited_ns, self.throttled_us, self.beside_ns)
         return self.pace.sample(self.now_ns)
 
     def rest(self, seconds):
         """Let time pass without a step."""
         self.now_ns += seconds * SECOND
-        self.pace.close(self.now_ns, self.waited_ns, self.throttled_us)
+        self.pace.close(self.now_ns, self.waited_ns, self.throttled_us, self.beside_ns)
 
 
 def test_a_slower_stage_is_told_with_its_baseline_and_since_when():
@@ -173,6 +177,63 @@ def test_waits_are_compared_with_those_of_the_seconds_in_which_the_work_was_lear
     clock.run(20, 10.0, tokens=64, waited=0.4)
     found = clock.run(8, 15.0, tokens=8, waited=0.4)
     assert found is None or found.slow_ms == 0
+
+
+def test_who_shares_a_core_or_its_caches_explains_slowness_without_a_wait():
+    """Others begin to work on a host that was quiet, as on two threads of one core: no wait, and half the speed."""
+    crowded = Clock()
+    crowded.run(20, 10.0, beside=0.5)
+    assert crowded.run(12, 17.0, beside=0.95).slow_ms == 0
+    assert crowded.run(4, 10.0, beside=0.5).slow_ms == 0
+
+
+def test_neighbours_that_were_there_before_explain_nothing():
+    clock = Clock()
+    clock.run(20, 10.0, beside=0.9)
+    assert clock.run(12, 17.0, beside=0.9).slow_ms == 12_000
+
+
+def test_a_quota_is_told_beside_any_neighbour():
+    clock = Clock()
+    clock.run(20, 10.0)
+    assert clock.run(12, 17.0, throttled=0.16, beside=1.0).slow_ms == 12_000
+
+
+def test_neighbours_are_all_but_the_stages(monkeypatch):
+    """Four processors: two stages have one and a half, and others one, of which a new stage is no neighbour later."""
+    seen = iter([10.0, 12.5, 15.0, 15.5])
+    monkeypatch.setattr(proc, "busy_s", lambda: next(seen))
+    monkeypatch.setattr(neighbours.os, "cpu_count", lambda: 4)
+    watched = neighbours.Neighbours()
+    assert watched.beside_ns is None
+    watched.look({7: 100.0, 8: 50.0})
+    assert watched.beside_ns == 0
+    watched.look({7: 101.0, 8: 50.5})
+    assert watched.beside_ns == pytest.approx(1e9 / 3)
+    watched.look({7: 102.0, 9: 30.0})
+    assert watched.beside_ns == pytest.approx(2.5e9 / 3), "what a new process had before is not known"
+    watched.look({9: 30.5})
+    assert watched.beside_ns == pytest.approx(2.5e9 / 3)
+
+
+def test_a_process_beside_this_one_is_a_neighbour_and_a_stage_is_not():
+    spin = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(spin) as busy:
+        try:
+            ours, all_others = neighbours.Neighbours(), neighbours.Neighbours()
+            for _ in range(2):
+                ours.look({busy.pid: proc.read_stat(busy.pid).cpu_s})
+                all_others.look({})
+                begun = proc.read_stat(busy.pid).cpu_s
+                time.sleep(1.0)
+            ours.look({busy.pid: proc.read_stat(busy.pid).cpu_s})
+            all_others.look({})
+            had_s = proc.read_stat(busy.pid).cpu_s - begun
+        finally:
+            busy.kill()
+    others = max(1, (os.cpu_count() or 1) - 1)
+    assert had_s > 0.1
+    assert (all_others.beside_ns - ours.beside_ns) * others / 1e9 >= had_s - 0.1
 
 
 # --- messages -----------------------------------------------------------------------------------------------

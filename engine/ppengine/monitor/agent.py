@@ -27,6 +27,7 @@ from ppengine.config import EngineConfig
 from ppengine.monitor import nvml, steps
 from ppengine.monitor.holds import Holds, Unheld
 from ppengine.monitor.messages import Comparer
+from ppengine.monitor.neighbours import Neighbours
 from ppengine.monitor.stacks import Ability, self_test, take
 from ppengine.monitor.watch import DEVICE_PAGE, StageWatch
 from ppengine.protocol import frames
@@ -55,6 +56,7 @@ class Sampler:
         self._watches: dict[tuple[int, int], StageWatch] = {}
         self._node = socket.gethostname()
         self._comparer = Comparer()
+        self._neighbours = Neighbours()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
         self._scanned_ns = 0
         self.files: Mapping[tuple[int, int], steps.Files] = {}
@@ -77,9 +79,11 @@ class Sampler:
             watch.update(found[key])
             if watch.pid not in (before, None):
                 log.info("watching stage %d, pid %d", key[0], watch.pid)
-        seen = [(self._watches[key], self._watches[key].look()) for key in sorted(self._watches)]
+        beside_ns = self._neighbours.beside_ns
+        seen = [(self._watches[key], self._watches[key].look(beside_ns)) for key in sorted(self._watches)]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
+        self._neighbours.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
         self._compare(stages)
         return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
 

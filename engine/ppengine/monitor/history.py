@@ -55,7 +55,7 @@ class History(Track):
         self._step = 0
         self._sums = [0, 0, 0]
         """Nanoseconds of the parts of step `_step` that have ended."""
-        self._by_device = False
+        self.by_device = False
         self._launches: deque[tuple[int, float]] = deque(maxlen=_LAUNCHED)
         """Newest steps and their launches' own time in ms, of a stage on a device."""
         self._worked: deque[tuple[int, int]] = deque()
@@ -90,7 +90,7 @@ class History(Track):
                 sums[:] = 0, 0, 0
             elif (part := _PARTS.get(kind)) is not None:
                 sums[part] += over_ns - begun_ns
-                if kind == _FORWARD and not row[STEP] and not self._by_device:
+                if kind == _FORWARD and not row[STEP] and not self.by_device:
                     # Boot tries the largest ones, in no step, so that no stage is without a history.
                     self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
         self._waited_ns += waited_ns
@@ -135,7 +135,7 @@ class History(Track):
         op = self.open_op()
         if op is not None and op.kind in WAITS:
             idle += now_ns - max(op.enqueued_ns, begin)
-        if self._by_device:
+        if self.by_device:
             idle = max(0, now_ns - begin - self._worked_since(begin))
         return round(min(1.0, idle / (now_ns - begin)), 4)
 
@@ -163,7 +163,7 @@ class History(Track):
                 break
             own_ns -= to_ns - (from_ns if from_ns > begun_ns else begun_ns)
         own_ms = own_ns / 1e6 if own_ns > 0 else 0.0
-        if self._by_device:
+        if self.by_device:
             self._launches.append((row[STEP], own_ms - (memory_ns + sampled_ns) / 1e6))
             return
         self._own_ms.append(own_ms)
@@ -174,9 +174,9 @@ class History(Track):
             self._expect(size, (worked_ns + sampled_ns) / 1e6)
 
     def _end_on_device(self, row: Row) -> None:
-        if not self._by_device:
+        if not self.by_device:
             # Launches that came before are nothing to compare with.
-            self._by_device, self.pace = True, Pace()
+            self.by_device, self.pace = True, Pace()
             self._works.clear()
             self._own_ms.clear()
             self._ends_ns.clear()

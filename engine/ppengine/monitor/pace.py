@@ -3,7 +3,8 @@
 Only a stage's own past counts: stages differ in layers and devices. Steps are alike when tokens and context fall into
 the same class; of each second in which the stage was well, the mean time of every class is remembered. A second is
 judged by the sum over its steps, of what they took and of what their classes have taken. What is remembered of the
-waits for a core is of the same seconds: a class known from when the host was quiet says so.
+host, waits for a core and how busy others were beside it, is of the same seconds: a class known from when it was quiet
+says so.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class Work(NamedTuple):
     ms: float
     waits: float = 0.0
     """In that second: without a core, the quota's part excluded, for each ms of own work."""
+    beside: float = 0.0
+    """In that second: the share of it in which others worked on each other processor, on an average."""
+
+
+class Host(NamedTuple):
+    """What a second saw of the machine: ms without a core, share that others were busy beside, that of the quota."""
+
+    waited_ms: float
+    beside: float
+    throttled: float | None
 
 
 _NO_WORK = Work(0, 0.0)
@@ -62,6 +73,7 @@ class Pace:
         self._since_ns = 0
         self._waited_ns: int | None = None
         self._throttled_us: int | None = None
+        self._beside_ns: int | None = None
         self._slow_ns = 0
         """The seconds that were judged to be slow, with none between them that was well: a gap is not counted."""
         self._slow_until_ns = 0
@@ -82,20 +94,31 @@ class Pace:
         """Whether the second is over."""
         return now_ns - self._since_ns >= WINDOW_NS
 
-    def close(self, now_ns: int, waited_ns: int | None = None, throttled_us: int | None = None) -> None:
-        """End the second if it is over. So far: `waited_ns` all threads without a core, `throttled_us` by the quota."""
+    def close(
+        self,
+        now_ns: int,
+        waited_ns: int | None = None,
+        throttled_us: int | None = None,
+        beside_ns: int | None = None,
+    ) -> None:
+        """End the second if it is over. So far: `waited_ns` all threads without a core, `throttled_us` by the quota.
+
+        `beside_ns`: what others worked on each of the other processors (see `neighbours`).
+        """
         if not self.due(now_ns):
             return
         seconds, begun = (now_ns - self._since_ns) / 1e9, self._since_ns
         waited_ms = _grown(self._waited_ns, waited_ns) / 1e6
         throttled_ms = _grown(self._throttled_us, throttled_us) / 1e3
+        beside = min(1.0, _grown(self._beside_ns, beside_ns) / 1e9 / seconds)
         share = None if throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
         second = {kind: Work(int(steps), ms) for kind, (steps, ms) in self._second.items()}
         self._second = {}
         if second and begun:
             # A core that others have is not this stage's fault; a quota of its own is.
-            self._judge(second, max(0.0, waited_ms - throttled_ms), begun, now_ns, share)
+            self._judge(second, Host(max(0.0, waited_ms - throttled_ms), beside, share), begun, now_ns)
         self._since_ns, self._waited_ns, self._throttled_us = now_ns, waited_ns, throttled_us
+        self._beside_ns = beside_ns
 
     def sample(self, now_ns: int) -> PaceSample | None:
         """Return the newest judgement; None while there is nothing to compare with."""
@@ -110,24 +133,22 @@ class Pace:
             age_ms=round((now_ns - at_ns) / 1e6, 2),
         )
 
-    def _judge(
-        self, second: dict[Class, Work], waited_ms: float, begun_ns: int, now_ns: int, throttled: float | None
-    ) -> None:
+    def _judge(self, second: dict[Class, Work], host: Host, begun_ns: int, now_ns: int) -> None:
         took, usual = self._compare(second)
         if not took.steps:
             self._unjudged += 1
             if not self._slow_ns or self._unjudged > _UNJUDGED:
                 self._slow_ns, self._newest = 0, None
-                self._learn(second, waited_ms)
+                self._learn(second, host)
             return
         slow = took.ms >= SLOW_RATIO * usual.ms
-        held_back = (throttled or 0.0) > HELD_BACK
-        if slow and not held_back and waited_ms - usual.waits * usual.ms > (took.ms - usual.ms) / 2:
+        held_back = (host.throttled or 0.0) > HELD_BACK
+        if slow and not held_back and _explained_ms(took, usual, host) > (took.ms - usual.ms) / 2:
             return  # The host may explain it: such a second tells nothing.
         self._unjudged = 0
         if not slow:
             self._slow_ns = 0
-            self._learn(second, waited_ms)
+            self._learn(second, host)
         else:
             if self._slow_ns < _APART_NS < begun_ns - self._slow_until_ns:
                 self._slow_ns = 0
@@ -138,7 +159,7 @@ class Pace:
             step_ms=round(took.ms / took.steps, 3),
             baseline_ms=round(usual.ms / took.steps, 3),
             slow_ms=round(self._slow_ns / 1e6, 1),
-            throttled=throttled,
+            throttled=host.throttled,
         )
         self._newest = now_ns, found
 
@@ -149,15 +170,16 @@ class Pace:
         """
         if self._seconds < LEAST_SECONDS:
             return _NO_WORK, _NO_WORK
-        compared, took, expected, waited = 0, 0.0, 0.0, 0.0
-        for kind, (steps, ms, _) in second.items():
+        compared, took, expected, waited, beside = 0, 0.0, 0.0, 0.0, 0.0
+        for kind, work in second.items():
             usual = self._usual(kind)
             if usual is not None:
-                compared, took, expected = compared + steps, took + ms, expected + steps * usual.ms
-                waited += steps * usual.ms * usual.waits
+                expects = work.steps * usual.ms
+                compared, took, expected = compared + work.steps, took + work.ms, expected + expects
+                waited, beside = waited + expects * usual.waits, beside + expects * usual.beside
         if expected <= 0 or compared < COVERED * sum(work.steps for work in second.values()):
             return _NO_WORK, _NO_WORK
-        return Work(compared, took), Work(compared, expected, waited / expected)
+        return Work(compared, took), Work(compared, expected, waited / expected, beside / expected)
 
     def _usual(self, kind: Class) -> Work | None:
         """Return what a step of a class takes; None where that is not known."""
@@ -180,13 +202,24 @@ class Pace:
             1,
             statistics.median(work.ms / work.steps for work in works),
             statistics.median(work.waits for work in works),
+            statistics.median(work.beside for work in works),
         )
 
-    def _learn(self, second: dict[Class, Work], waited_ms: float) -> None:
-        waits = waited_ms / max(1e-3, sum(work.ms for work in second.values()))
+    def _learn(self, second: dict[Class, Work], host: Host) -> None:
+        waits = host.waited_ms / max(1e-3, sum(work.ms for work in second.values()))
         for kind, work in second.items():
-            self._known.setdefault(kind, deque(maxlen=MOST)).append(work._replace(waits=waits))
+            seen = work._replace(waits=waits, beside=host.beside)
+            self._known.setdefault(kind, deque(maxlen=MOST)).append(seen)
         self._seconds += 1
+
+
+def _explained_ms(took: Work, usual: Work, host: Host) -> float:
+    """Return how much longer work may have taken because of the host, beside when it was learned.
+
+    A wait is time lost; while others work on another thread of the core, or empty the caches, all own time may be.
+    """
+    waited_ms = max(0.0, host.waited_ms - usual.waits * usual.ms)
+    return waited_ms + max(0.0, host.beside - usual.beside) * took.ms
 
 
 def _grown(before: int | None, now: int | None) -> int:

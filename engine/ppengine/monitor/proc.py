@@ -83,6 +83,15 @@ def threads_waited_ns(pid: int) -> int | None:
     return sum(found) if found else None
 
 
+def busy_s() -> float | None:
+    """Return for how long the processors of this machine were busy, or stolen, in all; None: not readable."""
+    text = _read("/proc/stat")
+    if text is None or not text.startswith(b"cpu "):
+        return None
+    user, nice, system, _idle, _waiting, *others = (int(field) for field in text.split(b"\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(others)) / _TICKS
+
+
 def _read(path: str) -> bytes | None:
     try:
         # Many times a second for every stage: a file object would cost four times as much.

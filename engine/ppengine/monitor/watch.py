@@ -126,8 +126,8 @@ class StageWatch:
             self._cpu, self._resident = CpuClock(), None
             self._slow_due = self._resident_due = 0.0
 
-    def look(self) -> StageSample | None:
-        """Return what is seen now."""
+    def look(self, beside_ns: int | None = None) -> StageSample | None:
+        """Return what is seen now. `beside_ns`: what neighbours had on this host so far (see `neighbours`)."""
         main, past = self._files.get("main"), self._history
         if main is None:
             return None
@@ -145,7 +145,8 @@ class StageWatch:
             self._follow(groups)
         self._slowly(main, alive=alive)
         if past.pace.due(now_ns):
-            past.pace.close(now_ns, proc.threads_waited_ns(self._pid), self._cgroup.get("throttled_usec"))
+            waits_ns, throttled_us = proc.threads_waited_ns(self._pid), self._cgroup.get("throttled_usec")
+            past.pace.close(now_ns, waits_ns, throttled_us, None if past.by_device else beside_ns)
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
