@@ -34,6 +34,8 @@ PROMPTS = (
     "One day a bird",
 )
 MAX_TOKENS = 48
+_FIGURES_S, _UNSEEN_S = 1.0, 4.0
+"""All figures of a stage are made anew within the first; after the second, a look at it will not come."""
 LOAD_SETTINGS = ("memory.device_mib=20", "scheduler.max_num_seqs=24")
 """Under --load: little enough memory that requests wait, are swapped and preempted."""
 
@@ -173,7 +175,7 @@ async def _headless(record: EngineRecord, load: bool, as_json: bool, limit_s: fl
                 for task in texts:
                     task.cancel()
                 await asyncio.gather(*texts, return_exceptions=True)
-            last = await pictures.without(ended)
+            last = await pictures.behind(ended)
     finally:
         if background is not None:
             background.stop()
@@ -196,13 +198,22 @@ class _Newest:
             self._last = update
             self._came.set()
 
-    async def without(self, requests: set[str]) -> Snapshot:
-        """Return the first one from now on in which none of `requests` is listed: they have ended there, too."""
+    async def behind(self, requests: set[str]) -> Snapshot:
+        """Return the first one in which none of `requests` is listed and every stage was looked at since.
+
+        A stage that nobody looks at any more is shown as it was seen last.
+        """
+        begun = time.monotonic()
         while True:
             self._came.clear()
             await self._came.wait()
-            if self._last is not None and requests.isdisjoint(request.id for request in self._last.requests):
-                return self._last
+            past_s, last = time.monotonic() - begun, self._last
+            if last is None or not requests.isdisjoint(request.id for request in last.requests):
+                continue
+            ages = [stage.sample_age_ms for stage in last.stages]
+            seen = all(age is not None and past_s - age / 1e3 > _FIGURES_S for age in ages)
+            if seen or past_s > _UNSEEN_S:
+                return last
 
 
 class _Text(NamedTuple):
