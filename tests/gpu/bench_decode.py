@@ -116,7 +116,7 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, s
     graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
     state = BatchState(LENGTH, BLOCK)
     card = SimpleNamespace(
-        compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None,
+        compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None, progress=SimpleNamespace(),
         sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None,
         batch=lambda batch: CudaHardware.batch(SimpleNamespace(device=DEVICE), batch),
     )  # fmt: skip
