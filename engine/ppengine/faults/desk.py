@@ -110,13 +110,21 @@ class FaultDesk:
         return ends
 
     def expire(self, now: float) -> list[Reply]:
-        """Return the ends of commands that some stage has not answered in time."""
-        late = [waiting for waiting in self._open.values() if waiting.deadline < now]
+        """Return the ends of commands whose stage is gone, or that some stage has not answered in time."""
+        struck = []
+        for waiting in self._open.values():
+            fault = waiting.begins
+            if fault is not None and fault.pid is not None and not self._lives(fault):
+                # It killed before the thread that was asked had answered: that is what such a fault is for.
+                waiting.texts.append(f"{fault.text} has ended its process")
+                waiting.missing.clear()
+                struck.append(waiting)
+        late = [one for one in self._open.values() if one.missing and one.deadline < now]
         for waiting in late:
             names = ", ".join(str(stage) for stage in sorted(waiting.missing))
             waiting.texts.append(f"the fault thread of stage {names} gave no answer")
             waiting.failed = True
-        return [self._end(waiting) for waiting in late]
+        return [self._end(waiting) for waiting in struck + late]
 
     # --- one command ----------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def global_stream(site: Site) -> Undo:
 def foreign_device(site: Site) -> Undo:
     """As global-stream, and the connector's thread never set its device: its stream is of device 0.
 
-    Told: stream kv-load of one device is used with a thread of another.
+    Told: stream kv-load of one device is used with a thread of another. Between two cards the stage crashes of it.
     """
     return _play(site, "foreign-device")
 
