@@ -51,6 +51,35 @@ def test_a_stage_that_says_that_it_cannot_go_on_and_lives(count, k, words, cause
     assert (root.stage, root.cause) == (k, cause) and words in root.summary and f"last words: {words}" in root.evidence
 
 
+ORDER = [
+    Finding(stage=1, cause="stream_order", summary="stage 1: kv-load reads x", since_s=1.3, evidence=["wait missing"]),
+    Finding(
+        stage=1, cause="stream_owner", summary="stage 1: thread step loop launches on stream kv-load",
+        since_s=1.3, evidence=["made current at a.py:1", "launched at b.py:2"],
+    ),
+]  # fmt: skip
+
+
+def test_a_crash_is_told_with_what_broke_the_order_of_streams_before_it():
+    words = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+    crashed = with_stage(healthy(2), 1, lost=words, lost_for_s=0.2, pid=7, successor=8, findings=tuple(ORDER))
+    root = only(diagnose(evidence(crashed)))
+    assert (root.stage, root.cause, root.since_s) == (1, "stream_owner", 0.2)
+    assert root.summary == "stage 1 crashed: thread step loop launches on stream kv-load"
+    assert {"launched at b.py:2", "also stream_order: stage 1: kv-load reads x", f"last words: {words}"} <= {
+        *root.evidence
+    }
+    assert "a stream of its own" in root.suggest and "ppconsole logs --stage 1 (pid 8 takes its place" in root.suggest
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"), [({"exit_code": -9}, "dead"), ({"exit_code": -9, "oom_kills": 1}, "killed_oom")]
+)
+def test_who_is_killed_does_not_die_of_what_was_found_before(end, cause):
+    dead = with_stage(healthy(2), 1, process_state="Z", dead_for_s=0.5, findings=tuple(ORDER), **end)
+    assert roots(diagnose(evidence(dead))) == [(1, cause)]
+
+
 def only(verdicts):
     (root,) = [verdict for verdict in verdicts if verdict.root]
     return root

@@ -12,7 +12,7 @@ from ppengine.monitor import fallen
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.fallen import Fallen
-from ppengine.protocol.reports import AgentReport, StageSample
+from ppengine.protocol.reports import AgentReport, Finding, StageSample
 from ppengine.protocol.snapshot import Event
 
 KILLED = {"exit_code": -9, "detail": "killed by SIGKILL"}
@@ -139,3 +139,24 @@ def test_what_the_core_has_lost_is_who_died_and_not_who_follows():
     assert fallen.keep(14 * second, (again,), {}, []) == (again,), "it has served, and these words are its own"
     back = stage(0, pid=3, phase="serving")
     assert fallen.keep(17 * second, (back,), {}, []) == (back,)
+
+
+def test_what_was_found_in_a_process_before_its_end_stays_with_it():
+    """The core forgets findings as soon as its stages begin anew, which is before anybody has read the verdict."""
+    fallen, second = Fallen(), 1_000_000_000
+    found = Finding(stage=0, cause="stream_owner", summary="stage 0: x", since_s=0.1)
+    later = Finding(stage=0, cause="stream_order", summary="stage 0: y", since_s=0.0)
+    others = [Finding(stage=1, cause="stream_owner", summary="stage 1: x", since_s=0.1)]
+    old = [Finding(stage=0, cause="stream_order", summary="stage 0: z", since_s=60.0)]
+    lost = stage(0, pid=1, phase="serving", lost="RuntimeError: gone", lost_for_s=0.0)
+    (told,) = fallen.keep(10 * second, (lost,), {}, [], [found, *others, *old])
+    assert told.findings == (found,)
+    follows = stage(0, pid=2, phase="compile")
+    (told,) = fallen.keep(11 * second, (follows,), {}, [])
+    assert (told.pid, told.findings) == (1, (found,))
+    back = stage(0, pid=2, phase="serving")
+    (told,) = fallen.keep(13 * second, (back,), {}, [], [later])
+    assert (told.pid, told.findings) == (2, ())
+    again = stage(0, pid=2, phase="serving", lost="RuntimeError: gone too", lost_for_s=0.0)
+    (told,) = fallen.keep(14 * second, (again,), {}, [])
+    assert told.findings == ()

@@ -211,7 +211,8 @@ class Collector:
             core_tracer=core_tracer, stacks=stacks, stopping=stopping,
         )  # fmt: skip
         samples = {key: seen.sample for key, seen in self._sightings.items()}
-        stages = self._fallen.keep(now_ns, evidence.stages, samples, processes.processes if processes else [])
+        listed = processes.processes if processes else []
+        stages = self._fallen.keep(now_ns, evidence.stages, samples, listed, evidence.findings)
         # What the driver says of a card comes up to a second late, when the stage may be dead already.
         stages = tuple(with_xids(now_ns, stage, self._gpus) for stage in stages)
         self._evidence = msgspec.structs.replace(evidence, stages=stages)

@@ -89,6 +89,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """UUID of its GPU."""
     xids: tuple[Xid, ...] = ()
     """What the driver has reported of its card lately, whoever of those that share the card it was."""
+    findings: tuple[Finding, ...] = ()
+    """Of one that has ended: what live checks had found there shortly before."""
 
 
 class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):

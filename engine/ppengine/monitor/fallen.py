@@ -7,18 +7,21 @@ is the opposite: its end is no fault. Last words count like a death: who said th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from ppengine.monitor.diagnosis.findings import FRESH_S
 from ppengine.monitor.evidence import Key, StageEvidence
 from ppengine.monitor.tracker import newest_process
-from ppengine.protocol.reports import ProcessInfo, StageSample
+from ppengine.protocol.reports import Finding, ProcessInfo, StageSample
 from ppengine.protocol.snapshot import StreamInfo
 
 _TOLD_NS = 2_000_000_000
 """An end is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
+_REPORTED_S = 0.5
+"""A finding is as old as in the newest report, an end as old as it is: so much younger may it seem."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class Fallen:
     def __init__(self) -> None:
         self._ends: dict[Key, _End] = {}
         self._oom_base: dict[Key, tuple[int, int]] = {}
+        self._findings: dict[Key, tuple[int | None, tuple[Finding, ...]]] = {}
+        """Of processes that have ended, by their pid."""
         self._streams: dict[Key, tuple[int | None, tuple[StreamInfo, ...]]] = {}
         """Process and its device streams, as they were seen last, while no successor is needed."""
 
@@ -47,12 +52,17 @@ class Fallen:
         stages: tuple[StageEvidence, ...],
         samples: Mapping[Key, StageSample],
         listed: list[ProcessInfo],
+        findings: Iterable[Finding] = (),
     ) -> tuple[StageEvidence, ...]:
-        """Return `stages` as they are to be judged at `now_ns`. `samples`: the newest of each, also of predecessors."""
-        return tuple(
-            self._one(now_ns, stage, samples.get((stage.stage, stage.rank)), listed)
-            for stage in stages
-        )  # fmt: skip
+        """Return `stages` as they are to be judged at `now_ns`. `samples`: the newest of each, also of predecessors.
+
+        `findings`: of the live checks, which go where stages begin anew.
+        """
+        judged = []
+        for stage in stages:
+            one = self._one(now_ns, stage, samples.get((stage.stage, stage.rank)), listed)
+            judged.append(self._with_findings(one, findings))
+        return tuple(judged)
 
     def _one(
         self, now_ns: int, stage: StageEvidence, sample: StageSample | None, listed: list[ProcessInfo]
@@ -80,6 +90,21 @@ class Fallen:
             return stage
         told = self._as_of(end, now_ns, sample)
         return msgspec.structs.replace(told, successor=stage.pid, successor_phase=stage.phase) if followed else told
+
+    def _with_findings(self, stage: StageEvidence, findings: Iterable[Finding]) -> StageEvidence:
+        """Return a stage that has ended with what was found in it shortly before, also when that is gone."""
+        key = stage.stage, stage.rank
+        if key not in self._ends:
+            self._findings.pop(key, None)
+            return stage
+        past_s = max(stage.dead_for_s or 0.0, stage.lost_for_s or 0.0)
+        mine = tuple(
+            one for one in findings if one.stage == stage.stage and -_REPORTED_S <= one.since_s - past_s <= FRESH_S
+        )
+        pid, known = self._findings.get(key, (stage.pid, ()))
+        known = max(known if pid == stage.pid else (), mine, key=len)
+        self._findings[key] = stage.pid, known
+        return msgspec.structs.replace(stage, findings=known)
 
     def _ended(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
         """Note the end of a process; returns its evidence, with what was seen of it before."""

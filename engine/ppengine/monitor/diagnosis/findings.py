@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ppengine.monitor.diagnosis.case import Case
+from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Verdict
 
 _ORDER = ("stream_owner", "stream_order", "stream_stuck", "non_finite", "mismatch")
@@ -33,25 +36,27 @@ def _explains(verdict: Verdict) -> bool:
 
 
 def _all(case: Case) -> list[Verdict]:
-    """Return one verdict a stage: the finding that explains the others, and how many more there are."""
-    verdicts = []
-    for stage in sorted({finding.stage for finding in case.evidence.findings}, key=lambda k: -1 if k is None else k):
-        mine = [finding for finding in case.evidence.findings if finding.stage == stage]
-        mine.sort(key=lambda finding: (_ORDER.index(finding.cause), -finding.since_s))
-        first, others = mine[0], mine[1:]
-        where = anew = ""
-        if stage is not None:
-            where = f" --stage {stage}"
-            anew = f"ppconsole restart-stage {stage} (weights anew, and nothing stays cached that was computed); "
-        verdicts.append(
-            Verdict(
-                stage=stage,
-                cause=first.cause,
-                summary=first.summary,
-                since_s=first.since_s,
-                evidence=[*first.evidence, *(f"also {other.cause}: {other.summary}" for other in others)]
-                or ["told by the live check"],
-                suggest=_SUGGEST[first.cause].format(stage=where, restart=anew),
-            )
-        )
-    return verdicts
+    """Return one verdict a stage."""
+    stages = {finding.stage for finding in case.evidence.findings}
+    return [
+        verdict_of([finding for finding in case.evidence.findings if finding.stage == stage])
+        for stage in sorted(stages, key=lambda k: -1 if k is None else k)
+    ]
+
+
+def verdict_of(findings: Sequence[Finding]) -> Verdict:
+    """Return what the findings of one stage tell: the one that explains the others, and those behind it."""
+    first, *others = sorted(findings, key=lambda finding: (_ORDER.index(finding.cause), -finding.since_s))
+    stage, where, anew = first.stage, "", ""
+    if stage is not None:
+        where = f" --stage {stage}"
+        anew = f"ppconsole restart-stage {stage} (weights anew, and nothing stays cached that was computed); "
+    return Verdict(
+        stage=stage,
+        cause=first.cause,
+        summary=first.summary,
+        since_s=first.since_s,
+        evidence=[*first.evidence, *(f"also {other.cause}: {other.summary}" for other in others)]
+        or ["told by the live check"],
+        suggest=_SUGGEST[first.cause].format(stage=where, restart=anew),
+    )

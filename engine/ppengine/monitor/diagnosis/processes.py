@@ -13,6 +13,7 @@ import msgspec
 from ppengine.monitor.diagnosis.budgets import is_lost, is_stopped
 from ppengine.monitor.diagnosis.case import Case
 from ppengine.monitor.diagnosis.device import device_lines
+from ppengine.monitor.diagnosis.findings import verdict_of
 from ppengine.monitor.diagnosis.words import doing, exit_words, let_go, seconds
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.reports import TRACED, UNKNOWN_STATUS
@@ -30,6 +31,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 _NOT_OF_ITS_OWN = (None, -signal.SIGKILL, UNKNOWN_STATUS)
 """Statuses with which the out-of-memory killer may have been at work; of much memory the end itself takes seconds."""
+_BREAKS = ("stream_owner", "stream_order")
 _LOST_PEER = re.compile(r"lost stage (\d+)")
 _NO_WORDS = re.compile(r"exit code -?\d+|killed by SIG\w+|")
 
@@ -143,7 +145,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         until_then = max(0.0, (stage.op_age_s or 0.0) - _since(stage))
         evidence.append(f"was in {doing(msgspec.structs.replace(stage, op_age_s=until_then))}")
     evidence += device_lines(stage)
-    return Verdict(
+    verdict = Verdict(
         stage=stage.stage,
         cause=cause,
         summary=summary,
@@ -151,6 +153,25 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         evidence=evidence,
         suggest=_suggest(stage, cause),
         root=not echo,
+    )
+    return _explained(stage, verdict) if cause == "crashed" else verdict
+
+
+def _explained(stage: StageEvidence, crash: Verdict) -> Verdict:
+    """Return the verdict of a crash with what broke the order of streams before it, where anything did.
+
+    An illegal access is the last that one sees of work on the wrong stream, and tells nothing of whose it was.
+    """
+    broken = [finding for finding in stage.findings if finding.cause in _BREAKS]
+    if not broken:
+        return crash
+    why = verdict_of(broken)
+    return msgspec.structs.replace(
+        crash,
+        cause=why.cause,
+        summary=f"stage {stage.stage} crashed: {why.summary.removeprefix(f'stage {stage.stage}: ')}",
+        evidence=[*why.evidence, *crash.evidence],
+        suggest=f"{why.suggest}; {crash.suggest}",
     )
 
 
