@@ -6,12 +6,13 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from monitor_helpers import core_report, make_config, processes, remove, sample, stage, stage_process
+from monitor_helpers import core_report, make_config, processes, remove, sample, stage, stage_process, view
 from ppengine.config import EngineConfig
 from ppengine.monitor import fallen
 from ppengine.monitor.collector import Collector
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.fallen import Fallen
+from ppengine.monitor.tracker import EvidenceTracker
 from ppengine.protocol.reports import AgentReport, Finding, StageSample
 from ppengine.protocol.snapshot import Event
 
@@ -160,3 +161,21 @@ def test_what_was_found_in_a_process_before_its_end_stays_with_it():
     again = stage(0, pid=2, phase="serving", lost="RuntimeError: gone too", lost_for_s=0.0)
     (told,) = fallen.keep(14 * second, (again,), {}, [])
     assert told.findings == ()
+
+
+def test_what_was_lost_before_a_process_was_there_does_not_make_its_own_end_older() -> None:
+    """The core tells of the last process for as long as its successor loads."""
+    config = make_config()
+    tracker, second = EvidenceTracker(2, 10.0), 1_000_000_000
+
+    def lost_for(at_s: int, words: str) -> float | None:
+        report = core_report(config, stages=[view(0), view(1, lost=words)])
+        here = processes(stage_process(0), stage_process(1, pid=NEW))
+        return tracker.build(at_s * second, report, {}, here, None).stages[1].lost_for_s
+
+    try:
+        assert [lost_for(10, "RuntimeError: gone"), lost_for(12, "RuntimeError: gone")] == [0.0, 2.0]
+        assert lost_for(13, "") is None
+        assert [lost_for(60, "RuntimeError: gone too"), lost_for(61, "RuntimeError: gone too")] == [0.0, 1.0]
+    finally:
+        remove(config)

@@ -207,7 +207,9 @@ class EvidenceTracker:
         if pid is None:
             return base
         tracked = self._tracked(key, pid)
-        if view is not None and view.lost:
+        if view is not None and not view.lost:
+            tracked.lost_ns = None  # It may have been its predecessor that was lost, with this process in its place.
+        elif view is not None:
             tracked.lost_ns = tracked.lost_ns or now_ns
             base = msgspec.structs.replace(base, lost=view.lost, lost_for_s=(now_ns - tracked.lost_ns) / 1e9)
         if seen is not None and seen.sample.pid == pid:
