@@ -20,6 +20,7 @@ from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
 from ppengine.checkpoint import ModelSpec, read_spec
 from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, load_profile
+from ppengine.offline.arguments import make_profile
 from ppengine.partition import best_partition, longest_ms
 from ppengine.ring import Gauge, Kind, Record, RingWriter
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -37,7 +38,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 def test_profiles_to_measure_with_have_the_shape_of_their_name(model: str, billions: float, stages: int) -> None:
     profile = load_profile(f"{model}-pp{stages}")
     assert (profile.name, profile.parallel.pipeline) == (f"{model}-pp{stages}", stages)
-    assert profile.scheduler.max_num_seqs == 256 * stages
+    as_offline = make_profile(profile.model.path, pipeline_parallel_size=stages).scheduler
+    assert profile.scheduler == as_offline, "what is measured is what LLM does"
     assert read_spec(Path(profile.model.path)).num_layers == 32
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(profile.model.path))

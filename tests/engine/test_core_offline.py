@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import numpy
 import pytest
@@ -13,6 +14,8 @@ from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
 from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
+
+MODELS = Path(__file__).resolve().parents[2] / "profiles" / "models"
 
 
 class Left:
@@ -116,6 +119,21 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_of_the_argument(arguments
     with pytest.raises(ConfigError) as refused:
         make_profile("m", **arguments)
     assert str(refused.value) == f"LLM: {says}"
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "requests"),
+    [
+        ("llama-8b", {}, 512),
+        ("llama-8b", {"pipeline_parallel_size": 4}, 2048),
+        ("llama-8b", {"dtype": "float32"}, 256),
+        ("llama-8b", {"max_num_seqs": 7}, 7),
+        ("opt-6.7b", {"pipeline_parallel_size": 2}, 512),
+        ("no such folder", {}, 256),
+    ],
+)
+def test_a_model_whose_kv_cache_is_small_takes_more_requests_at_a_time(model, arguments, requests):
+    assert make_profile(str(MODELS / model), **arguments).scheduler.max_num_seqs == requests
 
 
 def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
