@@ -132,6 +132,7 @@ async def test_the_picture_is_taken_once_all_requests_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A text may be read to its end before a snapshot shows that its request has ended."""
+    monkeypatch.setattr(demo_module, "_FIGURES_S", 0.0)
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with FakeGateway(snapshot=sample_snapshot(requests=[])) as fake:
@@ -148,6 +149,26 @@ async def test_the_picture_is_taken_once_all_requests_have_ended(
         count_queues(fake.snapshot)
         assert await demo == 0
         assert "run 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("age_ms", "waits_s"), [(40.0, 0.3), (None, 1.0), (60_000.0, 1.0)])
+async def test_the_picture_is_of_stages_as_they_were_seen_after_the_last_request(
+    age_ms: float | None, waits_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look from before shows them as they were; where none comes, what is known must do."""
+    monkeypatch.setattr(demo_module, "_FIGURES_S", 0.3)
+    monkeypatch.setattr(demo_module, "_UNSEEN_S", 1.0)
+    snapshot = sample_snapshot(requests=[])
+    for stage in snapshot.stages:
+        stage.sample_age_ms = age_ms
+    pictures, begun = demo_module._Newest(), time.monotonic()
+    waiting = asyncio.create_task(pictures.behind({"r-1"}))
+    while not waiting.done():
+        pictures.take(snapshot)
+        await asyncio.sleep(0.02)
+        assert time.monotonic() - begun < 30
+    assert await waiting is snapshot
+    assert time.monotonic() - begun >= waits_s
 
 
 async def test_the_wait_for_the_engine_is_no_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

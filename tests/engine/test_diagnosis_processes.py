@@ -73,9 +73,15 @@ def test_a_crash_is_told_with_what_broke_the_order_of_streams_before_it():
 
 
 @pytest.mark.parametrize(
-    ("end", "cause"), [({"exit_code": -9}, "dead"), ({"exit_code": -9, "oom_kills": 1}, "killed_oom")]
+    ("end", "cause"),
+    [
+        ({"exit_code": -9}, "dead"),
+        ({"exit_code": -9, "oom_kills": 1}, "killed_oom"),
+        ({"exit_code": 1, "exit_detail": "KeyError: 'w'"}, "crashed"),
+        ({"exit_code": 1, "exit_detail": "RuntimeError: CUDA out of memory"}, "out_of_memory"),
+    ],
 )
-def test_who_is_killed_does_not_die_of_what_was_found_before(end, cause):
+def test_who_ends_otherwise_does_not_die_of_what_was_found_before(end, cause):
     dead = with_stage(healthy(2), 1, process_state="Z", dead_for_s=0.5, findings=tuple(ORDER), **end)
     assert roots(diagnose(evidence(dead))) == [(1, cause)]
 

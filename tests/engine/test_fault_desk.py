@@ -40,7 +40,7 @@ def test_a_stage_that_dies_of_a_fault_before_it_answers_was_struck(silent: Any) 
     silent.pids[0] = NEW
     (end,) = silent.desk.expire(0.0)
     assert isinstance(end, Outcome)
-    assert (end.state, end.text) == ("applied", "foreign-device at stage 0 has ended its process")
+    assert (end.state, end.text) == ("applied", "foreign-device at stage 0: its process ended before it answered")
     assert silent.desk.expire(1e18) == [], "a command ends once"
     assert silent.desk.listing().on == []
     (answer,) = silent.desk.begin(Command(id="1" * 8, epoch="e", by="eve", verb=ClearFaults()))

@@ -187,6 +187,13 @@ def test_who_shares_a_core_or_its_caches_explains_slowness_without_a_wait():
     assert crowded.run(4, 10.0, beside=0.5).slow_ms == 0
 
 
+def test_what_is_much_slower_than_sharing_makes_it_is_told_beside_anybody():
+    clock = Clock()
+    clock.run(20, 10.0)
+    assert clock.run(12, 19.0, beside=1.0).slow_ms == 0
+    assert clock.run(12, 50.0, beside=1.0).slow_ms == 12_000
+
+
 def test_neighbours_that_were_there_before_explain_nothing():
     clock = Clock()
     clock.run(20, 10.0, beside=0.9)
@@ -199,15 +206,19 @@ def test_a_quota_is_told_beside_any_neighbour():
     assert clock.run(12, 17.0, throttled=0.16, beside=1.0).slow_ms == 12_000
 
 
+def counted(monkeypatch, cores, *busy_s):
+    """Return neighbours on a machine of so many cores, whose busy seconds are `busy_s` in turn."""
+    seen = iter(busy_s)
+    monkeypatch.setattr(proc, "busy_s", lambda: next(seen))
+    monkeypatch.setattr(neighbours.os, "cpu_count", lambda: cores)
+    return neighbours.Neighbours()
+
+
 def test_neighbours_are_all_but_the_stages(monkeypatch):
     """Four processors: two stages have one and a half, and others one, of which a new stage is no neighbour later."""
-    seen = iter([10.0, 12.5, 15.0, 15.5])
-    monkeypatch.setattr(proc, "busy_s", lambda: next(seen))
-    monkeypatch.setattr(neighbours.os, "cpu_count", lambda: 4)
-    watched = neighbours.Neighbours()
-    assert watched.beside_ns is None
-    watched.look({7: 100.0, 8: 50.0})
+    watched = counted(monkeypatch, 4, 10.0, 10.0, 12.5, 15.0, 15.5)
     assert watched.beside_ns == 0
+    watched.look({7: 100.0, 8: 50.0})
     watched.look({7: 101.0, 8: 50.5})
     assert watched.beside_ns == pytest.approx(1e9 / 3)
     watched.look({7: 102.0, 9: 30.0})
@@ -216,24 +227,45 @@ def test_neighbours_are_all_but_the_stages(monkeypatch):
     assert watched.beside_ns == pytest.approx(2.5e9 / 3)
 
 
+def test_a_machine_that_does_not_say_or_has_one_processor_has_no_neighbours(monkeypatch):
+    for watched in (counted(monkeypatch, 4, None), counted(monkeypatch, 1)):
+        watched.look({7: 1.0})
+        assert watched.beside_ns is None
+    once = counted(monkeypatch, 2, 1.0, None, 2.0)
+    once.look({})
+    assert once.beside_ns == 0
+    once.look({})
+    assert once.beside_ns == 1e9
+
+
+@pytest.mark.parametrize("text", [b"", b"cpu\n", b"cpu  1 2\n", b"intr 5\n", None])
+def test_what_cannot_be_read_of_the_processors_is_not_known(monkeypatch, text):
+    monkeypatch.setattr(proc, "_read", lambda path: text)
+    assert proc.busy_s() is None
+
+
+def test_busy_is_what_is_neither_idle_nor_waits_for_a_disk(monkeypatch):
+    monkeypatch.setattr(proc, "_read", lambda path: b"cpu  100 20 30 5000 700 1 2 40 9 9\ncpu0 1 2 3\n")
+    assert proc.busy_s() == (100 + 20 + 30 + 1 + 2 + 40) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not proc.busy_s() or (os.cpu_count() or 1) < 2, reason="needs two processors that are counted")
 def test_a_process_beside_this_one_is_a_neighbour_and_a_stage_is_not():
-    spin = [sys.executable, "-c", "while True: pass"]
-    with subprocess.Popen(spin) as busy:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            ours, all_others = neighbours.Neighbours(), neighbours.Neighbours()
-            for _ in range(2):
-                ours.look({busy.pid: proc.read_stat(busy.pid).cpu_s})
-                all_others.look({})
-                begun = proc.read_stat(busy.pid).cpu_s
-                time.sleep(1.0)
-            ours.look({busy.pid: proc.read_stat(busy.pid).cpu_s})
-            all_others.look({})
-            had_s = proc.read_stat(busy.pid).cpu_s - begun
+            begun = proc.read_stat(busy.pid).cpu_s
+            without, with_it = neighbours.Neighbours(), neighbours.Neighbours()
+            without.look({busy.pid: begun})
+            time.sleep(1.5)
+            now = proc.read_stat(busy.pid).cpu_s
+            without.look({busy.pid: now})
+            with_it.look({})
         finally:
             busy.kill()
-    others = max(1, (os.cpu_count() or 1) - 1)
-    assert had_s > 0.1
-    assert (all_others.beside_ns - ours.beside_ns) * others / 1e9 >= had_s - 0.1
+    others = os.cpu_count() - 1
+    assert now - begun > 0.1
+    assert with_it.beside_ns * others / 1e9 >= now - begun - 0.1
+    assert (with_it.beside_ns - without.beside_ns) * others / 1e9 == pytest.approx(now - begun, abs=0.5)
 
 
 # --- messages -----------------------------------------------------------------------------------------------

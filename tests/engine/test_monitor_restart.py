@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from monitor_helpers import core_report, make_config, processes, remove, sample, stage, stage_process, view
 from ppengine.config import EngineConfig
@@ -163,6 +164,20 @@ def test_what_was_found_in_a_process_before_its_end_stays_with_it():
     assert told.findings == ()
 
 
+def test_a_successor_that_dies_while_it_loads_has_not_done_what_its_predecessor_did():
+    """The core forgets what was found only when all stages have met."""
+    fallen, second = Fallen(), 1_000_000_000
+    found = Finding(stage=0, cause="stream_owner", summary="stage 0: x", since_s=0.1)
+    lost = stage(0, pid=1, phase="serving", dead_for_s=0.0, exit_code=-11)
+    (told,) = fallen.keep(10 * second, (lost,), {}, [], [found])
+    assert told.findings == (found,)
+    for at_s in (3, 4):
+        there = msgspec.structs.replace(found, since_s=at_s + 0.1)
+        dead = stage(0, pid=2, phase="load", dead_for_s=at_s - 3.0, exit_code=-11)
+        (told,) = fallen.keep((10 + at_s) * second, (dead,), {}, [], [there])
+        assert (told.pid, told.findings) == (2, ())
+
+
 def test_what_was_lost_before_a_process_was_there_does_not_make_its_own_end_older() -> None:
     """The core tells of the last process for as long as its successor loads."""
     config = make_config()
@@ -177,5 +192,6 @@ def test_what_was_lost_before_a_process_was_there_does_not_make_its_own_end_olde
         assert [lost_for(10, "RuntimeError: gone"), lost_for(12, "RuntimeError: gone")] == [0.0, 2.0]
         assert lost_for(13, "") is None
         assert [lost_for(60, "RuntimeError: gone too"), lost_for(61, "RuntimeError: gone too")] == [0.0, 1.0]
+        assert [lost_for(69, "KeyError: w"), lost_for(70, "KeyError: w")] == [0.0, 1.0], "other words are another end"
     finally:
         remove(config)

@@ -114,10 +114,13 @@ class FaultDesk:
         struck = []
         for waiting in self._open.values():
             fault = waiting.begins
-            if fault is not None and fault.pid is not None and not self._lives(fault):
-                # It killed before the thread that was asked had answered: that is what such a fault is for.
-                waiting.texts.append(f"{fault.text} has ended its process")
-                waiting.missing.clear()
+            gone = fault is not None and fault.pid is not None and not self._lives(fault)
+            if fault is None or not gone or fault.stage not in waiting.missing:
+                continue
+            # It killed before the thread that was asked had answered: that is what such a fault is for.
+            waiting.texts.append(f"{fault.text}: its process ended before it answered")
+            waiting.missing.discard(fault.stage)
+            if not waiting.missing:
                 struck.append(waiting)
         late = [one for one in self._open.values() if one.missing and one.deadline < now]
         for waiting in late:

@@ -83,7 +83,8 @@ class Sampler:
         seen = [(self._watches[key], self._watches[key].look(beside_ns)) for key in sorted(self._watches)]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
-        self._neighbours.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
+        if not all(watch.by_device for watch, _ in seen):
+            self._neighbours.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
         self._compare(stages)
         return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
 

@@ -8,7 +8,7 @@ is the opposite: its end is no fault. Last words count like a death: who said th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -35,14 +35,23 @@ class _End:
     """What the core said of the same end while another process was in its place."""
 
 
+@dataclass(slots=True)
+class _Found:
+    """What was found in process `pid`, which has ended."""
+
+    pid: int | None
+    findings: tuple[Finding, ...] = ()
+    not_its_own: set[tuple[str, str]] = field(default_factory=set)
+    """What its predecessor had, for as long as the core tells of it."""
+
+
 class Fallen:
     """Keeps the evidence of ends for as long as their places are not filled."""
 
     def __init__(self) -> None:
         self._ends: dict[Key, _End] = {}
         self._oom_base: dict[Key, tuple[int, int]] = {}
-        self._findings: dict[Key, tuple[int | None, tuple[Finding, ...]]] = {}
-        """Of processes that have ended, by their pid."""
+        self._findings: dict[Key, _Found] = {}
         self._streams: dict[Key, tuple[int | None, tuple[StreamInfo, ...]]] = {}
         """Process and its device streams, as they were seen last, while no successor is needed."""
 
@@ -97,14 +106,22 @@ class Fallen:
         if key not in self._ends:
             self._findings.pop(key, None)
             return stage
+        there = {_name(one): one for one in findings if one.stage == stage.stage}
+        known = self._findings.setdefault(key, _Found(stage.pid))
+        if known.pid != stage.pid:
+            # The core tells of it until all stages have begun anew: a successor that dies before has not done it.
+            known = self._findings[key] = _Found(
+                stage.pid, not_its_own={*known.not_its_own, *map(_name, known.findings)}
+            )
+        known.not_its_own &= there.keys()
         past_s = max(stage.dead_for_s or 0.0, stage.lost_for_s or 0.0)
         mine = tuple(
-            one for one in findings if one.stage == stage.stage and -_REPORTED_S <= one.since_s - past_s <= FRESH_S
+            one
+            for name, one in there.items()
+            if name not in known.not_its_own and -_REPORTED_S <= one.since_s - past_s <= FRESH_S
         )
-        pid, known = self._findings.get(key, (stage.pid, ()))
-        known = max(known if pid == stage.pid else (), mine, key=len)
-        self._findings[key] = stage.pid, known
-        return msgspec.structs.replace(stage, findings=known)
+        known.findings = max(known.findings, mine, key=len)
+        return msgspec.structs.replace(stage, findings=known.findings)
 
     def _ended(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
         """Note the end of a process; returns its evidence, with what was seen of it before."""
@@ -150,3 +167,7 @@ class Fallen:
         if count is not None and end.oom_base is not None:
             kills = count - end.oom_base
         return msgspec.structs.replace(evidence, dead_for_s=since_s, oom_kills=kills)
+
+
+def _name(finding: Finding) -> tuple[str, str]:
+    return finding.cause, finding.summary

@@ -56,6 +56,7 @@ class History(Track):
         self._sums = [0, 0, 0]
         """Nanoseconds of the parts of step `_step` that have ended."""
         self.by_device = False
+        """Whether what counts is the device's work; it says so with its first step."""
         self._launches: deque[tuple[int, float]] = deque(maxlen=_LAUNCHED)
         """Newest steps and their launches' own time in ms, of a stage on a device."""
         self._worked: deque[tuple[int, int]] = deque()

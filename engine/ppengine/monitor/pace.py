@@ -143,7 +143,7 @@ class Pace:
             return
         slow = took.ms >= SLOW_RATIO * usual.ms
         held_back = (host.throttled or 0.0) > HELD_BACK
-        if slow and not held_back and _explained_ms(took, usual, host) > (took.ms - usual.ms) / 2:
+        if slow and not held_back and _explained_ms(usual, host) > (took.ms - usual.ms) / 2:
             return  # The host may explain it: such a second tells nothing.
         self._unjudged = 0
         if not slow:
@@ -213,13 +213,14 @@ class Pace:
         self._seconds += 1
 
 
-def _explained_ms(took: Work, usual: Work, host: Host) -> float:
+def _explained_ms(usual: Work, host: Host) -> float:
     """Return how much longer work may have taken because of the host, beside when it was learned.
 
-    A wait is time lost; while others work on another thread of the core, or empty the caches, all own time may be.
+    A wait is time lost. While others work on another thread of the core, or empty its caches, work takes up to twice as
+    long, as was measured: what is much slower than that is so for another reason, whoever is beside it.
     """
     waited_ms = max(0.0, host.waited_ms - usual.waits * usual.ms)
-    return waited_ms + max(0.0, host.beside - usual.beside) * took.ms
+    return waited_ms + max(0.0, host.beside - usual.beside) * usual.ms
 
 
 def _grown(before: int | None, now: int | None) -> int:

@@ -85,11 +85,8 @@ def threads_waited_ns(pid: int) -> int | None:
 
 def busy_s() -> float | None:
     """Return for how long the processors of this machine were busy, or stolen, in all; None: not readable."""
-    text = _read("/proc/stat")
-    if text is None or not text.startswith(b"cpu "):
-        return None
-    user, nice, system, _idle, _waiting, *others = (int(field) for field in text.split(b"\n", 1)[0].split()[1:9])
-    return (user + nice + system + sum(others)) / _TICKS
+    found = re.match(rb"cpu +(\d+) (\d+) (\d+) \d+ \d+ (\d+) (\d+) (\d+)", _read("/proc/stat") or b"")
+    return None if found is None else sum(map(int, found.groups())) / _TICKS
 
 
 def _read(path: str) -> bytes | None:

@@ -46,7 +46,9 @@ class Tracked(msgspec.Struct):
     traced: bool = False
     """Whether the newest stop was a tracer's."""
     dead_ns: int | None = None
-    lost_ns: int | None = None
+    lost: str = ""
+    """What the core says of why its stage cannot go on, and since when."""
+    lost_ns: int = 0
     resumed_ns: int | None = None
     stale: Run | None = None
     kills: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
@@ -207,10 +209,10 @@ class EvidenceTracker:
         if pid is None:
             return base
         tracked = self._tracked(key, pid)
-        if view is not None and not view.lost:
-            tracked.lost_ns = None  # It may have been its predecessor that was lost, with this process in its place.
-        elif view is not None:
-            tracked.lost_ns = tracked.lost_ns or now_ns
+        if view is not None and view.lost != tracked.lost:
+            # It may have been its predecessor that was lost, with this process in its place.
+            tracked.lost, tracked.lost_ns = view.lost, now_ns
+        if view is not None and view.lost:
             base = msgspec.structs.replace(base, lost=view.lost, lost_for_s=(now_ns - tracked.lost_ns) / 1e9)
         if seen is not None and seen.sample.pid == pid:
             base = self._with_sample(base, tracked, seen, now_ns)

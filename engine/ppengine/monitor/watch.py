@@ -97,6 +97,11 @@ class StageWatch:
         self._rss_pages: int | None = None
 
     @property
+    def by_device(self) -> bool:
+        """Whether its work is a device's, for which it is no matter what the processors do."""
+        return self._history.by_device
+
+    @property
     def pid(self) -> int | None:
         """Process that wrote the main ring."""
         return self._pid or None
@@ -146,7 +151,7 @@ class StageWatch:
         self._slowly(main, alive=alive)
         if past.pace.due(now_ns):
             waits_ns, throttled_us = proc.threads_waited_ns(self._pid), self._cgroup.get("throttled_usec")
-            past.pace.close(now_ns, waits_ns, throttled_us, None if past.by_device else beside_ns)
+            past.pace.close(now_ns, waits_ns, throttled_us, None if self.by_device else beside_ns)
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())

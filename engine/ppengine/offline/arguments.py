@@ -60,8 +60,9 @@ def make_profile(
     `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
     `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
     `max_num_seqs` None: 256 for each stage, since the stages share requests between them, and 512 where a token's keys
-    and values take at most 128 KiB. `max_num_batched_tokens`: a served profile has 2048 by default, which keeps steps
-    shorter for those who wait for their next token; here nobody does.
+    and values take at most 128 KiB; where a device has little room beside the weights, say less.
+    `max_num_batched_tokens`: a served profile has 2048 by default, which keeps steps shorter for those who wait for
+    their next token; here nobody does.
     """
     if trust_remote_code:
         raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")

@@ -104,6 +104,11 @@ def _cause_of(case: Case, stage: StageEvidence, first: StageEvidence) -> str:
     return f"after stage {first.stage} was gone" if stage is not first and near and _blames_peer(stage) else ""
 
 
+def _crashed(stage: StageEvidence) -> bool:
+    """Return whether a signal of its own making ended a process."""
+    return stage.exit_code is not None and -stage.exit_code in _CRASHES
+
+
 def _cause(stage: StageEvidence) -> Cause:
     code, words = stage.exit_code, _last_words(stage)
     if stage.dead_for_s is not None and code in _NOT_OF_ITS_OWN and stage.oom_kills:
@@ -114,7 +119,7 @@ def _cause(stage: StageEvidence) -> Cause:
         return "link"  # Its peer lives, or this would be an echo.
     if words and _OUT_OF_MEMORY.search(words):
         return "out_of_memory"
-    if (code is not None and -code in _CRASHES) or (words and code != UNKNOWN_STATUS and not _blames_peer(stage)):
+    if _crashed(stage) or (words and code != UNKNOWN_STATUS and not _blames_peer(stage)):
         return "crashed"
     return "dead"
 
@@ -154,7 +159,8 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         suggest=_suggest(stage, cause),
         root=not echo,
     )
-    return _explained(stage, verdict) if cause == "crashed" else verdict
+    broken = cause == "crashed" and not echo and (_crashed(stage) or "CUDA" in words)
+    return _explained(stage, verdict) if broken else verdict
 
 
 def _explained(stage: StageEvidence, crash: Verdict) -> Verdict:
