@@ -163,6 +163,16 @@ def test_who_waits_for_each_other_is_looked_at_together():
     assert set(agent.probe.stacks) == {100, 102}
 
 
+def test_what_an_agent_does_not_answer_is_asked_again(monkeypatch):
+    agent, now = Agent(), [10.0]
+    monkeypatch.setattr("ppengine.monitor.probe.time.monotonic", lambda: now[0])
+    for seconds, asked in ((0, [0, 1, 2]), (29, [0, 1, 2]), (1.1, [0, 1, 2, 0, 2])):
+        now[0] += seconds
+        agent.probe.look([verdict("deadlock", 0)], PIDS)
+        assert agent.asked == asked
+        agent.answer(1, 101, "f a.py:1")
+
+
 def test_an_agent_that_cannot_be_asked_is_asked_again_later(monkeypatch):
     agent, now = Agent(), [10.0]
     monkeypatch.setattr("ppengine.monitor.probe.time.monotonic", lambda: now[0])

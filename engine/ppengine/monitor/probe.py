@@ -16,6 +16,8 @@ from ppengine.protocol.snapshot import Verdict
 NONCE = -1
 """Of the gateway's own questions; consoles' are counted from 1."""
 _AGAIN_S = 1.0
+_LOST_S = 10.0
+"""For each stage asked about: the agent takes one after the other, and half as long for each at most."""
 
 
 class StackProbe:
@@ -24,7 +26,8 @@ class StackProbe:
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
         """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
         self._ask = ask
-        self._asked: set[tuple[int, int]] = set()
+        self._asked: dict[tuple[int, int], float] = {}
+        """Stage and process, and when they were asked about last."""
         self._not_before = 0.0
         self.stacks: Mapping[int, Stack] = {}
         """By pid."""
@@ -38,15 +41,19 @@ class StackProbe:
                 stages = pids if verdict.cause == "deadlock" else [verdict.stage]
                 wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
         if not wanted:
-            self._asked, self.stacks = set(), {}
+            self._asked, self.stacks = {}, {}
             return
-        for stage, pid in sorted(wanted - self._asked):
-            if time.monotonic() < self._not_before:
+        now, lost_s = time.monotonic(), _LOST_S * len(wanted)
+        for stage, pid in sorted(wanted):
+            asked = self._asked.get((stage, pid))
+            if asked is not None and (pid in self.stacks or now - asked < lost_s):
+                continue
+            if now < self._not_before:
                 return
             if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage)):
-                self._not_before = time.monotonic() + _AGAIN_S
+                self._not_before = now + _AGAIN_S
                 return
-            self._asked.add((stage, pid))
+            self._asked[stage, pid] = now
 
     def take(self, answer: Inspected | Failed) -> StacksDetail | None:
         """Keep what the agent answers, for as long as it is asked for; return it, None where there is nothing."""
