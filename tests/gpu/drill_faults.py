@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from load import Load, learn, profile  # noqa: E402
 from ppconsole.link.source import LinkLost  # noqa: E402
 from ppengine.faults.registry import Kind, kinds  # noqa: E402
 from ppengine.protocol.control import ClearFaults, Fault, Outcome, RestartStage, SetCheck  # noqa: E402
-from ppengine.protocol.snapshot import Verdict  # noqa: E402
+from ppengine.protocol.snapshot import Snapshot, Verdict  # noqa: E402
 from serving import Served  # noqa: E402
 from watching import Watcher, watch  # noqa: E402
 
@@ -38,7 +39,8 @@ KINDS = (
 SETTINGS = ("parallel.device=cuda", "model.dtype=float32", "memory.device_mib=4096", "memory.swap_space_gib=0.0625")
 WARM = 24
 """Requests that have ended before the first fault: kernels are compiled for each shape that comes."""
-PATIENCE_S, SETTLE_S, BACK_S = 30.0, 1.0, 90.0
+PATIENCE_S, SETTLE_S, LOOK_S, BACK_S = 30.0, 1.0, 15.0, 90.0
+"""After `LOOK_S` without service behind a drill the engine is looked at, and waited for as long as `BACK_S` more."""
 DOCUMENT = HERE.parents[1] / "docs" / "diagnosis.md"
 TITLE, MADE = "\n## On a GPU\n", "Measured "
 
@@ -156,9 +158,16 @@ class Drills:
             begun = time.monotonic()
             await self._ask(RestartStage(stage=result.stage), BACK_S)
         ended = self._load.ended
-        await watcher.until(
-            lambda picture: picture.engine.state == "serving" and self._load.ended > ended, "it serves again", BACK_S
-        )
+
+        def serves(picture: Snapshot) -> bool:
+            return picture.engine.state == "serving" and self._load.ended > ended
+
+        try:
+            await watcher.until(serves, "it serves again", LOOK_S)
+        except AssertionError:
+            print(f"{kind.name}@{result.stage}: not back within {LOOK_S:g} s", flush=True)
+            await self._show("status", "explain", "streams", "stacks")
+            await watcher.until(serves, "it serves again", BACK_S)
         result.back += f"serves after {time.monotonic() - begun:.1f} s"
 
     async def _ask(self, verb: object, timeout: float = 20.0) -> None:
@@ -216,6 +225,10 @@ async def main() -> int:
     options = parser.parse_args()
     learn()
     begun = time.monotonic()
+    # Who ends this early wants the logs all the more.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     engine = await asyncio.to_thread(Served, profile(options.stages, *SETTINGS), "--allow-faults")
     print(f"the engine serves after {time.monotonic() - begun:.1f} s", flush=True)
     results: list[Result] = []

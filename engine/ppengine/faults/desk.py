@@ -64,6 +64,8 @@ class FaultDesk:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # The successor of a stage that was killed comes under its name, maybe before its socket is known to be gone.
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.bind(config.endpoint("faults"))
         self._codec = Codec(FromFaults)
         self._open: dict[str, _Open] = {}
