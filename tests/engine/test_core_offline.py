@@ -136,6 +136,11 @@ def test_a_model_whose_kv_cache_is_small_takes_more_requests_at_a_time(model, ar
     assert make_profile(str(MODELS / model), **arguments).scheduler.max_num_seqs == requests
 
 
+def test_a_type_that_is_none_is_refused_whatever_the_model_is():
+    with pytest.raises(ConfigError, match=r"dtype is .*; it must be one of auto, float64"):
+        make_profile(str(MODELS / "llama-8b"), dtype=["float16"])
+
+
 def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
     known = set(inspect.signature(make_profile).parameters)
     assert known - set(ARGUMENTS.values()) == {"model", "tensor_parallel_size", "trust_remote_code"}

@@ -21,7 +21,7 @@ _LOST_S = 10.0
 
 
 class StackProbe:
-    """Asks the agent once for every fault; what it answers is evidence until the fault is gone."""
+    """Asks the agent for every fault, once unless no answer comes; what it says is evidence until the fault is gone."""
 
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
         """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""

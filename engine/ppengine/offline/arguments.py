@@ -105,7 +105,7 @@ def _seqs_a_stage(model: str, dtype: str) -> int:
         spec = read_spec(Path(model))
     except (CheckpointError, OSError):
         return SEQS_A_STAGE  # What is wrong with the folder is told by whoever starts the engine.
-    size = {"float64": 8, "float32": 4}.get(spec.dtype if dtype == "auto" else dtype, 2)
+    size = {"float64": 8, "float32": 4}.get(spec.dtype if dtype == "auto" else str(dtype), 2)
     a_token = block_bytes(
         block_size=1, layers=spec.num_layers, kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype_bytes=size
     )
