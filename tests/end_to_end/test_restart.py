@@ -106,6 +106,9 @@ async def whole(op: Operator, names: list[str], expected: list[list[int]]) -> No
 async def test_a_killed_stage_comes_back_and_no_request_is_lost(
     engine: Served, expected: list[list[int]], stage: int
 ) -> None:
+    def follows(now: Snapshot) -> bool:
+        return any(v.suggest.startswith(f"ppconsole logs --stage {stage} (pid ") for v in now.verdicts)
+
     async with engine.operator() as op:
         names = await mixed(op)
         streams = [asyncio.create_task(op.output(name, timeout=180)) for name in names]
@@ -114,18 +117,19 @@ async def test_a_killed_stage_comes_back_and_no_request_is_lost(
         async with in_flight(op, names):
             since = time.monotonic()
             os.kill(old, signal.SIGKILL)
+        # All of it is told within two seconds, in any order: each is waited for from here on.
+        followed = asyncio.create_task(op.until(follows, "who takes its place is told"))
+        loads = asyncio.create_task(
+            op.until(lambda picture: picture.stages[stage].state == "loading", "its row says that it loads")
+        )
         await op.until(lambda picture: (stage, "dead") in roots(picture), "the dead stage is named")
         print(f"stage {stage} killed: named after {time.monotonic() - since:.2f} s")
-        picture = await op.until(lambda picture: picture.stages[stage].state == "loading", "its row says that it loads")
+        picture = await loads
         assert picture.engine.state == "degraded"
         assert (stage, "dead") in roots(picture), "it counts as dead until it serves"
-
-        def followed(now: Snapshot) -> bool:
-            return any(v.suggest.startswith(f"ppconsole logs --stage {stage} (pid ") for v in now.verdicts)
-
-        picture = await op.until(followed, "who takes its place is told: nobody is to start it once more")
-        held = next(request for request in picture.requests if request.id == names[HELD])
-        assert (held.state, held.swap_blocks, held.blocks) == ("held", 0, 0)
+        await followed
+        held = await op.request(names[HELD], lambda request: not request.swap_blocks, "has lost its host copy")
+        assert (held.state, held.blocks) == ("held", 0)
         picture = await back(op)
         print(f"stage {stage} killed: serving again after {time.monotonic() - since:.2f} s")
         assert picture.stages[stage].pid == engine.pids[f"stage{stage}"] != old

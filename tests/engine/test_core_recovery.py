@@ -89,6 +89,24 @@ def test_a_killed_stage_is_started_and_the_others_leave() -> None:
     world.check()
 
 
+def test_a_loss_is_told_with_the_generation_that_its_process_was_started_for() -> None:
+    world = running()
+
+    def lost() -> list[tuple[str, int]]:
+        views = world.engine.board.views((), None, None, world.engine.cordons)
+        return [(view.lost, view.lost_generation) for view in views if view.lost]
+
+    assert lost() == []
+    ended(world, 1)
+    assert lost() == [(KILLED, 1)], "also while another one is started"
+    ended(world, 1, generation=2)
+    assert lost() == [(KILLED, 2)], "the one that was started has ended as well"
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    back(world)
+    assert lost() == []
+
+
 def test_what_neighbours_say_is_one_fault_and_not_three() -> None:
     world = running()
     for stage in (0, 2):
@@ -117,7 +135,7 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
 def test_what_was_heard_of_a_stage_that_meets_the_others_is_moot() -> None:
     world = running()
     ended(world, 1)
-    world.engine.board.lose(2, "its connection to stage 1 closed", hearsay=True)
+    world.engine.board.lose(2, "its connection to stage 1 closed", 1, hearsay=True)
     world.engine.recovery._due[2] = world.now + 0.5
     back(world)
     assert world.engine.state == "serving"

@@ -279,14 +279,14 @@ def test_xids_of_a_card_go_to_the_stages_that_are_on_it() -> None:
     assert with_xids(3_000_000_000, on, {}) is on
 
 
-def test_the_streams_of_who_cannot_go_on_stay_while_its_successor_loads() -> None:
+def test_the_streams_of_who_cannot_go_on_stay_when_its_page_is_gone() -> None:
     fallen, before = Fallen(), StageEvidence(stage=0, pid=7, phase="serving", streams=(stream(),))
     assert fallen.keep(1, (before,), {}, []) == (before,)
     lost = msgspec.structs.replace(before, lost="it failed", streams=(stream(step=9),))
     assert fallen.keep(2, (lost,), {}, []) == (lost,)
-    for successor in (StageEvidence(stage=0, pid=8, lost="it failed"), StageEvidence(stage=0, lost="it failed")):
-        (kept,) = fallen.keep(3, (successor,), {}, [])
-        assert kept.streams == (stream(step=9),)
+    for later in (msgspec.structs.replace(lost, streams=()), StageEvidence(stage=0, pid=8, phase="load")):
+        (kept,) = fallen.keep(3, (later,), {}, [])
+        assert (kept.pid, kept.streams) == (7, (stream(step=9),))
     back = StageEvidence(stage=0, pid=8, phase="serving")
     assert fallen.keep(3_000_000_000, (back,), {}, []) == (back,)
 

@@ -129,18 +129,40 @@ def test_last_words_are_told_for_a_while_though_another_process_serves():
     assert fallen.keep(14 * second, (back,), {}, []) == (back,), "it is forgotten"
 
 
-def test_what_the_core_has_lost_is_who_died_and_not_who_follows():
+def test_words_of_a_successor_s_own_are_another_end():
     fallen, second = Fallen(), 1_000_000_000
     dead = stage(0, pid=1, dead_for_s=0.0, exit_code=-9, oom_kills=1)
     assert fallen.keep(10 * second, (dead,), {}, []) == (dead,)
     for phase in ("compile", "serving"):
-        follows = stage(0, pid=2, phase=phase, lost="lost stage 0", lost_for_s=0.3)
-        (told,) = fallen.keep(13 * second, (follows,), {}, [])
-        assert (told.pid, told.dead_for_s, told.oom_kills, told.lost) == (1, 3.0, 1, "")
-    again = stage(0, pid=2, phase="serving", lost="ValueError: gone", lost_for_s=0.0)
-    assert fallen.keep(14 * second, (again,), {}, []) == (again,), "it has served, and these words are its own"
+        follows = stage(0, pid=2, phase=phase)
+        (told,) = fallen.keep(11 * second, (follows,), {}, [])
+        assert (told.pid, told.dead_for_s, told.oom_kills, told.lost) == (1, 1.0, 1, "")
+        assert (told.successor, told.successor_phase) == (2, phase)
+    own = stage(0, pid=2, phase="serving", lost="ValueError: gone", lost_for_s=0.0)
+    assert fallen.keep(14 * second, (own,), {}, []) == (own,)
     back = stage(0, pid=3, phase="serving")
     assert fallen.keep(17 * second, (back,), {}, []) == (back,)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["the core is late", "the core knows"])
+def test_who_serves_is_not_blamed_for_what_the_core_has_lost_before_it(rig: Rig, known: bool) -> None:
+    """The core tells of a loss until its next report behind the meeting of all: a fork serves before that."""
+    config, words = rig.collector._config, "killed by SIGKILL"
+    lost = core_report(config, stages=[view(0), view(1, lost=words)])
+    rig.collector.take(processes(stage_process(0), stage_process(1, **KILLED)))
+    if known:
+        rig.collector.take(lost)
+    assert rig.roots() == [(1, "dead")]
+    rig.collector.take(lost)
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW, generation=2)))
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == [(1, "dead")]
+    told = rig.collector.snapshot(1).verdicts[0]
+    assert told.summary == "stage 1 was killed by SIGKILL"
+    assert told.suggest == f"ppconsole logs --stage 1 (pid {NEW} takes its place in phase serving)"
+    rig.collector.take(core_report(config, stages=[view(0), view(1, lost="its own", lost_generation=2)]))
+    assert rig.roots() == [(1, "crashed")]
+    assert "its own" in rig.collector.snapshot(1).verdicts[0].summary
 
 
 def test_what_was_found_in_a_process_before_its_end_stays_with_it():
@@ -178,20 +200,20 @@ def test_a_successor_that_dies_while_it_loads_has_not_done_what_its_predecessor_
         assert (told.pid, told.findings) == (2, ())
 
 
-def test_what_was_lost_before_a_process_was_there_does_not_make_its_own_end_older() -> None:
+def test_what_was_lost_before_a_process_was_there_is_not_its_end() -> None:
     """The core tells of the last process for as long as its successor loads."""
     config = make_config()
     tracker, second = EvidenceTracker(2, 10.0), 1_000_000_000
 
-    def lost_for(at_s: int, words: str) -> float | None:
-        report = core_report(config, stages=[view(0), view(1, lost=words)])
-        here = processes(stage_process(0), stage_process(1, pid=NEW))
+    def lost_for(at_s: int, words: str, generation: int = 2) -> float | None:
+        report = core_report(config, stages=[view(0), view(1, lost=words, lost_generation=generation)])
+        here = processes(stage_process(0), stage_process(1, pid=NEW, generation=2))
         return tracker.build(at_s * second, report, {}, here, None).stages[1].lost_for_s
 
     try:
-        assert [lost_for(10, "RuntimeError: gone"), lost_for(12, "RuntimeError: gone")] == [0.0, 2.0]
+        assert [lost_for(10, "RuntimeError: gone", 1), lost_for(12, "RuntimeError: gone", 1)] == [None, None]
         assert lost_for(13, "") is None
-        assert [lost_for(60, "RuntimeError: gone too"), lost_for(61, "RuntimeError: gone too")] == [0.0, 1.0]
+        assert [lost_for(60, "RuntimeError: gone"), lost_for(61, "RuntimeError: gone")] == [0.0, 1.0]
         assert [lost_for(69, "KeyError: w"), lost_for(70, "KeyError: w")] == [0.0, 1.0], "other words are another end"
     finally:
         remove(config)

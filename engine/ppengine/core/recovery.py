@@ -120,7 +120,8 @@ class Recovery:
 
     def _lose(self, stage: int, why: str, *, hearsay: bool = False, closed: bool = False) -> None:
         engine = self._engine
-        if not engine.board.lose(stage, why, hearsay=hearsay, anew=stage in self._starting | self._rejoining):
+        anew = stage in self._starting | self._rejoining
+        if not engine.board.lose(stage, why, self._born[stage], hearsay=hearsay, anew=anew):
             return
         (self._cut.add if closed else self._cut.discard)(stage)
         self._rejoining.discard(stage)

@@ -54,6 +54,7 @@ class StageBoard:
         self.progress: dict[StageKey, str] = {}
         self.lost: dict[int, str] = {}
         """Stages that cannot go on, with the reason; the first one is the cause of the others."""
+        self._lost_born: dict[int, int] = {}
         self._hearsay: set[int] = set()
         self._layers = layers
         self._flights: deque[Flight] = deque()
@@ -86,8 +87,8 @@ class StageBoard:
         """Steps in flight, oldest first."""
         return [flight.number for flight in self._flights]
 
-    def lose(self, stage: int, why: str, *, hearsay: bool = False, anew: bool = False) -> bool:
-        """Note that a stage cannot go on; False when that is known.
+    def lose(self, stage: int, why: str, born: int, *, hearsay: bool = False, anew: bool = False) -> bool:
+        """Note that a stage cannot go on, whose process was started for generation `born`; False when that is known.
 
         What is known by hearsay, from a neighbour that saw its connection close, gives way to its exit status; and what
         is known of a process gives way to the end of the one that was started `anew` in its place.
@@ -98,7 +99,7 @@ class StageBoard:
             self._hearsay.add(stage)
         else:
             self._hearsay.discard(stage)
-        self.lost[stage] = why
+        self.lost[stage], self._lost_born[stage] = why, born
         return True
 
     def is_hearsay(self, stage: int) -> bool:
@@ -113,6 +114,7 @@ class StageBoard:
     def found(self) -> None:
         """All stages have met again: none is lost."""
         self.lost.clear()
+        self._lost_born.clear()
         self._hearsay.clear()
 
     @property
@@ -199,6 +201,7 @@ class StageBoard:
                 layers=list(self._layers[index]),
                 progress=self.progress.get(key, ""),
                 lost="" if index in self._hearsay else self.lost.get(index, ""),
+                lost_generation=self._lost_born.get(index, 0),
                 cordon=cordons.info(index),
             )
             if ready is not None:

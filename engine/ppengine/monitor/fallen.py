@@ -31,8 +31,6 @@ class _End:
     evidence: StageEvidence
     at_ns: float
     oom_base: int | None
-    echo: str = ""
-    """What the core said of the same end while another process was in its place."""
 
 
 @dataclass(slots=True)
@@ -83,17 +81,12 @@ class Fallen:
         self._note_oom(key, stage, sample)
         stage = self._with_streams(key, stage)
         end = self._ends.get(key)
-        # What the core has lost is the process that ended, also while another one is in its place: until that one
-        # has served, and the words are others.
-        followed = end is not None and stage.pid != end.evidence.pid
-        if end is not None and followed and stage.phase != "serving":
-            end.echo = stage.lost or end.echo
-        anew = end is not None and stage.phase == "serving" and stage.lost not in (end.evidence.lost, end.echo)
-        if stage.dead_for_s is not None or (stage.lost and (not followed or anew)):
+        if stage.dead_for_s is not None or stage.lost:
             return self._ended(now_ns, key, stage)
         if end is None:
             return stage
-        back = stage.phase == "serving" and not stage.lost and (followed or bool(end.evidence.lost))
+        followed = stage.pid != end.evidence.pid
+        back = stage.phase == "serving" and (followed or bool(end.evidence.lost))
         if back and now_ns - end.at_ns >= _TOLD_NS:
             del self._ends[key]
             return stage
@@ -139,12 +132,12 @@ class Fallen:
         return stage
 
     def _with_streams(self, key: Key, stage: StageEvidence) -> StageEvidence:
-        """Return a stage that cannot go on with the streams of the process that could not, not of its successor."""
-        pid, streams = self._streams.get(key, (stage.pid, ()))
-        if not stage.lost or (stage.pid == pid and stage.streams):
-            self._streams[key] = stage.pid, stage.streams
-            return stage
-        return msgspec.structs.replace(stage, streams=streams)
+        """Return a stage that cannot go on with the streams that were seen of it, where its page is gone."""
+        pid, streams = self._streams.get(key, (None, ()))
+        if stage.lost and not stage.streams and stage.pid == pid:
+            return msgspec.structs.replace(stage, streams=streams)
+        self._streams[key] = stage.pid, stage.streams
+        return stage
 
     def _note_oom(self, key: Key, stage: StageEvidence, sample: StageSample | None) -> None:
         """Note from where the kills of a process are counted."""

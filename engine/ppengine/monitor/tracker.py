@@ -209,11 +209,13 @@ class EvidenceTracker:
         if pid is None:
             return base
         tracked = self._tracked(key, pid)
-        if view is not None and view.lost != tracked.lost:
-            # It may have been its predecessor that was lost, with this process in its place.
-            tracked.lost, tracked.lost_ns = view.lost, now_ns
-        if view is not None and view.lost:
-            base = msgspec.structs.replace(base, lost=view.lost, lost_for_s=(now_ns - tracked.lost_ns) / 1e9)
+        lost = view.lost if view is not None else ""
+        if view is not None and process is not None and process.generation != view.lost_generation:
+            lost = ""  # Its predecessor was lost, until all stages have met.
+        if lost != tracked.lost:
+            tracked.lost, tracked.lost_ns = lost, now_ns
+        if lost:
+            base = msgspec.structs.replace(base, lost=lost, lost_for_s=(now_ns - tracked.lost_ns) / 1e9)
         if seen is not None and seen.sample.pid == pid:
             base = self._with_sample(base, tracked, seen, now_ns)
         if process is not None and process.exit_code is not None:

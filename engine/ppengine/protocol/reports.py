@@ -54,6 +54,8 @@ class StageView(msgspec.Struct, kw_only=True):
     """Loading line of a stage that is not ready."""
     lost: str = ""
     """Why this stage cannot go on, by its own last words; empty while it can, or where only its peers say so."""
+    lost_generation: int = 1
+    """The one that the process which could not was started for: another one may be in its place."""
     cordon: CordonInfo | None = None
 
 
