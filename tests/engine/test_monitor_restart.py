@@ -165,6 +165,35 @@ def test_who_serves_is_not_blamed_for_what_the_core_has_lost_before_it(rig: Rig,
     assert "its own" in rig.collector.snapshot(1).verdicts[0].summary
 
 
+def test_words_that_nobody_saw_before_another_process_served_are_told_once(rig: Rig, monkeypatch) -> None:
+    config = rig.collector._config
+    assert rig.roots() == []
+    lost = core_report(config, stages=[view(0), view(1, lost="ValueError: gone")])
+    rig.collector.take(lost)
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW, generation=2)))
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == [(1, "crashed")]
+    told = rig.collector.snapshot(1).verdicts[0]
+    assert "ValueError: gone" in told.summary and f"pid {NEW} takes its place" in told.suggest
+    assert rig.collector._evidence.stages[1].pid == 1001, "what is told is of the one that said so"
+    monkeypatch.setattr(fallen, "_TOLD_NS", 0)
+    assert rig.roots() == [], "the core still tells of it, and it was told"
+    rig.collector.take(core_report(config, stages=[view(0), view(1, lost="ValueError: gone", lost_generation=2)]))
+    assert rig.roots() == [(1, "crashed")], "those are its own"
+    assert rig.collector._evidence.stages[1].pid == NEW
+
+
+def test_a_process_that_serves_again_after_its_words_may_say_them_again() -> None:
+    fallen, second = Fallen(), 1_000_000_000
+    lost = stage(0, pid=1, phase="serving", lost="gone", lost_for_s=0.0)
+    assert fallen.keep(10 * second, (lost,), {}, []) == (lost,)
+    back = stage(0, pid=1, phase="serving")
+    assert fallen.keep(13 * second, (back,), {}, []) == (back,)
+    follows = stage(0, pid=2, phase="load", generation=4, lost="gone", lost_for_s=0.0, lost_generation=1)
+    (told,) = fallen.keep(20 * second, (follows,), {}, [])
+    assert (told.pid, told.lost, told.successor) == (1, "gone", 2)
+
+
 def test_what_was_found_in_a_process_before_its_end_stays_with_it():
     """The core forgets findings as soon as its stages begin anew, which is before anybody has read the verdict."""
     fallen, second = Fallen(), 1_000_000_000
@@ -200,7 +229,7 @@ def test_a_successor_that_dies_while_it_loads_has_not_done_what_its_predecessor_
         assert (told.pid, told.findings) == (2, ())
 
 
-def test_what_was_lost_before_a_process_was_there_is_not_its_end() -> None:
+def test_what_was_lost_before_a_process_was_there_does_not_make_its_own_end_older() -> None:
     """The core tells of the last process for as long as its successor loads."""
     config = make_config()
     tracker, second = EvidenceTracker(2, 10.0), 1_000_000_000
@@ -211,8 +240,9 @@ def test_what_was_lost_before_a_process_was_there_is_not_its_end() -> None:
         return tracker.build(at_s * second, report, {}, here, None).stages[1].lost_for_s
 
     try:
-        assert [lost_for(10, "RuntimeError: gone", 1), lost_for(12, "RuntimeError: gone", 1)] == [None, None]
-        assert lost_for(13, "") is None
+        assert [lost_for(10, "RuntimeError: gone", 1), lost_for(12, "RuntimeError: gone", 1)] == [0.0, 2.0]
+        assert [lost_for(20, "RuntimeError: gone"), lost_for(21, "RuntimeError: gone")] == [0.0, 1.0], "its own"
+        assert lost_for(23, "") is None
         assert [lost_for(60, "RuntimeError: gone"), lost_for(61, "RuntimeError: gone")] == [0.0, 1.0]
         assert [lost_for(69, "KeyError: w"), lost_for(70, "KeyError: w")] == [0.0, 1.0], "other words are another end"
     finally:

@@ -29,6 +29,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     rank: int = 0
     pid: int | None = None
+    generation: int = 1
+    """The one that the process was started for."""
     exit_code: int | None = None
     exit_detail: str = ""
     dead_for_s: float | None = None
@@ -36,6 +38,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
     """Why it cannot go on by its own last words, while its process may still be there."""
     lost_for_s: float | None = None
+    lost_generation: int = 1
+    """That of the process which said so: the core tells of it until all stages have met again."""
     successor: int | None = None
     """Pid of who takes its place already."""
     successor_phase: str | None = None

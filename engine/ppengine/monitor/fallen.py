@@ -16,7 +16,6 @@ from ppengine.monitor.diagnosis.findings import FRESH_S
 from ppengine.monitor.evidence import Key, StageEvidence
 from ppengine.monitor.tracker import newest_process
 from ppengine.protocol.reports import Finding, ProcessInfo, StageSample
-from ppengine.protocol.snapshot import StreamInfo
 
 _TOLD_NS = 2_000_000_000
 """An end is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
@@ -50,8 +49,10 @@ class Fallen:
         self._ends: dict[Key, _End] = {}
         self._oom_base: dict[Key, tuple[int, int]] = {}
         self._findings: dict[Key, _Found] = {}
-        self._streams: dict[Key, tuple[int | None, tuple[StreamInfo, ...]]] = {}
-        """Process and its device streams, as they were seen last, while no successor is needed."""
+        self._seen: dict[Key, StageEvidence] = {}
+        """As it was last, whoever its process was; of one that cannot go on, with its streams."""
+        self._told: dict[Key, int] = {}
+        """The newest generation whose process has an end that was told."""
 
     def keep(
         self,
@@ -77,9 +78,9 @@ class Fallen:
         key = stage.stage, stage.rank
         process = newest_process(listed, "stage", key)
         if process is not None and process.replaced and process.pid == stage.pid:
-            stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid)
+            stage = StageEvidence(stage=stage.stage, rank=stage.rank, pid=stage.pid, generation=stage.generation)
         self._note_oom(key, stage, sample)
-        stage = self._with_streams(key, stage)
+        stage = self._own(now_ns, key, stage)
         end = self._ends.get(key)
         if stage.dead_for_s is not None or stage.lost:
             return self._ended(now_ns, key, stage)
@@ -89,6 +90,8 @@ class Fallen:
         back = stage.phase == "serving" and (followed or bool(end.evidence.lost))
         if back and now_ns - end.at_ns >= _TOLD_NS:
             del self._ends[key]
+            if not followed:
+                del self._told[key]  # The same process serves again, and may be lost again.
             return stage
         told = self._as_of(end, now_ns, sample)
         return msgspec.structs.replace(told, successor=stage.pid, successor_phase=stage.phase) if followed else told
@@ -129,14 +132,25 @@ class Fallen:
                 )  # fmt: skip
         pid, base = self._oom_base.get(key, (None, None))
         self._ends[key] = _End(stage, now_ns - since_s * 1e9, base if pid == stage.pid else None)
+        self._told[key] = max(stage.generation, self._told.get(key, 0))
         return stage
 
-    def _with_streams(self, key: Key, stage: StageEvidence) -> StageEvidence:
-        """Return a stage that cannot go on with the streams that were seen of it, where its page is gone."""
-        pid, streams = self._streams.get(key, (None, ()))
-        if stage.lost and not stage.streams and stage.pid == pid:
-            return msgspec.structs.replace(stage, streams=streams)
-        self._streams[key] = stage.pid, stage.streams
+    def _own(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
+        """Return a stage with words of its own process alone; those of another one are an end, told once.
+
+        A fork may be in the place of who said them before anybody has looked.
+        """
+        before = self._seen.get(key)
+        if stage.lost and stage.lost_generation != stage.generation:
+            if self._told.get(key, 0) < stage.lost_generation < stage.generation:
+                gone = StageEvidence(stage=stage.stage, rank=stage.rank, generation=stage.lost_generation)
+                if before is not None and before.generation == stage.lost_generation:
+                    gone = before
+                self._ended(now_ns, key, msgspec.structs.replace(gone, lost=stage.lost, lost_for_s=stage.lost_for_s))
+            stage = msgspec.structs.replace(stage, lost="", lost_for_s=None)
+        elif stage.lost and not stage.streams and before is not None and before.pid == stage.pid:
+            stage = msgspec.structs.replace(stage, streams=before.streams)
+        self._seen[key] = stage
         return stage
 
     def _note_oom(self, key: Key, stage: StageEvidence, sample: StageSample | None) -> None:

@@ -46,8 +46,8 @@ class Tracked(msgspec.Struct):
     traced: bool = False
     """Whether the newest stop was a tracer's."""
     dead_ns: int | None = None
-    lost: str = ""
-    """What the core says of why its stage cannot go on, and since when."""
+    lost: tuple[str, int] = "", 0
+    """What the core says of why its stage cannot go on and of which generation's process, and since when."""
     lost_ns: int = 0
     resumed_ns: int | None = None
     stale: Run | None = None
@@ -198,6 +198,7 @@ class EvidenceTracker:
             stage=key[0],
             rank=key[1],
             pid=pid,
+            generation=process.generation if process else view.lost_generation if view else 1,
             retired_step=view.retired_step if view else None,
             unretired_age_s=self._unheld(_seconds(view.oldest_unretired_age_ms), now_ns) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
@@ -209,13 +210,12 @@ class EvidenceTracker:
         if pid is None:
             return base
         tracked = self._tracked(key, pid)
-        lost = view.lost if view is not None else ""
-        if view is not None and process is not None and process.generation != view.lost_generation:
-            lost = ""  # Its predecessor was lost, until all stages have met.
+        lost = (view.lost, view.lost_generation) if view is not None else ("", 0)
         if lost != tracked.lost:
             tracked.lost, tracked.lost_ns = lost, now_ns
-        if lost:
-            base = msgspec.structs.replace(base, lost=lost, lost_for_s=(now_ns - tracked.lost_ns) / 1e9)
+        if lost[0]:
+            since_s = (now_ns - tracked.lost_ns) / 1e9
+            base = msgspec.structs.replace(base, lost=lost[0], lost_for_s=since_s, lost_generation=lost[1])
         if seen is not None and seen.sample.pid == pid:
             base = self._with_sample(base, tracked, seen, now_ns)
         if process is not None and process.exit_code is not None:
