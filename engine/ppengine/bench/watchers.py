@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -26,24 +25,26 @@ class AttachedConsole:
         self._engine_id, self._cores = engine_id, cores
 
     def __enter__(self) -> AttachedConsole:
-        self._ours, theirs = pty.openpty()
+        ours, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "48"}
         command = [sys.executable, "-m", "ppconsole", "attach", self._engine_id, "--read-only"]
         self._process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
         os.close(theirs)
+        # A process of its own: threads of this one would take turns with the client of the engine.
+        self._terminal = subprocess.Popen(["cat"], stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(ours)
         if self._cores is not None:
-            os.sched_setaffinity(self._process.pid, self._cores)
-        self._reader = threading.Thread(target=self._drain, daemon=True)
-        self._reader.start()
+            for process in (self._process, self._terminal):
+                os.sched_setaffinity(process.pid, self._cores)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
-        self._reader.join(2)
-        os.close(self._ours)
+        self._terminal.terminate()
+        self._terminal.wait()
 
     def settle(self) -> None:
         """Wait until the console has loaded and drawn, so that its start is not taken for its watching."""
@@ -58,13 +59,6 @@ class AttachedConsole:
     def pid(self) -> int:
         """Process id of the console."""
         return self._process.pid
-
-    def _drain(self) -> None:
-        try:
-            while os.read(self._ours, 65536):
-                continue
-        except OSError:
-            return  # the terminal is gone with the console
 
 
 def keep_apart(pids: list[int]) -> set[int]:
