@@ -33,6 +33,16 @@ def test_identical_stacks_are_told_once_and_the_outlier_first():
     assert any("stages 0, 1, 3: MainThread" in row for row in rows)
 
 
+def test_the_core_comes_last_and_is_no_stage():
+    core = StageStacks(stage=None, pid=9, text="x", threads=stage(0, WAITS).threads, error="late")
+    detail = StacksDetail(stages=[stage(0, WAITS)], core=core)
+    titles = [group.title for group in grouped(detail)]
+    assert titles == ["stage 0: MainThread", "stage 0: control", "core: MainThread", "core: control"]
+    assert stacks_lines(detail)[:2] == ["pids: stage 0 70, core 9", "core: late"]
+    alone = StacksDetail(stages=[], core=core, ability="py-spy sees Python frames alone")
+    assert [group.title for group in grouped(alone)] == ["core: MainThread", "core: control"]
+
+
 def test_text_alone_is_grouped_too_and_nothing_is_lost():
     stages = [StageStacks(stage=k, pid=k, text="Thread 1\n  f (a.py:1)") for k in (0, 1)]
     stages.append(StageStacks(stage=2, pid=None, error="there is no such process any more"))

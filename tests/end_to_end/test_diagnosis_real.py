@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -125,6 +126,30 @@ async def test_a_hang_is_named_with_its_line_and_cleared(
         told = await asyncio.to_thread(engine.cli, "explain", "--json")
         assert told.json["waits"]
         injector.release(engine.pids[f"stage{stage}"])
+        await quiet(op, names)
+
+
+async def test_a_core_that_hangs_is_named_with_its_line(engine: Served, injector: Injector) -> None:
+    async with engine.operator() as op:
+        await op.until(lambda picture: not picture.verdicts, "nothing is wrong yet")
+        names = await loaded(op)
+        since, pid = time.time(), engine.pids["core"]
+        injector.tell(pid, "pause_in_python", HELD_S)
+
+        def has_line(picture: Snapshot) -> bool:
+            root = the_root(picture)
+            return root is not None and "pause_in_python " in root.summary
+
+        picture = await op.until(has_line, "the line of code is told", core=False)
+        root, took = the_root(picture), time.time() - since
+        assert root is not None
+        print(f"core: line told after {took:.2f} s: {root.summary}")
+        assert took < STACKS_S + BUSY_S
+        assert (root.stage, root.cause, root.suggest) == (None, "driver", "ppconsole stacks --core")
+        ran = await asyncio.to_thread(engine.cli, "stacks", "--core")
+        assert ran.code == 0 and ran.out.startswith(f"pids: core {pid}\n")
+        assert "core: MainThread" in ran.out and "pause_in_python " in ran.out and "stage" not in ran.out
+        injector.release(pid)
         await quiet(op, names)
 
 
@@ -261,7 +286,11 @@ def test_stacks_are_grouped_and_say_how_they_were_taken(engine: Served) -> None:
     assert ran.code == 0
     titles = [line for line in ran.out.splitlines() if line.startswith("stage")]
     assert any(title == "stages 0, 1, 2: control" for title in titles), titles
-    assert ran.out.splitlines()[0].startswith("pids: stage 0 ")
+    assert re.fullmatch(r"pids: stage 0 \d+, stage 1 \d+, stage 2 \d+, core \d+", ran.out.splitlines()[0])
+    assert "core: MainThread" in ran.out
+    only = engine.cli("stacks", "--stage", "1")
+    assert only.code == 0 and "core" not in only.out.splitlines()[0]
+    assert engine.cli("stacks", "--stage", "1", "--core").code == 2
     detail = engine.cli("stacks", "--json").json
     assert detail["ability"]
     assert {thread["name"] for thread in detail["stages"][1]["threads"]} >= {"MainThread", "control"}

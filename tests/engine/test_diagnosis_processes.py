@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from monitor_helpers import stage
 from ppengine.monitor.diagnosis import build, diagnose
 from ppengine.monitor.diagnosis.graph import main
-from ppengine.monitor.evidence import DriverEvidence
+from ppengine.monitor.evidence import DriverEvidence, Stack
 from ppengine.protocol.reports import UNKNOWN_STATUS, CpuShares, EdgeSample, Finding, Message, PaceSample
 
 
@@ -142,6 +142,16 @@ def test_the_core(core, words):
     root, *others = diagnose(stuck(pipeline_held_at(3, 1), driver=DriverEvidence(pid=7, **core)))
     assert (root.stage, root.cause) == (None, "driver") and words in root.summary
     assert all(not verdict.root for verdict in others)
+
+
+@pytest.mark.parametrize("core", [{"report_age_s": 2.5}, {"unscheduled_for_s": 3.2, "running": 4}])
+def test_where_a_core_stands_that_nobody_has_stopped(core):
+    seen = DriverEvidence(pid=7, stack=Stack(pid=7, main=("schedule scheduler.py:9", "run __main__.py:1")), **core)
+    root = diagnose(stuck(pipeline_held_at(3, 1), driver=seen))[0]
+    assert root.summary.endswith(", at schedule scheduler.py:9") and root.suggest == "ppconsole stacks --core"
+    assert "main thread at schedule scheduler.py:9 < run __main__.py:1" in root.evidence
+    other = msgspec.structs.replace(seen, pid=8)
+    assert ", at " not in diagnose(stuck(pipeline_held_at(3, 1), driver=other))[0].summary, "another process's stack"
 
 
 @pytest.mark.parametrize("core", [{"unscheduled_for_s": 2.0}, {"report_age_s": 1.0}, {"stopped_for_s": 0.1}, {}])

@@ -113,13 +113,14 @@ class Agent:
     """What the probe asks, and what it is told."""
 
     def __init__(self):
-        self.asked, self.refuses = [], ""
+        self.asked, self.questions, self.refuses = [], [], ""
         self.probe = StackProbe(self.ask)
 
     def ask(self, question):
         if not self.refuses:
             assert (question.nonce, question.what) == (NONCE, "stacks")
             self.asked.append(question.stage)
+            self.questions.append(question)
         return self.refuses
 
     def answer(self, stage, pid, *frame):
@@ -129,6 +130,20 @@ class Agent:
 
 
 PIDS = {0: 100, 1: 101, 2: 102}
+
+
+def test_a_core_that_stands_is_looked_at_and_one_that_is_held_up_is_not():
+    agent = Agent()
+    agent.probe.look([verdict("driver", None)], PIDS)
+    assert agent.questions == []
+    agent.probe.look([verdict("driver", None)], {**PIDS, None: 99})
+    assert [(question.stage, question.core) for question in agent.questions] == [(None, True)]
+    core = StageStacks(stage=None, pid=99, text="x", threads=[ThreadStack(name="MainThread", frames=["f a.py:1"])])
+    detail = StacksDetail(stages=[], core=core)
+    agent.probe.take(Inspected(nonce=NONCE, what="stacks", data=frames.encode(detail)))
+    assert agent.probe.stacks == {99: Stack(pid=99, main=("f a.py:1",))}
+    agent.probe.look([verdict("deadlock", 0)], {**PIDS, None: 99})
+    assert [question.stage for question in agent.questions[1:]] == [0, 1, 2]
 
 
 def test_stacks_are_taken_once_and_kept_until_the_fault_is_gone():

@@ -57,8 +57,9 @@ def logs_command(common: Common, stage: int | None, lines: int) -> None:
 @click.command("stacks")
 @common_options
 @click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
-def stacks_command(common: Common, stage: int | None) -> None:
-    """Print what every thread of a stage is doing.
+@click.option("--core", is_flag=True, help="Only the engine core, which schedules.")
+def stacks_command(common: Common, stage: int | None, core: bool) -> None:
+    """Print what every thread of stages and core is doing.
 
     What is the same in several stages is printed once.
     """
@@ -66,15 +67,17 @@ def stacks_command(common: Common, stage: int | None) -> None:
 
     from ppconsole.cli.render import stacks_lines
 
-    detail = inspect(common, "stacks", stage=stage)
+    if core and stage is not None:
+        raise click.UsageError("either --stage or --core")
+    detail = inspect(common, "stacks", stage=stage, core=core)
     if not isinstance(detail, StacksDetail):
         raise exits.Failure(f"the engine answered with {type(detail).__name__}")
     if common.json:
         print_json(detail)
     else:
         click.echo("\n".join(stacks_lines(detail)))
-    if detail.stages and not any(stack.text for stack in detail.stages):
-        raise exits.Failure(detail.stages[0].error)
+    if detail.all and not any(stack.text for stack in detail.all):
+        raise exits.Failure(detail.all[0].error)
 
 
 @click.command("explain")

@@ -11,7 +11,7 @@ from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot,
 
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
-from ppconsole.model.stacks import grouped, notes
+from ppconsole.model.stacks import grouped, notes, who
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
 
 BAR = 10
@@ -190,7 +190,7 @@ def _facts(verdict: Verdict) -> list[str]:
 def stacks_lines(detail: StacksDetail) -> list[str]:
     """Return stacks, those that are the same in several stages once, the outlier first."""
     lines = [
-        "pids: " + ", ".join(f"stage {stage.stage} {_count(stage.pid)}" for stage in detail.stages),
+        "pids: " + ", ".join(f"{who(stack)} {_count(stack.pid)}" for stack in detail.all),
         *notes(detail),
     ]
     for group in grouped(detail):

@@ -165,10 +165,16 @@ class EngineLink:
         return answer
 
     async def inspect(
-        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+        self,
+        what: InspectWhat,
+        *,
+        request: str | None = None,
+        stage: int | None = None,
+        lines: int = 200,
+        core: bool = False,
     ) -> Detail:
         """See `Source.inspect`."""
-        answer = await self._ask(Inspect(nonce=0, what=what, request=request, stage=stage, lines=lines))
+        answer = await self._ask(Inspect(nonce=0, what=what, request=request, stage=stage, lines=lines, core=core))
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
         try:

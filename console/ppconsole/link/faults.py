@@ -51,6 +51,6 @@ class FaultWatcher:
 def _mark(detail: Detail) -> object:
     """Return what changes when there is more to tell; ages are not."""
     if isinstance(detail, FaultDetail):
-        stacks = detail.stacks.stages if detail.stacks else []
+        stacks = detail.stacks.all if detail.stacks else []
         return detail.number, detail.rings is not None, len(stacks), detail.over_wall is not None
     return [finding.summary for finding in detail.findings] if isinstance(detail, FindingsDetail) else None

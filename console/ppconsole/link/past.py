@@ -39,7 +39,13 @@ class PastSource:
         raise QueryFailed("UNSUPPORTED", f"this {self.kind} has no outputs")
 
     async def inspect(
-        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+        self,
+        what: InspectWhat,
+        *,
+        request: str | None = None,
+        stage: int | None = None,
+        lines: int = 200,
+        core: bool = False,
     ) -> Detail:
         """Return what was kept. Raises QueryFailed where nothing was."""
         detail = self.kept(what)

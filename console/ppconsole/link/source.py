@@ -109,7 +109,13 @@ class Source(Protocol):
         ...
 
     async def inspect(
-        self, what: InspectWhat, *, request: str | None = None, stage: int | None = None, lines: int = 200
+        self,
+        what: InspectWhat,
+        *,
+        request: str | None = None,
+        stage: int | None = None,
+        lines: int = 200,
+        core: bool = False,
     ) -> Detail:
         """Return the detail that `what` names. Raises LinkLost, QueryFailed."""
         ...

@@ -59,7 +59,7 @@ VERBS: dict[str, Usage] = {
     "submit": Usage("submit PROMPT", "send a prompt"),
 }
 SCREENS: dict[str, str] = {
-    "stacks": "stacks of the stages", "logs": "log lines of all processes", "events": "all events",
+    "stacks": "stacks of stages and core", "logs": "log lines of all processes", "events": "all events",
     "diagnosis": "which stage is stuck, and why", "explain": "the same",
     "streams": "streams, live checks and their findings", "show": "one request in detail: show REQUEST",
     "help": "keys and letters", "quit": "leave the console",

@@ -159,8 +159,8 @@ def _stacks(known: Known, width: int) -> list[Row]:
     """Return the stacks that were taken here, or else those that were taken for the verdict."""
     if known.stacks is not None or known.stacks_problem or known.asked:
         return stacks_rows(known.stacks, known.stacks_problem, width)
-    if known.fault is not None and known.fault.stacks is not None and known.fault.stacks.stages:
-        note = row(("  taken for the verdict; t takes those of all stages now", "dim"))
+    if known.fault is not None and known.fault.stacks is not None and known.fault.stacks.all:
+        note = row(("  taken for the verdict; t takes those of all now", "dim"))
         return [note, *stacks_rows(known.fault.stacks, "", width)]
     return [row(("  t takes them: every stage stops for a moment", "dim"))]
 

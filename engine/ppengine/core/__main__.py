@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline, logs, tracing
+from ppengine import lifeline, logs
 from ppengine.checkpoint import read_spec
 from ppengine.config import ConfigError, EngineConfig
 from ppengine.core.engine import Engine
@@ -28,6 +28,7 @@ from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
 from ppengine.sockets import NOBLOCK, readable
 from ppengine.tokenizer import Tokenizer
+from ppengine.tracing import observed, stack_file
 
 log = logging.getLogger("ppengine.core")
 
@@ -233,8 +234,12 @@ def main() -> int:
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
     logs.start()
-    tracing.allow()
     config = EngineConfig.load(arguments.engine)
+    with observed(stack_file(config.run_dir, None)):
+        return _run(config)
+
+
+def _run(config: EngineConfig) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         loop = Loop(config, context)

@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline, logs
+from ppengine import lifeline, logs, tracing
 from ppengine.config import EngineConfig
-from ppengine.monitor import nvml, steps
+from ppengine.monitor import nvml, proc, steps
 from ppengine.monitor.holds import Holds, Unheld
 from ppengine.monitor.messages import Comparer
 from ppengine.monitor.neighbours import Neighbours
@@ -43,6 +43,7 @@ CALM_MS = 400.0
 """A stage that serves moves within this, also an idle one; one that does not is looked at more closely."""
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.(?:([A-Za-z0-9_-]+)\.ring|device\.page)")
 _SPIES = 4
+CORE = "ppengine.core"
 STACKS_FILE = "stacks.txt"
 """In the run folder: what the self-test of the stacks found."""
 _SETTLED_NS = 1_000_000_000
@@ -163,16 +164,20 @@ class StackServer:
         if question.what == "rings":
             rings = steps.read_rings(self._sampler.files, list(stages), question.lines)
             return Inspected(nonce=question.nonce, what="rings", data=msgspec.Raw(frames.encode(rings)))
-        pids, folder = self._sampler.pids, Path(self._config.run_dir)
         with ThreadPoolExecutor(_SPIES) as pool:
-            files = {k: folder / f"s{k}.0.stack" for k in stages}
-            taken = list(pool.map(lambda k: self._take(k, pids.get(k), files[k], ability), stages))
-        data = msgspec.Raw(frames.encode(StacksDetail(stages=taken, ability=ability.text)))
-        return Inspected(nonce=question.nonce, what="stacks", data=data)
+            core = pool.submit(self._take_core) if question.stage is None else None
+            taken = pool.map(lambda stage: self._take(stage, ability), () if question.core else stages)
+            detail = StacksDetail(stages=list(taken), core=core.result() if core else None, ability=ability.text)
+        return Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(frames.encode(detail)))
 
-    def _take(self, stage: int, pid: int | None, file: Path, ability: Ability) -> StageStacks:
+    def _take(self, stage: int, ability: Ability) -> StageStacks:
+        pid = self._sampler.pids.get(stage)
         with self.holds.hold(pid or 0):
-            return take(stage, pid, file, ability.native)
+            return take(stage, pid, tracing.stack_file(self._config.run_dir, stage), ability.native)
+
+    def _take_core(self) -> StageStacks:
+        # Python frames alone, which pause it for milliseconds: all stages wait for it.
+        return take(None, proc.sibling(CORE), tracing.stack_file(self._config.run_dir, None))
 
 
 def is_calm(sample: StageSample) -> bool:

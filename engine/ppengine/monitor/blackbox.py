@@ -59,13 +59,13 @@ class BlackBox:
             self.kept.rings = frames.decode_as(RingsDetail, bytes(answer.data))
 
     def take_stacks(self, detail: StacksDetail) -> None:
-        """Keep stacks that were taken for a verdict: of each stage the first, which are nearest to the fault."""
+        """Keep stacks that were taken for a verdict: of each process the first, which are nearest to the fault."""
         if self.kept is None or self.kept.over_wall is not None:
             return
         known = self.kept.stacks or StacksDetail(stages=[], ability=detail.ability)
         fresh = [each for each in detail.stages if each.stage not in {one.stage for one in known.stages}]
-        stages = sorted([*known.stages, *fresh], key=lambda each: each.stage)
-        self.kept.stacks = msgspec.structs.replace(known, stages=stages)
+        stages = sorted([*known.stages, *fresh], key=lambda each: each.stage or 0)
+        self.kept.stacks = msgspec.structs.replace(known, stages=stages, core=known.core or detail.core)
 
     def _begin(self, verdict: Verdict, waits: list[WaitInfo], retired: list[int | None]) -> None:
         number = self.kept.number + 1 if self.kept else 1

@@ -243,10 +243,16 @@ class Collector:
         """Do not hold against anybody what was not done until now."""
         self._tracker.begin_anew(time.monotonic_ns())
 
-    def pids(self) -> dict[int, int]:
-        """Return the process of each stage, as far as it was looked at."""
-        stages = self._evidence.stages if self._evidence else ()
-        return {stage.stage: stage.pid for stage in stages if stage.pid is not None}
+    def pids(self) -> dict[int | None, int]:
+        """Return the process of each stage, as far as it was looked at, and (None) of a core that is not held up."""
+        evidence = self._evidence
+        if evidence is None:
+            return {}
+        pids: dict[int | None, int] = {stage.stage: stage.pid for stage in evidence.stages if stage.pid is not None}
+        core = evidence.driver
+        if core.pid is not None and core.dead_for_s is None and core.stopped_for_s is None:
+            pids[None] = core.pid
+        return pids
 
     def _with_the_ended(self) -> ProcessReport | None:
         """Return the newest report with every end in it, so that each death is judged once, however soon made good."""

@@ -112,6 +112,7 @@ class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):
     unscheduled_for_s: float | None = None
     """Since when requests run, the engine serves, and no step is in flight; None: that is not so."""
     running: int = 0
+    stack: Stack | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

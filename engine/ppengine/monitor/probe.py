@@ -26,31 +26,33 @@ class StackProbe:
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
         """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
         self._ask = ask
-        self._asked: dict[tuple[int, int], float] = {}
-        """Stage and process, and when they were asked about last."""
+        self._asked: dict[tuple[int | None, int], float] = {}
+        """Stage (None: the core) and process, and when they were asked about last."""
         self._not_before = 0.0
         self.stacks: Mapping[int, Stack] = {}
         """By pid."""
 
-    def look(self, verdicts: list[Verdict], pids: Mapping[int, int]) -> None:
-        """Ask for the stacks that `verdicts` lack. `pids`: the process of each stage."""
-        wanted: set[tuple[int, int]] = set()
+    def look(self, verdicts: list[Verdict], pids: Mapping[int | None, int]) -> None:
+        """Ask for the stacks that `verdicts` lack. `pids`: of each stage the process, and (None) of the core."""
+        wanted: set[tuple[int | None, int]] = set()
         for verdict in verdicts:
-            if verdict.root and verdict.cause in STACKS_WANTED and verdict.stage is not None:
+            of_one = verdict.stage is not None or verdict.cause == "driver"
+            if verdict.root and of_one and verdict.cause in STACKS_WANTED:
                 # Who waits for each other is only understood together.
-                stages = pids if verdict.cause == "deadlock" else [verdict.stage]
+                several = [stage for stage in pids if stage is not None]
+                stages = several if verdict.cause == "deadlock" else [verdict.stage]
                 wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
         if not wanted:
             self._asked, self.stacks = {}, {}
             return
         now, lost_s = time.monotonic(), _LOST_S * len(wanted)
-        for stage, pid in sorted(wanted):
+        for stage, pid in sorted(wanted, key=lambda one: one[1]):
             asked = self._asked.get((stage, pid))
             if asked is not None and (pid in self.stacks or now - asked < lost_s):
                 continue
             if now < self._not_before:
                 return
-            if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage)):
+            if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
                 self._not_before = now + _AGAIN_S
                 return
             self._asked[stage, pid] = now
@@ -60,7 +62,7 @@ class StackProbe:
         if isinstance(answer, Failed):
             return None
         detail = frames.decode_as(StacksDetail, bytes(answer.data))
-        known = {stage.pid: newest(stage) for stage in detail.stages if stage.pid is not None}
+        known = {stage.pid: newest(stage) for stage in detail.all if stage.pid is not None}
         asked = {pid for _, pid in self._asked}
         self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in asked}}
         return detail

@@ -165,6 +165,15 @@ def cgroup_counts(files: list[Path]) -> dict[str, int]:
     return {name: counts[name] for name in _COUNTS if name in counts}
 
 
+def sibling(module: str) -> int | None:
+    """Return the process that our parent runs `module` in (`python -m module`); None: there is none."""
+    for children in Path(f"/proc/{os.getppid()}/task").glob("*/children"):
+        for pid in (_read(str(children)) or b"").split():
+            if module.encode() in (_read(f"/proc/{int(pid)}/cmdline") or b"").split(b"\0"):
+                return int(pid)
+    return None
+
+
 def catches(pid: int, signal_number: int) -> bool:
     """Return whether process `pid` has a handler for the signal, so that sending it does not end the process."""
     try:

@@ -64,8 +64,8 @@ def self_test() -> Ability:
     return Ability(False, False, f"stacks come from faulthandler alone: {plain}")
 
 
-def take(stage: int, pid: int | None, stack_file: Path, native: bool = False) -> StageStacks:
-    """Return the stacks of `pid`; where there are none, `error` says why and what would help."""
+def take(stage: int | None, pid: int | None, stack_file: Path, native: bool = False) -> StageStacks:
+    """Return the stacks of `pid`, of a stage or (None) the core; where there are none, `error` says why."""
     stat = None if pid is None else read_stat(pid)
     if pid is None or stat is None or stat.state == "Z":
         return StageStacks(stage=stage, pid=pid, error="there is no such process any more")
@@ -173,7 +173,7 @@ def _reason(text: str) -> str:
 
 
 def _ask_process(pid: int, *, stopped: bool, stack_file: Path) -> tuple[str, str]:
-    """Return (text, error) of the faulthandler that a stage registers for SIGUSR2."""
+    """Return (text, error) of the faulthandler that core and stages register for SIGUSR2."""
     if stopped:
         return "", "a stopped process takes no signal"
     if not catches(pid, signal.SIGUSR2):

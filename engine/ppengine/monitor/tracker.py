@@ -147,6 +147,7 @@ class EvidenceTracker:
         known = stacks or {}
         stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
         driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
+        driver = msgspec.structs.replace(driver, stack=known.get(driver.pid or 0))
         return Evidence(
             stages=stages,
             driver=driver,

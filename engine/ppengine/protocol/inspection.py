@@ -56,9 +56,12 @@ class ThreadStack(msgspec.Struct, kw_only=True):
 
 
 class StageStacks(msgspec.Struct, kw_only=True):
-    """Stacks of one stage, as text and by threads; `error` says why there are none, or not the best ones."""
+    """Stacks of one stage, as text and by threads; `error` says why there are none, or not the best ones.
 
-    stage: int
+    `stage` None: the engine core's.
+    """
+
+    stage: int | None
     pid: int | None
     text: str = ""
     error: str = ""
@@ -68,10 +71,19 @@ class StageStacks(msgspec.Struct, kw_only=True):
 
 
 class StacksDetail(msgspec.Struct, kw_only=True):
-    """Stacks of one or all stages. `ability`: what the agent's self-test found possible, and why not more."""
+    """Stacks of one or all stages, and of the engine core unless one stage was asked for.
+
+    `ability`: what the agent's self-test found possible, and why not more.
+    """
 
     stages: list[StageStacks]
+    core: StageStacks | None = None
     ability: str = ""
+
+    @property
+    def all(self) -> list[StageStacks]:
+        """Those of the stages, and behind them the core's."""
+        return [*self.stages, *([self.core] if self.core is not None else [])]
 
 
 class LogsDetail(msgspec.Struct, kw_only=True):

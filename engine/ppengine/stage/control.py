@@ -8,19 +8,15 @@ when the step loop cannot.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
-from ppengine import tracing
 from ppengine.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.steps import ControlPing, ControlPong, NewGeneration, Shutdown, ToStage
@@ -99,15 +95,3 @@ def _decode(codec: Codec, body: bytes) -> object:
         # Only the core connects here: a message it should not have sent must not silence the thread.
         os.write(2, f"control thread: {error}\n".encode())
         return None
-
-
-@contextlib.contextmanager
-def allow_observers(config: EngineConfig, stage: int, rank: int) -> Iterator[None]:
-    """Let py-spy attach under Yama, and SIGUSR2 write all stacks to `s<stage>.<rank>.stack` in the run folder."""
-    tracing.allow()
-    with (Path(config.run_dir) / f"s{stage}.{rank}.stack").open("w") as file:
-        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
-        try:
-            yield
-        finally:
-            faulthandler.unregister(signal.SIGUSR2)

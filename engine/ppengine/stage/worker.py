@@ -37,13 +37,14 @@ from ppengine.protocol.steps import (
 from ppengine.ring import Gauge, Kind, Phase
 from ppengine.stage.boot import Boot, Loaded
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.control import ControlThread, allow_observers
+from ppengine.stage.control import ControlThread
 from ppengine.stage.generations import Generations
 from ppengine.stage.kv_cache import size_text
 from ppengine.stage.pending import Pending
 from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.wire import PeerLostError, SupersededError
+from ppengine.tracing import observed, stack_file
 
 log = logging.getLogger("ppengine.stage")
 _IDLE, _STEP = Kind.IDLE.value, Kind.STEP.value
@@ -328,7 +329,7 @@ def run_stage(config: EngineConfig, stage: int, rank: int, generation: int) -> i
     logs.start()
     start, end = config.layers[stage]
     log.info("stage %d of %d started, layers %d to %d of %s", stage, config.stages, start, end - 1, config.model_path)
-    with allow_observers(config, stage, rank), zmq.Context() as context:
+    with observed(stack_file(config.run_dir, stage, rank)), zmq.Context() as context:
         code = StageWorker(config, stage, rank, generation, context).run()
     log.info("leaving with exit code %d", code)
     return code

@@ -40,7 +40,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     slow.stragglers,
     suffer.sufferers,
 )
-STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined"})
+STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined", "driver"})
 """Causes whose evidence is better with the line of code."""
 _MOST_CHARACTERS = 100
 

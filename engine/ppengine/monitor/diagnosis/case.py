@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ppengine.monitor.diagnosis.budgets import SPINS, holds_gil, wants_core
 from ppengine.monitor.diagnosis.device import device_lines
 from ppengine.monitor.diagnosis.graph import Graph
-from ppengine.monitor.diagnosis.words import percent, seconds
+from ppengine.monitor.diagnosis.words import percent, seconds, stack_lines
 from ppengine.monitor.evidence import Evidence, StageEvidence
 from ppengine.protocol.snapshot import Verdict
 
@@ -50,13 +50,3 @@ def thread_lines(stage: StageEvidence) -> list[str]:
         free = "" if holds_gil(stage) else ": the GIL is not held for long" if stage.tick_age_s < 1.0 else ""
         lines.append(f"control thread (10 Hz) ticked {seconds(stage.tick_age_s)} ago{free}")
     return lines + device_lines(stage) + stack_lines(stage)
-
-
-def stack_lines(stage: StageEvidence) -> list[str]:
-    """Return the newest frames of the main thread and of the GIL's owner, once they are taken."""
-    stack = stage.stack
-    if stack is None or stack.pid != stage.pid:
-        return []
-    lines = [f"main thread at {' < '.join(stack.main)}"] if stack.main else []
-    lines += [f"GIL owner: {stack.gil_owner}"] if stack.gil_owner else []
-    return lines or [f"missing: stacks ({stack.error or 'none came'})"]

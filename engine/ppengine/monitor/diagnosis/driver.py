@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ppengine.monitor.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.monitor.diagnosis.case import Case
-from ppengine.monitor.diagnosis.words import exit_words, let_go, seconds
+from ppengine.monitor.diagnosis.words import code_line, exit_words, let_go, seconds, stack_lines
 from ppengine.protocol.reports import TRACED
 from ppengine.protocol.snapshot import Verdict
 
 
 def driver(case: Case) -> list[Verdict]:
     """Return the verdict on the engine core, if there is one."""
-    core, stopping = case.evidence.driver, case.evidence.stopping
+    core, stopping, stack = case.evidence.driver, case.evidence.stopping, list[str]()
     if core.dead_for_s is not None:
         if stopping:
             return []
@@ -25,10 +25,10 @@ def driver(case: Case) -> list[Verdict]:
         return []
     elif core.report_age_s is not None and core.report_age_s > core.report_limit_s:
         how, since = f"has not reported for {seconds(core.report_age_s)}", core.report_age_s
-        suggest = f"py-spy dump --pid {core.pid}" if core.pid else "ppconsole logs"
+        suggest, stack = "ppconsole stacks --core", stack_lines(core)
     elif core.unscheduled_for_s is not None and core.unscheduled_for_s >= UNSCHEDULED_AFTER_S:
         how, since = f"schedules nothing for {core.running} running requests", core.unscheduled_for_s
-        suggest = f"py-spy dump --pid {core.pid}" if core.pid else "ppconsole logs"
+        suggest, stack = "ppconsole stacks --core", stack_lines(core)
     else:
         return []
     age = "none yet" if core.report_age_s is None else f"{seconds(core.report_age_s)} ago"
@@ -37,5 +37,6 @@ def driver(case: Case) -> list[Verdict]:
         f"newest report: {age} (limit {seconds(core.report_limit_s)})",
     ]
     evidence += [f"last words: {core.exit_detail}"] if core.exit_detail else []
-    summary = f"the engine core (pid {core.pid or 'unknown'}) {how}"
+    evidence += stack
+    summary = f"the engine core (pid {core.pid or 'unknown'}) {how}{code_line(core) if stack else ''}"
     return [Verdict(stage=None, cause="driver", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]

@@ -26,7 +26,7 @@ from ppengine.monitor.diagnosis.graph import (
     oldest_step,
     receiving_from,
 )
-from ppengine.monitor.diagnosis.words import doing, seconds, where
+from ppengine.monitor.diagnosis.words import code_line, doing, seconds, where
 from ppengine.monitor.evidence import StageEvidence
 from ppengine.protocol.snapshot import Cause, StreamInfo, Verdict
 
@@ -37,7 +37,7 @@ def idlers_in_vain(case: Case) -> list[Verdict]:
     """Return the stages whose main loop stands although there is nothing to do: the next step would find it so."""
     return [
         _verdict(
-            stage, "self_stuck", f"stage {stage.stage}: its main loop stands while idle{_line(stage)}",
+            stage, "self_stuck", f"stage {stage.stage}: its main loop stands while idle{code_line(stage)}",
             stage.progress_age_s or 0.0,
             [f"the main loop turned {seconds(stage.progress_age_s)} ago, ten times a second is right",
              *thread_lines(stage)],
@@ -125,7 +125,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
     if _moves(root):
         return None
     lines = [*_who_waits(case, root), *thread_lines(root)]
-    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{_line(root)}", since, lines)
+    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{code_line(root)}", since, lines)
 
 
 def _moves(stage: StageEvidence) -> bool:
@@ -251,14 +251,6 @@ def _control_gone(stage: StageEvidence) -> Verdict:
     ]
     suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
     return _verdict(stage, "undetermined", text, age, lines, suggest)
-
-
-def _line(stage: StageEvidence) -> str:
-    """Return the line of code where the main thread stands, once its stack is taken."""
-    stack = stage.stack
-    if stack is None or stack.pid != stage.pid or not stack.main:
-        return ""
-    return f", at {next((frame for frame in stack.main if '.py:' in frame), stack.main[0])}"
 
 
 def _who_waits(case: Case, root: StageEvidence) -> list[str]:

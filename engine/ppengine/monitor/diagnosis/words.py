@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppengine.executor.process import signal_name
-from ppengine.monitor.evidence import StageEvidence
+from ppengine.monitor.evidence import DriverEvidence, StageEvidence
 from ppengine.protocol.reports import UNKNOWN_STATUS
 
 
@@ -50,3 +50,21 @@ def percent(share: float) -> str:
 def let_go(tracer: str | None) -> str:
     """Return what to do about a process that a tracer has stopped: no signal of ours reaches it."""
     return f"let the process go on in {tracer or 'the debugger that traces it'}, or detach that"
+
+
+def code_line(of: StageEvidence | DriverEvidence) -> str:
+    """Return the line of code where the main thread stands, once its stack is taken."""
+    stack = of.stack
+    if stack is None or stack.pid != of.pid or not stack.main:
+        return ""
+    return f", at {next((frame for frame in stack.main if '.py:' in frame), stack.main[0])}"
+
+
+def stack_lines(of: StageEvidence | DriverEvidence) -> list[str]:
+    """Return the newest frames of the main thread and of the GIL's owner, once they are taken."""
+    stack = of.stack
+    if stack is None or stack.pid != of.pid:
+        return []
+    lines = [f"main thread at {' < '.join(stack.main)}"] if stack.main else []
+    lines += [f"GIL owner: {stack.gil_owner}"] if stack.gil_owner else []
+    return lines or [f"missing: stacks ({stack.error or 'none came'})"]
