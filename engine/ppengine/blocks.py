@@ -9,6 +9,10 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+STATES = ("free", "null", "cached", "used", "shared")
+"""What a block can be, the fuller the later; withheld ones are free."""
+_FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
+
 
 class BlockPool:
     """Device blocks with reference counts and a prefix cache.
@@ -28,6 +32,7 @@ class BlockPool:
         self.tail_live = 0
         """Used blocks at or beyond `limit`."""
         self._refs = [0] * size
+        self._states = bytearray([_NULL, *bytes(size - 1)][:size])
         self._digests: list[bytes | None] = [None] * size
         self._free: list[int] = []
         """A heap of the free ones below `_fresh`."""
@@ -50,6 +55,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that an allocation could take now: free, or cached and evictable, less the reserve."""
         return self.free + len(self._idle) - self.reserve
+
+    @property
+    def states(self) -> bytes:
+        """What each block is, by its index in `STATES`. Kept up to date: to look at it must cost next to nothing."""
+        return bytes(self._states)
 
     def references(self, block: int) -> int:
         """Return how many tables and copies use `block`."""
@@ -75,6 +85,7 @@ class BlockPool:
         else:
             raise IndexError("no device block is free or cached")
         self._refs[block] = 1
+        self._states[block] = _USED
         self.used += 1
         return block
 
@@ -86,6 +97,7 @@ class BlockPool:
             if block >= self.limit:
                 self.tail_live += 1
         self._refs[block] += 1
+        self._states[block] = _USED if self._refs[block] == 1 else _SHARED
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each. Give a table from its end, so that its tail is evicted before its head."""
@@ -97,14 +109,18 @@ class BlockPool:
             if left == 0:
                 self.used -= 1
                 self._retire(block)
+            elif left == 1:
+                self._states[block] = _USED
 
     def _retire(self, block: int) -> None:
+        self._states[block] = _FREE
         if block >= self.limit:
             self._forget(block)
             self.withheld += 1
             self.tail_live -= 1
         elif self._digests[block] is not None:
             self._idle[block] = None
+            self._states[block] = _CACHED
         else:
             heapq.heappush(self._free, block)
 
@@ -137,6 +153,7 @@ class BlockPool:
         count = len(self._idle)
         for block in self._idle:
             self._forget(block)
+            self._states[block] = _FREE
             heapq.heappush(self._free, block)
         self._idle.clear()
         return count
@@ -154,6 +171,7 @@ class BlockPool:
             for block in dropped:
                 del self._idle[block]
                 self._forget(block)
+                self._states[block] = _FREE
             self._free = [block for block in self._free if block < limit]
             heapq.heapify(self._free)
         for block in range(self.limit, min(limit, self._fresh)):
@@ -170,11 +188,12 @@ class BlockPool:
             raise ValueError(f"{sum(map(bool, self._refs[size:]))} blocks at or beyond {size} are still used")
         if size < self.size:
             self.set_limit(min(size, self.limit))
-            del self._refs[size:], self._digests[size:]
+            del self._refs[size:], self._digests[size:], self._states[size:]
             self._fresh = min(self._fresh, size)
         else:
             self._refs.extend([0] * (size - self.size))
             self._digests.extend([None] * (size - self.size))
+            self._states.extend(bytes(size - self.size))
         self.size = size
         self.set_limit(size)
 
@@ -190,6 +209,8 @@ class BlockPool:
         target = self.allocate()
         self._refs[target] = owners
         self._refs[block] += 1 - owners
+        for moved in (target, block):
+            self._states[moved] = _USED if self._refs[moved] == 1 else _SHARED
         digest = self._digests[block]
         if digest is not None:
             self._digests[block] = None
@@ -218,10 +239,16 @@ class BlockPool:
         _require(all(block < self.limit for block in free | self._idle.keys()), "a tail block can be taken")
         total = len(free) + len(self._idle) + len(refs) + self.withheld + 1
         _require(total == self.size, f"free, cached, used, withheld and null are {total} of {self.size} blocks")
+        _require(self.states == bytes(map(self._state, range(self.size))), "states do not agree with references")
         _require(self.tail_live == sum(1 for block in refs if block >= self.limit), "tail_live is wrong")
         named = {digest: block for block, digest in enumerate(self._digests) if digest is not None}
         _require(named == self._by_digest, "digests and their index differ")
         _require(all(self._digests[block] is not None for block in self._idle), "a cached block has no digest")
+
+    def _state(self, block: int) -> int:
+        if block == 0:
+            return _NULL
+        return min(_USED + self._refs[block] - 1, _SHARED) if self._refs[block] else _CACHED * (block in self._idle)
 
 
 class HostPool:

@@ -541,5 +541,5 @@ class FakeGateway:
         elif question.what == "ledger":
             detail = snapshots.ledger()
         else:
-            detail = BlocksDetail(mapped=100, runs=[(1, "null", ""), (60, "used", "r-8f2c"), (39, "free", "")])
+            detail = BlocksDetail(mapped=100, runs=[(1, "null"), (60, "used"), (39, "free")])
         return Inspected(nonce=question.nonce, what=question.what, data=msgspec.Raw(encode(detail)))

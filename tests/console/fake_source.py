@@ -87,7 +87,7 @@ class FakeSource:
         )  # fmt: skip
 
     async def inspect(
-        self, what: str, *, request: str | None = None, stage: int | None = None, lines: int = 200
+        self, what: str, *, request: str | None = None, stage: int | None = None, lines: int = 200, cells: int = 1024
     ) -> Any:
         self.inspected.append(what)
         picture = self.picture
@@ -106,7 +106,8 @@ class FakeSource:
                 raise QueryFailed("NOT_FOUND", f"no request {request}")
             return snapshots.detail(found[0])
         made = {
-            "stacks": snapshots.stacks, "logs": snapshots.logs, "blocks": lambda: snapshots.blocks(picture),
+            "stacks": snapshots.stacks, "logs": snapshots.logs,
+            "blocks": lambda: snapshots.blocks(picture, cells=cells, request=request),
             "rings": lambda: snapshots.rings(len(picture.stages), None),
             "findings": lambda: FindingsDetail(findings=[]),
             "audit": lambda: AuditDetail(lines=['{"verb":"pause"}']),

@@ -322,18 +322,19 @@ def events(number: int = 12) -> list[Event]:
     ]
 
 
-def blocks(picture: Snapshot, mapped: int = 1024) -> BlocksDetail:
-    """An owner map that fits the requests of `picture`."""
-    runs: list[tuple[int, str, str]] = [(1, "null", "")]
-    left = mapped - 1
+def blocks(picture: Snapshot, mapped: int = 1024, cells: int = 1024, request: str | None = None) -> BlocksDetail:
+    """A block map, in which a request of `picture` has every tenth cell."""
+    size = -(-mapped // cells)
+    left = -(-mapped // size) - 1
+    runs = [(1, "null")]
     dice = random.Random(5)
-    owners = [each.id for each in picture.requests if each.blocks] or [""]
     while left > 0:
-        code = dice.choice(("used", "used", "used", "shared", "cached", "free"))
-        length = min(left, dice.randrange(2, 40))
-        runs.append((length, code, dice.choice(owners) if code in ("used", "shared") else ""))
-        left -= length
-    return BlocksDetail(mapped=mapped, runs=runs)
+        count = min(left, dice.randrange(2, 40))
+        runs.append((count, dice.choice(("used", "used", "used", "shared", "cached", "free"))))
+        left -= count
+    known = any(each.id == request and each.blocks for each in picture.requests)
+    mine = list(range(10, -(-mapped // size), 10)) if known else []
+    return BlocksDetail(mapped=mapped, size=size, runs=runs, request=request, mine=mine)
 
 
 def detail(info: RequestInfo) -> RequestDetail:

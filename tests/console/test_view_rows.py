@@ -224,13 +224,15 @@ def test_a_device_at_work_is_seen_where_its_host_merely_waits():
 
 
 def test_kv_map_lights_the_selected_request():
-    detail = kvmap.BlocksDetail(
-        mapped=8, runs=[(1, "null", ""), (3, "used", "r-1"), (2, "shared", "r-2"), (2, "free", "")]
+    runs = [(1, "null"), (3, "used"), (2, "shared"), (2, "free")]
+    detail = kvmap.BlocksDetail(mapped=8, runs=runs, request="r-1", mine=[1, 2, 4, 99])
+    assert "".join(glyph for glyph, _ in kvmap.cells(detail, "r-1")) == "×██■█▓··"
+    assert "".join(glyph for glyph, _ in kvmap.cells(detail, "r-2")) == "×■■■▓▓··", (
+        "of another request than is selected"
     )
-    assert "".join(glyph for glyph, _ in kvmap.cells(detail, 1, "r-1")) == "×███▓▓··"
-    assert "".join(glyph for glyph, _ in kvmap.cells(detail, 4)) == "■▓"
     assert "8 blocks, 1 a cell" in text_of(kvmap.rows(detail, 40, 6)[0])
-    assert len(kvmap.rows(snapshots.blocks(snapshots.snapshot(), 100_000), 40, 12)) <= 12
+    large = snapshots.blocks(snapshots.snapshot(), 100_000, cells=kvmap.room(40, 12))
+    assert len(kvmap.rows(large, 40, 12)) == 12 and "264 a cell" in text_of(kvmap.rows(large, 40, 12)[0])
 
 
 def test_request_detail_has_the_numbers():

@@ -1,6 +1,7 @@
 """The rules of scheduling, one by one."""
 
 import pytest
+from ppengine.blocks import STATES
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Sampled
 from ppengine.scheduler import DoesNotFit
 from scheduler_world import World
@@ -217,7 +218,9 @@ def test_followers_fork_the_leaders_prompt():
     assert len({leader.blocks[2], second.blocks[2], third.blocks[2]}) == 3
     assert [move.src for move in step.moves] == [leader.blocks[2]] * 2
     assert [row.count for row in step.rows] == [1, 1, 1]
-    assert world.scheduler.block_map()[1] == (2, "shared", f"{leader.id} {second.id} {third.id}")
+    states = [STATES[state] for state in world.scheduler.device.states]
+    assert {states[block] for block in leader.blocks} == {"shared"}, "two by tables, the last one by what copies it"
+    assert [states[block] for block in (second.blocks[2], 0)] == ["used", "null"]
     assert world.scheduler.owner_of(leader.blocks[0]) == [leader, second, third]
     world.run()
     world.verify_end()

@@ -171,10 +171,13 @@ class EngineLink:
         request: str | None = None,
         stage: int | None = None,
         lines: int = 200,
+        cells: int = 1024,
         core: bool = False,
     ) -> Detail:
         """See `Source.inspect`."""
-        answer = await self._ask(Inspect(nonce=0, what=what, request=request, stage=stage, lines=lines, core=core))
+        answer = await self._ask(
+            Inspect(nonce=0, what=what, request=request, stage=stage, lines=lines, cells=cells, core=core)
+        )
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
         try:

@@ -45,6 +45,7 @@ class PastSource:
         request: str | None = None,
         stage: int | None = None,
         lines: int = 200,
+        cells: int = 1024,
         core: bool = False,
     ) -> Detail:
         """Return what was kept. Raises QueryFailed where nothing was."""

@@ -115,6 +115,7 @@ class Source(Protocol):
         request: str | None = None,
         stage: int | None = None,
         lines: int = 200,
+        cells: int = 1024,
         core: bool = False,
     ) -> Detail:
         """Return the detail that `what` names. Raises LinkLost, QueryFailed."""

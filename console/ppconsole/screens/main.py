@@ -47,6 +47,8 @@ class MainScreen(Screen[None]):
         self.stages: Cursor[int] = Cursor()
         self.stages_focused = False
         self.blocks: BlocksDetail | None = None
+        self._map_of: tuple[int, str | None] = (0, None)
+        """How many cells the block map has here, and the request that it lights."""
         self._frame: Frame = frame(80, 24, 1, False)
         self._blocks_wanted = asyncio.Event()
         self._composed = False
@@ -111,6 +113,7 @@ class MainScreen(Screen[None]):
         grey = console.grey
         self.query_one("#left", Lines).show(board.left(state, size, arranged, picked), faded=grey)
         right.show(board.right(state, size, height - 4, self.blocks, picked), faded=grey)
+        self._want_blocks(board.map_cells(state, size, height - 4, picked), picked.request)
         self._paint_foot(width)
         for rack in self.query("ToastRack"):  # notes lie over requests, not over what is typed or comes in below them
             rack.styles.margin = (0, 0, _BELOW + size.output + size.events, 0)
@@ -142,19 +145,28 @@ class MainScreen(Screen[None]):
         if self._frame.side and self.is_current and not self.console.grey and self.console.source.live:
             self._blocks_wanted.set()
 
+    def _want_blocks(self, cells: int, request: str | None) -> None:
+        """Note what the map is to show; another request is fetched at once, and not with the next second."""
+        changed, self._map_of = self._map_of[1] != request, (cells, request)
+        if changed and self.blocks is not None:
+            self.refresh_blocks()
+
     def follow_blocks(self) -> None:
         """Fetch the block map whenever it is wanted. One worker for good: one a fetch costs more than the fetch."""
         self.run_worker(self._follow_blocks(), exit_on_error=False, name="block map")
 
     async def _follow_blocks(self) -> None:
         while await self._blocks_wanted.wait():
+            self._blocks_wanted.clear()
+            before, (cells, request) = self.blocks, self._map_of
             try:
-                answer = await self.console.source.inspect("blocks")
+                answer = await self.console.source.inspect("blocks", cells=max(1, cells), request=request)
             except (LinkLost, QueryFailed):
                 self.blocks = None  # the map says that there is none; the link's own state says why
             else:
                 self.blocks = answer if isinstance(answer, BlocksDetail) else None
-            self._blocks_wanted.clear()
+            if before is not None and before.request != request:
+                self.paint()
 
     # --- moving -----------------------------------------------------------------------------------------------
 

@@ -66,18 +66,32 @@ def right(
     state: ConsoleState, frame: Frame, height: int, blocks: BlocksDetail | None, picked: Picked
 ) -> list[Row]:  # fmt: skip
     """Return timeline, KV map and (very wide) the selected stage's streams, in at most `height` rows."""
-    snapshot = state.snapshot
-    if snapshot is None or not frame.side:
+    if state.snapshot is None or not frame.side:
         return []
     width = frame.side
-    shown = shown_stages(state, frame)
-    lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)]
-    stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
-    tail = events.streams(stage, width) if stage is not None else []
-    room = height - len(lines)
-    reserved = len(tail) if frame.streams and room > 14 else 0
-    lines += kvmap.rows(blocks, width, room - reserved, picked.request)
+    lines, tail, reserved = _around_map(state, frame, height, picked)
+    lines += kvmap.rows(blocks, width, height - len(lines) - reserved, picked.request)
     if len(lines) + len(tail) + 1 > height and not reserved:
         tail = []
     lines += [EMPTY] * (height - len(lines) - len(tail))
     return [clip(line, width) for line in (*lines, *tail)]
+
+
+def map_cells(state: ConsoleState, frame: Frame, height: int, picked: Picked) -> int:
+    """Return how many cells of the KV map `right` can draw."""
+    lines, _, reserved = _around_map(state, frame, height, picked)
+    return kvmap.room(frame.side, height - len(lines) - reserved)
+
+
+def _around_map(
+    state: ConsoleState, frame: Frame, height: int, picked: Picked
+) -> tuple[list[Row], list[Row], int]:  # fmt: skip
+    """Return what is above the KV map and below it, and the rows that are kept for the latter."""
+    snapshot = state.snapshot
+    if snapshot is None or not frame.side:
+        return [], [], 0
+    shown = shown_stages(state, frame)
+    above = [*timeline.rows(snapshot, shown, frame.side), timeline.legend(frame.side)]
+    stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
+    below = events.streams(stage, frame.side) if stage is not None else []
+    return above, below, len(below) if frame.streams and height - len(above) > 14 else 0

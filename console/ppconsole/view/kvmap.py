@@ -1,4 +1,4 @@
-"""KV map: every mapped device block by owner, folded into cells; the selected request's blocks are lit."""
+"""KV map: the states of all mapped device blocks, folded into cells; those of the selected request are lit."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ GLYPHS: dict[str, tuple[str, str]] = {
     "null": ("×", "kv.free"),
 }
 SELECTED = ("█", "kv.mine")
-_WEIGHT = {"free": 0, "null": 1, "cached": 2, "used": 3, "shared": 4}
 
 
-def cells(detail: BlocksDetail, size: int, selected: str | None = None) -> list[tuple[str, str]]:
-    """Return one (glyph, style) a cell of `size` blocks. The selected request wins, then the fuller state."""
-    count = -(-detail.mapped // size) if detail.mapped else 0
-    weights = [-1] * count
-    found = [GLYPHS["free"]] * count
-    block = 0
-    for length, code, owner in detail.runs:
-        mine = selected is not None and owner == selected
-        weight = 9 if mine else _WEIGHT.get(code, 1)
-        for index in range(block // size, min(count, (block + length - 1) // size + 1)):
-            if weight > weights[index]:
-                weights[index], found[index] = weight, SELECTED if mine else GLYPHS.get(code, GLYPHS["null"])
-        block += length
+def room(width: int, height: int) -> int:
+    """Return how many cells `rows` can draw: header and legend take a row each."""
+    return max(0, width - 2) * max(0, height - 2)
+
+
+def cells(detail: BlocksDetail, selected: str | None = None) -> list[tuple[str, str]]:
+    """Return one (glyph, style) a cell; where the selected request has blocks, that wins."""
+    found = [GLYPHS.get(state, GLYPHS["null"]) for count, state in detail.runs for _ in range(count)]
+    if selected is not None and detail.request == selected:
+        for cell in detail.mine:
+            if 0 <= cell < len(found):
+                found[cell] = SELECTED
     return found
 
 
@@ -41,12 +39,10 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
         return []
     if detail is None:
         return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
-    room = (width - 2) * (height - 2)
-    size = max(1, -(-detail.mapped // max(1, room)))
-    head = f" KV MAP  {detail.mapped} blocks, {size} a cell"
+    head = f" KV MAP  {detail.mapped} blocks, {detail.size} a cell"
     lines = [row((fit(head, width), ""), fill="head")]
-    found = cells(detail, size, selected)
-    if size == 1 and 2 * detail.mapped <= room:  # with so much room a gap beside each block reads better
+    found = cells(detail, selected)
+    if detail.size == 1 and 2 * detail.mapped <= room(width, height):  # then a gap beside each block reads better
         found = [(f"{glyph} ", style) for glyph, style in found]
         lines.extend(_lines(found, (width - 2) // 2))
     else:

@@ -1,4 +1,4 @@
-"""Answers to questions on demand: one request in full, and who owns every block."""
+"""Answers to questions on demand: one request in full, the block map, the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from ppengine.core.endings import history_of, since
 from ppengine.core.outputs import Ending, Sample
 from ppengine.protocol.control import Failed, Inspect, Inspected
-from ppengine.protocol.inspection import BlocksDetail, RequestDetail
+from ppengine.protocol.inspection import RequestDetail
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -23,7 +23,7 @@ def answer(engine: Engine, question: Inspect) -> Inspected | Failed:
     if not engine.serving:
         return Failed(nonce=question.nonce, code="BUSY", text=f"the engine is {engine.state}: {engine.message}")
     if question.what == "blocks":
-        detail = _blocks(engine)
+        detail = engine.block_map.answer(question.cells, question.request)
     elif question.what == "ledger":
         if question.stage is not None and question.stage >= engine.config.stages:
             text = f"no stage {question.stage}: this engine has 0 to {engine.config.stages - 1}"
@@ -109,7 +109,3 @@ def _with_ending(detail: RequestDetail, ending: Ending) -> RequestDetail:
 def _sample(engine: Engine, group: str, index: int) -> Sample | None:
     output = engine.outputs.get(group)
     return None if output is None else output.samples[index]
-
-
-def _blocks(engine: Engine) -> BlocksDetail:
-    return BlocksDetail(mapped=engine.resizer.mapped_blocks, runs=engine.scheduler.block_map())

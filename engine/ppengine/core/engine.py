@@ -9,6 +9,7 @@ import msgspec
 
 from ppengine.checkpoint import ModelSpec
 from ppengine.config import EngineConfig
+from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
 from ppengine.core.checks import Checks
 from ppengine.core.commands import Commands
@@ -86,6 +87,7 @@ class Engine:
         self._send_step = send_step
         self.send_shadow = send_shadow
         self.checks = Checks(self)
+        self.block_map = BlockMap(self)
         self.clock = time.monotonic
         self._begun = self.clock()
 

@@ -319,15 +319,17 @@ InspectWhat = Literal[
 
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, of the engine `core`
-    alone, or of all), `logs`, `blocks` (owner map, run-length encoded), `rings` (the last `lines` steps of every
-    thread), `fault` (what was kept of the newest one), `findings` (of the live checks), `audit`, `about` (versions and
-    profile), `ledger` (streams, hand-offs and buffers of `stage`, or all), `faults` (what can be broken on demand)."""
+    alone, or of all), `logs`, `blocks` (states of all in `cells` cells at most, and where those of `request` are),
+    `rings` (the last `lines` steps of every thread), `fault` (what was kept of the newest one), `findings` (of the live
+    checks), `audit`, `about` (versions and profile), `ledger` (streams, hand-offs and buffers of `stage`, or all),
+    `faults` (what can be broken on demand)."""
 
     nonce: int
     what: InspectWhat
     request: str | None = None
     stage: int | None = None
     lines: int = 200
+    cells: int = 1024
     core: bool = False
 
 

@@ -93,10 +93,17 @@ class LogsDetail(msgspec.Struct, kw_only=True):
 
 
 class BlocksDetail(msgspec.Struct, kw_only=True):
-    """Owner of every mapped device block as runs (length, code, owner); code: null, free, cached, used, shared."""
+    """States of all mapped device blocks, `size` of them a cell: a cell is what its fullest block is.
+
+    `runs`: (cells, state), the state one of free, null, cached, used, shared, the fuller the later. `mine`: in order,
+    the cells in which `request` has blocks.
+    """
 
     mapped: int
-    runs: list[tuple[int, str, str]]
+    size: int = 1
+    runs: list[tuple[int, str]]
+    request: str | None = None
+    mine: list[int] = []
 
 
 class LedgerDetail(msgspec.Struct, kw_only=True):

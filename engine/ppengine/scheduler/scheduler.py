@@ -304,10 +304,6 @@ class Scheduler:
         """Return the requests whose tables hold `block`."""
         return [request for request in self._fences.requests.values() if block in request.blocks]
 
-    def block_map(self) -> list[tuple[int, str, str]]:
-        """Return the owner of every mapped block as runs (length, code, owner), for the KV map."""
-        return view.block_map(self._kv.device, list(self._fences.requests.values()))
-
     def check(self) -> None:
         """Raise AssertionError on any broken invariant of blocks, slots and queues."""
         view.check(self._fences, self._lines, self._kv, self._pipeline)

@@ -1,11 +1,9 @@
-"""Reading the scheduler: counts, the owners of blocks, and the check that nothing is lost or doubled."""
+"""Reading the scheduler: counts, and the check that nothing is lost or doubled."""
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby
 
-from ppengine.blocks import BlockPool
 from ppengine.protocol.snapshot import Queues
 from ppengine.request import Request
 from ppengine.scheduler.fences import Fences
@@ -26,24 +24,6 @@ def queues(lines: Lines, fences: Fences) -> Queues:
         held=len(fences.requests) - queued - ending,
         loading=loading,
     )
-
-
-def block_map(device: BlockPool, requests: list[Request]) -> list[tuple[int, str, str]]:
-    """Return the owner of every mapped block as runs (length, code, owner); code as in `BlocksDetail`."""
-    owners: dict[int, list[str]] = {}
-    for request in requests:
-        for block in request.blocks:
-            owners.setdefault(block, []).append(request.id)
-
-    def entry(block: int) -> tuple[str, str]:
-        names = owners.get(block)
-        if block == 0:
-            return "null", ""
-        if names is None:
-            return ("cached" if device.is_cached(block) else "used" if device.references(block) else "free"), ""
-        return ("used", names[0]) if len(names) == 1 else ("shared", " ".join(names))
-
-    return [(sum(1 for _ in run), *key) for key, run in groupby(map(entry, range(device.size)))]
 
 
 def check(fences: Fences, lines: Lines, kv: KvBlocks, pipeline: Pipeline) -> None:

@@ -1,0 +1,66 @@
+"""The KV map of the core: every block in a cell, the selected request's cells, one fold for all who ask."""
+
+from __future__ import annotations
+
+import pytest
+from core_world import CoreWorld
+from ppengine.blocks import STATES
+from ppengine.core import block_map
+from ppengine.core.details import answer
+from ppengine.protocol.control import Inspect, Inspected
+from ppengine.protocol.frames import decode_as
+from ppengine.protocol.inspection import BlocksDetail
+
+
+@pytest.fixture
+def world() -> CoreWorld:
+    world = CoreWorld(stages=2)
+    for index in range(3):
+        world.submit([1 + index] * 20, name=f"r{index}", max_tokens=12)
+    world.run(4)
+    return world
+
+
+def expanded(detail: BlocksDetail) -> list[str]:
+    return [state for count, state in detail.runs for _ in range(count)]
+
+
+@pytest.mark.parametrize("cells", [1, 7, 64, 10_000])
+def test_a_cell_is_what_its_fullest_block_is(world: CoreWorld, cells: int) -> None:
+    engine = world.engine
+    detail = engine.block_map.answer(cells, "r1")
+    mapped, found = detail.mapped, expanded(detail)
+    assert mapped == engine.resizer.mapped_blocks and len(found) <= cells and len(found) * detail.size >= mapped
+    states = engine.scheduler.device.states
+    assert len(states) == mapped
+    for cell, state in enumerate(found):
+        assert state == STATES[max(states[cell * detail.size : (cell + 1) * detail.size])]
+    blocks = engine.scheduler.requests["r1"].blocks
+    assert blocks and detail.mine == sorted({block // detail.size for block in blocks})
+
+
+def test_who_asks_for_nobody_or_for_who_is_gone_gets_the_map(world: CoreWorld) -> None:
+    for name in (None, "nobody"):
+        detail = world.engine.block_map.answer(64, name)
+        assert (detail.request, detail.mine) == (name, []) and detail.runs
+
+
+def test_one_fold_serves_all_who_ask_within_a_moment(world: CoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, folds = [10.0], []
+    monkeypatch.setattr(block_map.time, "monotonic", lambda: now[0])
+    made, real = world.engine.block_map, world.engine.block_map._fold
+    monkeypatch.setattr(made, "_fold", lambda size: (folds.append(size), real(size))[1])
+    first = made.answer(64, "r0")
+    assert made.answer(64, "r1").runs == first.runs and len(folds) == 1
+    made.answer(7, None)
+    assert len(folds) == 2
+    now[0] += block_map.FRESH_S
+    made.answer(64, None)
+    assert len(folds) == 3
+
+
+def test_an_inspection_says_how_many_cells(world: CoreWorld) -> None:
+    told = answer(world.engine, Inspect(nonce=1, what="blocks", cells=16, request="r2"))
+    assert isinstance(told, Inspected)
+    detail = decode_as(BlocksDetail, bytes(told.data))
+    assert len(expanded(detail)) <= 16 and detail.request == "r2" and detail.mine
