@@ -32,7 +32,7 @@ class BlockPool:
         self.tail_live = 0
         """Used blocks at or beyond `limit`."""
         self._refs = [0] * size
-        self._states = bytearray([_NULL, *bytes(size - 1)][:size])
+        self._states = bytearray([_NULL, *bytes(size - 1)])
         self._digests: list[bytes | None] = [None] * size
         self._free: list[int] = []
         """A heap of the free ones below `_fresh`."""

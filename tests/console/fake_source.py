@@ -87,7 +87,14 @@ class FakeSource:
         )  # fmt: skip
 
     async def inspect(
-        self, what: str, *, request: str | None = None, stage: int | None = None, lines: int = 200, cells: int = 1024
+        self,
+        what: str,
+        *,
+        request: str | None = None,
+        stage: int | None = None,
+        lines: int = 200,
+        cells: int = 1024,
+        core: bool = False,
     ) -> Any:
         self.inspected.append(what)
         picture = self.picture

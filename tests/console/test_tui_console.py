@@ -14,7 +14,7 @@ from ppconsole.app import ConsoleApp
 from ppconsole.link.source import LinkLost, LinkState
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.memory import MemoryDialog
-from ppconsole.view import kvmap
+from ppconsole.view import board
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.paint import Brush
@@ -462,18 +462,20 @@ async def test_the_shell_line_is_copied_and_the_picture_saved(monkeypatch, tmp_p
         assert rig.app.clipboard == "ppconsole -e opt@n0 abort r-0001"
 
 
-async def test_the_map_lights_another_request_without_waiting_for_the_next_second():
+async def test_the_map_lights_another_request_without_waiting_for_the_next_second(monkeypatch):
     async with console(snapshots.snapshot(4, 8), size=(160, 48)) as rig:
         rig.app.tick()
-        await rig.until(lambda: rig.app.main.blocks is not None)
-        main, asked = rig.app.main, rig.source.inspected.count("blocks")
-        await rig.until(lambda: main.blocks.request == main.requests.id)
-        first = main.requests.id
+        main = rig.app.main
+        await rig.until(lambda: main.blocks is not None and main.blocks.request == main.requests.id)
+        rig.app._next.stop()  # no second comes any more
+        monkeypatch.setattr(rig.app, "tick", lambda: None)
+        first, drawn = main.requests.id, main.blocks
         await rig.pilot.press("j")
         await rig.until(lambda: main.blocks.request == main.requests.id != first)
-        assert rig.source.inspected.count("blocks") <= asked + 3
-        cells = sum(count for count, _ in main.blocks.runs)
-        assert main.blocks.mapped == 1024 and 0 < cells <= kvmap.room(main._frame.side, 48)
+        cells = main._map_of[0]
+        assert 0 < sum(count for count, _ in drawn.runs) <= cells
+        shown = board.right(rig.app.shown, main._frame, 44, main.blocks, board.Picked(main.requests.id, None))
+        assert shown.cells == cells
 
 
 async def test_sizes_from_tiny_to_wide():

@@ -132,7 +132,7 @@ def test_no_row_is_wider_than_the_terminal(picture, width):
     picked = board.Picked(picture.requests[0].id if picture.requests else None, 0, followed="r-1")
     lines = board.left(state, size, visible_requests(state), picked)
     assert max(width_of(text) for text in texts(lines)) <= size.left
-    beside = board.right(state, size, 36, snapshots.blocks(picture), picked)
+    beside = board.right(state, size, 36, snapshots.blocks(picture), picked).rows
     assert all(width_of(text) <= size.side for text in texts(beside)) and len(beside) <= 36
     for line in (banner.banner(picture, LIVE, width), banner.verdict_line(picture, LIVE, width, [1.0, 5.0])):
         assert width_of(text_of(line)) <= width
@@ -226,10 +226,12 @@ def test_a_device_at_work_is_seen_where_its_host_merely_waits():
 def test_kv_map_lights_the_selected_request():
     runs = [(1, "null"), (3, "used"), (2, "shared"), (2, "free")]
     detail = kvmap.BlocksDetail(mapped=8, runs=runs, request="r-1", mine=[1, 2, 4, 99])
-    assert "".join(glyph for glyph, _ in kvmap.cells(detail, "r-1")) == "×██■█▓··"
-    assert "".join(glyph for glyph, _ in kvmap.cells(detail, "r-2")) == "×■■■▓▓··", (
+    assert "".join(glyph for glyph, _ in kvmap.cells(detail, 99, "r-1")) == "×██■█▓··"
+    assert "".join(glyph for glyph, _ in kvmap.cells(detail, 99, "r-2")) == "×■■■▓▓··", (
         "of another request than is selected"
     )
+    endless = kvmap.BlocksDetail(mapped=8, runs=[(10**15, "used"), (10**15, "free")])
+    assert len(kvmap.cells(endless, 5)) == 5
     assert "8 blocks, 1 a cell" in text_of(kvmap.rows(detail, 40, 6)[0])
     large = snapshots.blocks(snapshots.snapshot(), 100_000, cells=kvmap.room(40, 12))
     assert len(kvmap.rows(large, 40, 12)) == 12 and "264 a cell" in text_of(kvmap.rows(large, 40, 12)[0])

@@ -109,6 +109,9 @@ async def test_a_killed_stage_comes_back_and_no_request_is_lost(
     def follows(now: Snapshot) -> bool:
         return any(v.suggest.startswith(f"ppconsole logs --stage {stage} (pid ") for v in now.verdicts)
 
+    def loading(now: Snapshot) -> bool:
+        return now.stages[stage].state == "loading" and (stage, "dead") in roots(now)
+
     async with engine.operator() as op:
         names = await mixed(op)
         streams = [asyncio.create_task(op.output(name, timeout=180)) for name in names]
@@ -119,14 +122,11 @@ async def test_a_killed_stage_comes_back_and_no_request_is_lost(
             os.kill(old, signal.SIGKILL)
         # All of it is told within two seconds, in any order: each is waited for from here on.
         followed = asyncio.create_task(op.until(follows, "who takes its place is told"))
-        loads = asyncio.create_task(
-            op.until(lambda picture: picture.stages[stage].state == "loading", "its row says that it loads")
-        )
+        loads = asyncio.create_task(op.until(loading, "its row says that it loads, and is dead until it serves"))
         await op.until(lambda picture: (stage, "dead") in roots(picture), "the dead stage is named")
         print(f"stage {stage} killed: named after {time.monotonic() - since:.2f} s")
         picture = await loads
         assert picture.engine.state == "degraded"
-        assert (stage, "dead") in roots(picture), "it counts as dead until it serves"
         await followed
         held = await op.request(names[HELD], lambda request: not request.swap_blocks, "has lost its host copy")
         assert (held.state, held.blocks) == ("held", 0)

@@ -45,6 +45,20 @@ def test_who_asks_for_nobody_or_for_who_is_gone_gets_the_map(world: CoreWorld) -
         assert (detail.request, detail.mine) == (name, []) and detail.runs
 
 
+def test_samples_of_one_prompt_light_their_own_blocks() -> None:
+    world = CoreWorld(stages=2)
+    world.submit([1] * 20, name="r", max_tokens=12, n=3)
+    world.run(6)
+    requests = world.engine.scheduler.requests
+    for name in ("r", "r.1"):
+        assert world.engine.block_map.answer(10_000, name).mine == sorted(set(requests[name].blocks))
+
+
+@pytest.mark.parametrize("cells", [-1, 0, 10**18])
+def test_an_absurd_number_of_cells_is_no_matter(world: CoreWorld, cells: int) -> None:
+    assert 0 < len(expanded(world.engine.block_map.answer(cells, None))) <= block_map.CELLS_MOST
+
+
 def test_one_fold_serves_all_who_ask_within_a_moment(world: CoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     now, folds = [10.0], []
     monkeypatch.setattr(block_map.time, "monotonic", lambda: now[0])

@@ -183,6 +183,27 @@ def test_words_that_nobody_saw_before_another_process_served_are_told_once(rig: 
     assert rig.collector._evidence.stages[1].pid == NEW
 
 
+def test_a_loss_that_was_made_good_between_two_looks_is_told(rig: Rig) -> None:
+    """The gateway had no turn for as long as a fork takes: the newest report says that all is well."""
+    config = rig.collector._config
+    rig.collector.take(core_report(config, stages=[view(0), view(1, lost="ValueError: gone")]))
+    rig.collector.take(core_report(config))
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW, generation=2)))
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == [(1, "crashed")]
+    assert rig.roots() == [(1, "crashed")] and rig.told("verdict.raised") == 1
+
+
+def test_the_end_of_a_process_that_was_never_seen_is_told(rig: Rig) -> None:
+    config = rig.collector._config
+    rig.collector.take(core_report(config, stages=[view(0), view(1, lost="gone", lost_generation=2)]))
+    rig.collector.take(processes(stage_process(0), stage_process(1, pid=NEW, generation=3)))
+    rig.look(sample(0), sample(1, pid=NEW))
+    assert rig.roots() == [(1, "crashed")]
+    told = rig.collector.snapshot(1).verdicts[0]
+    assert told.evidence[0] == "pid unknown: cannot go on" and f"pid {NEW} takes its place" in told.suggest
+
+
 def test_a_process_that_serves_again_after_its_words_may_say_them_again() -> None:
     fallen, second = Fallen(), 1_000_000_000
     lost = stage(0, pid=1, phase="serving", lost="gone", lost_for_s=0.0)

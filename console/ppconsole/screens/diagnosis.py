@@ -93,17 +93,17 @@ class DiagnosisScreen(Reader):
     def _keep(self, **changes: object) -> None:
         self._known = self._known._replace(**changes)  # type: ignore[arg-type]
 
-    def action_take_stacks(self) -> None:
-        """Take the stacks of all stages: it stops each of them for a moment, so it is done when it is asked for."""
+    def action_take_stacks(self, core: bool = False) -> None:
+        """Take the stacks of all, or of the core alone: it stops each for a moment, so it is done when asked for."""
         if not self._taking:
             self._taking = True
             self._keep(asked=True, stacks=None, stacks_problem="")
-            self.run_worker(self._take(), exit_on_error=False, name="stacks")
+            self.run_worker(self._take(core), exit_on_error=False, name="stacks")
             self.paint()
 
-    async def _take(self) -> None:
+    async def _take(self, core: bool) -> None:
         try:
-            answer = await self.console.source.inspect("stacks")
+            answer = await self.console.source.inspect("stacks", core=core)
             self._keep(stacks=answer if isinstance(answer, StacksDetail) else None, asked=False)
         except (LinkLost, QueryFailed) as error:
             self._keep(stacks_problem=str(error), asked=False)
@@ -135,7 +135,7 @@ class DiagnosisScreen(Reader):
         wanted = suggestion(verdict.suggest)
         if wanted.name in ("stacks", "logs", "events"):
             if wanted.name == "stacks" and wanted.stage is None:
-                self.action_take_stacks()
+                self.action_take_stacks(core="--core" in wanted.words)
             else:
                 self.console.main.open_reader(wanted.name, wanted.stage)
         elif wanted.name in commands.VERBS:

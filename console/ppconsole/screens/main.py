@@ -112,8 +112,9 @@ class MainScreen(Screen[None]):
         self.query_one("#top", Lines).show(top)
         grey = console.grey
         self.query_one("#left", Lines).show(board.left(state, size, arranged, picked), faded=grey)
-        right.show(board.right(state, size, height - 4, self.blocks, picked), faded=grey)
-        self._want_blocks(board.map_cells(state, size, height - 4, picked), picked.request)
+        beside = board.right(state, size, height - 4, self.blocks, picked)
+        right.show(beside.rows, faded=grey)
+        self._want_blocks(beside.cells, picked.request)
         self._paint_foot(width)
         for rack in self.query("ToastRack"):  # notes lie over requests, not over what is typed or comes in below them
             rack.styles.margin = (0, 0, _BELOW + size.output + size.events, 0)

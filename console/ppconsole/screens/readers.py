@@ -74,7 +74,7 @@ class StageScreen(Reader):
 
 
 class StacksScreen(Reader):
-    """Stacks, taken when the screen opens and on `t`: taking them stops a stage for a moment."""
+    """Stacks, taken when the screen opens and on `t`: taking them stops stages and core for a moment."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
     keys: ClassVar[tuple[Key, ...]] = _TAKE_KEYS

@@ -62,36 +62,28 @@ def shown_stages(state: ConsoleState, frame: Frame) -> list[StageInfo]:
     return stages.fold(state.snapshot, frame.stages)[0] if state.snapshot else []
 
 
+class Beside(NamedTuple):
+    """The right column, and how many cells its KV map can have."""
+
+    rows: list[Row]
+    cells: int
+
+
 def right(
     state: ConsoleState, frame: Frame, height: int, blocks: BlocksDetail | None, picked: Picked
-) -> list[Row]:  # fmt: skip
+) -> Beside:  # fmt: skip
     """Return timeline, KV map and (very wide) the selected stage's streams, in at most `height` rows."""
-    if state.snapshot is None or not frame.side:
-        return []
-    width = frame.side
-    lines, tail, reserved = _around_map(state, frame, height, picked)
-    lines += kvmap.rows(blocks, width, height - len(lines) - reserved, picked.request)
+    snapshot, width = state.snapshot, frame.side
+    if snapshot is None or not width:
+        return Beside([], 0)
+    shown = shown_stages(state, frame)
+    lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)]
+    stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
+    tail = events.streams(stage, width) if stage is not None else []
+    room = height - len(lines)
+    reserved = len(tail) if frame.streams and room > 14 else 0
+    lines += kvmap.rows(blocks, width, room - reserved, picked.request)
     if len(lines) + len(tail) + 1 > height and not reserved:
         tail = []
     lines += [EMPTY] * (height - len(lines) - len(tail))
-    return [clip(line, width) for line in (*lines, *tail)]
-
-
-def map_cells(state: ConsoleState, frame: Frame, height: int, picked: Picked) -> int:
-    """Return how many cells of the KV map `right` can draw."""
-    lines, _, reserved = _around_map(state, frame, height, picked)
-    return kvmap.room(frame.side, height - len(lines) - reserved)
-
-
-def _around_map(
-    state: ConsoleState, frame: Frame, height: int, picked: Picked
-) -> tuple[list[Row], list[Row], int]:  # fmt: skip
-    """Return what is above the KV map and below it, and the rows that are kept for the latter."""
-    snapshot = state.snapshot
-    if snapshot is None or not frame.side:
-        return [], [], 0
-    shown = shown_stages(state, frame)
-    above = [*timeline.rows(snapshot, shown, frame.side), timeline.legend(frame.side)]
-    stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
-    below = events.streams(stage, frame.side) if stage is not None else []
-    return above, below, len(below) if frame.streams and height - len(above) > 14 else 0
+    return Beside([clip(line, width) for line in (*lines, *tail)], kvmap.room(width, room - reserved))

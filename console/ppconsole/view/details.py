@@ -230,7 +230,7 @@ def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
 
 
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:
-    """Return the stacks of the stages, a section for each place where threads stand."""
+    """Return stacks of stages and core, a section for each place where threads stand."""
     if detail is None:
         text = clean(problem) or "taking stacks…"
         return [row((f"  {text}", "bad" if problem else "dim"))]

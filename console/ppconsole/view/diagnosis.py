@@ -162,7 +162,7 @@ def _stacks(known: Known, width: int) -> list[Row]:
     if known.fault is not None and known.fault.stacks is not None and known.fault.stacks.all:
         note = row(("  taken for the verdict; t takes those of all now", "dim"))
         return [note, *stacks_rows(known.fault.stacks, "", width)]
-    return [row(("  t takes them: every stage stops for a moment", "dim"))]
+    return [row(("  t takes them: stages and core stop for a moment", "dim"))]
 
 
 def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:

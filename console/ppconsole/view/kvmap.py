@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from ppengine.protocol.inspection import BlocksDetail
 
@@ -23,9 +24,10 @@ def room(width: int, height: int) -> int:
     return max(0, width - 2) * max(0, height - 2)
 
 
-def cells(detail: BlocksDetail, selected: str | None = None) -> list[tuple[str, str]]:
-    """Return one (glyph, style) a cell; where the selected request has blocks, that wins."""
-    found = [GLYPHS.get(state, GLYPHS["null"]) for count, state in detail.runs for _ in range(count)]
+def cells(detail: BlocksDetail, most: int, selected: str | None = None) -> list[tuple[str, str]]:
+    """Return one (glyph, style) a cell, `most` at most; where the selected request has blocks, that wins."""
+    told = (GLYPHS.get(state, GLYPHS["null"]) for count, state in detail.runs for _ in range(min(count, most)))
+    found = list(islice(told, most))
     if selected is not None and detail.request == selected:
         for cell in detail.mine:
             if 0 <= cell < len(found):
@@ -41,7 +43,7 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
         return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
     head = f" KV MAP  {detail.mapped} blocks, {detail.size} a cell"
     lines = [row((fit(head, width), ""), fill="head")]
-    found = cells(detail, selected)
+    found = cells(detail, room(width, height), selected)
     if detail.size == 1 and 2 * detail.mapped <= room(width, height):  # then a gap beside each block reads better
         found = [(f"{glyph} ", style) for glyph, style in found]
         lines.extend(_lines(found, (width - 2) // 2))

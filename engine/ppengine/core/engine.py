@@ -289,7 +289,7 @@ class Engine:
         return f"request {name} has finished ({reason}, {len(output.samples[0].tokens)} tokens)"
 
     def inspect(self, client: bytes, question: Inspect) -> None:
-        """Answer a question about a request or the block map."""
+        """Answer a question about a request, the blocks or the ledger."""
         from ppengine.core.details import answer
 
         self.reply(client, answer(self, question))

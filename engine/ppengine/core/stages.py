@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ppengine.protocol.reports import StageView
-from ppengine.protocol.steps import Mapped, Retired, Sampled, StageReady, Step
+from ppengine.protocol.steps import FIRST_GENERATION, Mapped, Retired, Sampled, StageReady, Step
 
 if TYPE_CHECKING:
     from ppengine.core.cordons import Cordons
@@ -201,7 +201,7 @@ class StageBoard:
                 layers=list(self._layers[index]),
                 progress=self.progress.get(key, ""),
                 lost="" if index in self._hearsay else self.lost.get(index, ""),
-                lost_generation=self._lost_born.get(index, 0),
+                lost_generation=self._lost_born.get(index, FIRST_GENERATION),
                 cordon=cordons.info(index),
             )
             if ready is not None:

@@ -165,7 +165,7 @@ class StackServer:
             rings = steps.read_rings(self._sampler.files, list(stages), question.lines)
             return Inspected(nonce=question.nonce, what="rings", data=msgspec.Raw(frames.encode(rings)))
         with ThreadPoolExecutor(_SPIES) as pool:
-            core = pool.submit(self._take_core) if question.stage is None else None
+            core = pool.submit(self._take_core) if question.core or question.stage is None else None
             taken = pool.map(lambda stage: self._take(stage, ability), () if question.core else stages)
             detail = StacksDetail(stages=list(taken), core=core.result() if core else None, ability=ability.text)
         return Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(frames.encode(detail)))
@@ -176,8 +176,13 @@ class StackServer:
             return take(stage, pid, tracing.stack_file(self._config.run_dir, stage), ability.native)
 
     def _take_core(self) -> StageStacks:
+        pid = proc.sibling(CORE)
+        if pid is None:
+            return StageStacks(
+                stage=None, pid=None, error=f"no process of {CORE} beside the agent's (pid {os.getpid()})"
+            )
         # Python frames alone, which pause it for milliseconds: all stages wait for it.
-        return take(None, proc.sibling(CORE), tracing.stack_file(self._config.run_dir, None))
+        return take(None, pid, tracing.stack_file(self._config.run_dir, None))
 
 
 def is_calm(sample: StageSample) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from ppengine.config import EngineConfig
 from ppengine.monitor.devices import with_xids
 from ppengine.monitor.diagnosis import diagnose, tripped, waits
+from ppengine.monitor.diagnosis.budgets import STOPPED_AFTER_S
 from ppengine.monitor.events import EventLog
 from ppengine.monitor.evidence import Evidence, Key, Stack
 from ppengine.monitor.fallen import Fallen
@@ -21,7 +22,16 @@ from ppengine.monitor.proc import read_stat, tracer
 from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.gpu import GpuInfo
-from ppengine.protocol.reports import TRACED, AgentReport, CoreReport, Finding, Happened, ProcessInfo, ProcessReport
+from ppengine.protocol.reports import (
+    TRACED,
+    AgentReport,
+    CoreReport,
+    Finding,
+    Happened,
+    ProcessInfo,
+    ProcessReport,
+    StageView,
+)
 from ppengine.protocol.snapshot import Snapshot, StageState, Verdict, WaitInfo
 
 CORE_SILENT_S = 2.0
@@ -53,6 +63,8 @@ class Collector:
         self._processes: ProcessReport | None = None
         self._ended: dict[Key, ProcessInfo] = {}
         """Stages whose end was reported since the last judgement; another process may have taken their place."""
+        self._lost: dict[Key, StageView] = {}
+        """What the core has said of stages that cannot go on since the last judgement; all may be well again."""
         self.core: CoreReport | None = None
         self.news = False
         """A report of an agent, or the end of a process, has come since the last judgement."""
@@ -65,6 +77,7 @@ class Collector:
         """Take one message of `collect`."""
         if isinstance(report, CoreReport):
             self.core = report
+            self._lost |= {(view.index, view.rank): view for view in report.stages if view.lost}
         elif isinstance(report, AgentReport):
             self._take_agent(report)
         elif isinstance(report, ProcessReport):
@@ -207,7 +220,7 @@ class Collector:
             stopping = True
         now_ns, processes = time.monotonic_ns(), self._with_the_ended()
         evidence = self._tracker.build(
-            now_ns, self.core, self._sightings, processes, core_state,
+            now_ns, self._with_the_lost(), self._sightings, processes, core_state,
             core_tracer=core_tracer, stacks=stacks, stopping=stopping,
         )  # fmt: skip
         samples = {key: seen.sample for key, seen in self._sightings.items()}
@@ -244,13 +257,16 @@ class Collector:
         self._tracker.begin_anew(time.monotonic_ns())
 
     def pids(self) -> dict[int | None, int]:
-        """Return the process of each stage, as far as it was looked at, and (None) of a core that is not held up."""
+        """Return the process of each stage, as far as it was looked at, and (None) of a core that nobody has stopped.
+
+        Who looks at its stack stops it for a moment as well.
+        """
         evidence = self._evidence
         if evidence is None:
             return {}
         pids: dict[int | None, int] = {stage.stage: stage.pid for stage in evidence.stages if stage.pid is not None}
         core = evidence.driver
-        if core.pid is not None and core.dead_for_s is None and core.stopped_for_s is None:
+        if core.pid is not None and core.dead_for_s is None and (core.stopped_for_s or 0.0) < STOPPED_AFTER_S:
             pids[None] = core.pid
         return pids
 
@@ -261,6 +277,18 @@ class Collector:
             return self._processes
         others = [p for p in self._processes.processes if p.stage is None or (p.stage, p.rank or 0) not in ended]
         return ProcessReport(mono_ns=self._processes.mono_ns, processes=[*others, *ended.values()])
+
+    def _with_the_lost(self) -> CoreReport | None:
+        """Return the newest report with every loss in it, so that each is judged once, however soon made good."""
+        lost, self._lost = self._lost, {}
+        if self.core is None or not lost:
+            return self.core
+        views = []
+        for view in self.core.stages:
+            before = lost.get((view.index, view.rank), view)
+            words = {"lost": before.lost, "lost_generation": before.lost_generation}
+            views.append(view if view.lost else msgspec.structs.replace(view, **words))
+        return msgspec.structs.replace(self.core, stages=views)
 
     def _tell_stages(self) -> bool:
         told = False

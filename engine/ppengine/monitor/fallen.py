@@ -143,7 +143,9 @@ class Fallen:
         before = self._seen.get(key)
         if stage.lost and stage.lost_generation != stage.generation:
             if self._told.get(key, 0) < stage.lost_generation < stage.generation:
-                gone = StageEvidence(stage=stage.stage, rank=stage.rank, generation=stage.lost_generation)
+                gone = StageEvidence(
+                    stage=stage.stage, rank=stage.rank, card=stage.card, generation=stage.lost_generation
+                )
                 if before is not None and before.generation == stage.lost_generation:
                     gone = before
                 self._ended(now_ns, key, msgspec.structs.replace(gone, lost=stage.lost, lost_for_s=stage.lost_for_s))

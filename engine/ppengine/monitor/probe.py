@@ -17,7 +17,7 @@ NONCE = -1
 """Of the gateway's own questions; consoles' are counted from 1."""
 _AGAIN_S = 1.0
 _LOST_S = 10.0
-"""For each stage asked about: the agent takes one after the other, and half as long for each at most."""
+"""For each process asked about: the agent takes one after the other, and half as long for each at most."""
 
 
 class StackProbe:

@@ -38,5 +38,6 @@ def driver(case: Case) -> list[Verdict]:
     ]
     evidence += [f"last words: {core.exit_detail}"] if core.exit_detail else []
     evidence += stack
-    summary = f"the engine core (pid {core.pid or 'unknown'}) {how}{code_line(core) if stack else ''}"
+    line = code_line(core) if stack else ""
+    summary = f"the engine core {how}{line}" if line else f"the engine core (pid {core.pid or 'unknown'}) {how}"
     return [Verdict(stage=None, cause="driver", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]

@@ -137,7 +137,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         summary += f" {echo}"
     elif words:
         summary += f": {words}"
-    evidence = [f"pid {stage.pid}: {how}"]
+    evidence = [f"pid {stage.pid or 'unknown'}: {how}"]
     if words:
         evidence.append(f"last words: {words}")
     if stage.dead_for_s is not None and stage.exit_code in _NOT_OF_ITS_OWN:

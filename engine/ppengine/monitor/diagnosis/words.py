@@ -53,11 +53,12 @@ def let_go(tracer: str | None) -> str:
 
 
 def code_line(of: StageEvidence | DriverEvidence) -> str:
-    """Return the line of code where the main thread stands, once its stack is taken."""
+    """Return the line of code where the main thread stands, once its stack is taken: in a summary, without folders."""
     stack = of.stack
     if stack is None or stack.pid != of.pid or not stack.main:
         return ""
-    return f", at {next((frame for frame in stack.main if '.py:' in frame), stack.main[0])}"
+    function, _, place = next((frame for frame in stack.main if ".py:" in frame), stack.main[0]).rpartition(" ")
+    return f", at {function} {place.rpartition('/')[2]}"
 
 
 def stack_lines(of: StageEvidence | DriverEvidence) -> list[str]:
