@@ -86,16 +86,7 @@ class FakeSource:
             text_offset=text_offset, finished=ended, finish_reason="stop" if ended else None,
         )  # fmt: skip
 
-    async def inspect(
-        self,
-        what: str,
-        *,
-        request: str | None = None,
-        stage: int | None = None,
-        lines: int = 200,
-        cells: int = 1024,
-        core: bool = False,
-    ) -> Any:
+    async def inspect(self, what: str, *, request: str | None = None, cells: int = 1024, **_: Any) -> Any:
         self.inspected.append(what)
         picture = self.picture
         if what in self.details:

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from typing import Unpack
 
 import zmq.asyncio
 from ppengine.protocol.control import (
@@ -32,7 +33,7 @@ from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
 from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
-from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
+from ppconsole.link.source import DETAILS, Asked, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
 
 GATHER_S = 0.25
 
@@ -164,20 +165,9 @@ class EngineLink:
             raise QueryFailed("PROTOCOL", f"the engine answered a fetch with {type(answer).__name__}")
         return answer
 
-    async def inspect(
-        self,
-        what: InspectWhat,
-        *,
-        request: str | None = None,
-        stage: int | None = None,
-        lines: int = 200,
-        cells: int = 1024,
-        core: bool = False,
-    ) -> Detail:
+    async def inspect(self, what: InspectWhat, **asked: Unpack[Asked]) -> Detail:
         """See `Source.inspect`."""
-        answer = await self._ask(
-            Inspect(nonce=0, what=what, request=request, stage=stage, lines=lines, cells=cells, core=core)
-        )
+        answer = await self._ask(Inspect(nonce=0, what=what, **asked))
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
         try:

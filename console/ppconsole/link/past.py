@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused, Verb
 
-from ppconsole.link.source import Detail, Progress, QueryFailed
+from ppconsole.link.source import Asked, Detail, Progress, QueryFailed
 
 
 class PastSource:
@@ -38,16 +40,7 @@ class PastSource:
         """Refuse: outputs are not recorded."""
         raise QueryFailed("UNSUPPORTED", f"this {self.kind} has no outputs")
 
-    async def inspect(
-        self,
-        what: InspectWhat,
-        *,
-        request: str | None = None,
-        stage: int | None = None,
-        lines: int = 200,
-        cells: int = 1024,
-        core: bool = False,
-    ) -> Detail:
+    async def inspect(self, what: InspectWhat, **asked: Unpack[Asked]) -> Detail:
         """Return what was kept. Raises QueryFailed where nothing was."""
         detail = self.kept(what)
         if detail is None:

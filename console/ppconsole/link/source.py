@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 from ppengine.protocol.control import Accepted, Deferred, ErrorCode, Fetched, InspectWhat, Outcome, Refused, Verb
@@ -27,6 +27,18 @@ Detail = (
     RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
     | AboutDetail | LedgerDetail | FaultsDetail
 )  # fmt: skip
+
+
+class Asked(TypedDict, total=False):
+    """What an inspection may say besides `what`; see `Inspect`, which has the defaults."""
+
+    request: str | None
+    stage: int | None
+    lines: int
+    cells: int
+    core: bool
+
+
 DETAILS: dict[InspectWhat, type[Detail]] = {
     "request": RequestDetail, "stacks": StacksDetail, "logs": LogsDetail, "blocks": BlocksDetail, "rings": RingsDetail,
     "fault": FaultDetail, "findings": FindingsDetail, "audit": AuditDetail, "about": AboutDetail,
@@ -108,16 +120,7 @@ class Source(Protocol):
         """Return output from token `offset` and character `text_offset` on. Raises LinkLost, QueryFailed."""
         ...
 
-    async def inspect(
-        self,
-        what: InspectWhat,
-        *,
-        request: str | None = None,
-        stage: int | None = None,
-        lines: int = 200,
-        cells: int = 1024,
-        core: bool = False,
-    ) -> Detail:
+    async def inspect(self, what: InspectWhat, **asked: Unpack[Asked]) -> Detail:
         """Return the detail that `what` names. Raises LinkLost, QueryFailed."""
         ...
 
