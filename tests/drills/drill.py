@@ -12,7 +12,7 @@ from typing import Any
 
 from load import Load, profile
 from ppconsole.link.source import LinkLost, QueryFailed
-from ppengine.faults.registry import Kind
+from ppengine.drills.registry import Kind
 from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetCheck, SetMemory
 from ppengine.protocol.inspection import StacksDetail
 from serving import Served

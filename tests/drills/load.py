@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import reference
-from ppengine.config import Profile, load_profile, profiles_dir
+from ppengine.common.config import Profile, load_profile, profiles_dir
 from serving import Operator
 
 MODEL = profiles_dir() / "models" / "tiny"

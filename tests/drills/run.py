@@ -27,7 +27,7 @@ import report  # noqa: E402
 import soak  # noqa: E402
 from drill import Result, as_json, drill, positions  # noqa: E402
 from load import learn  # noqa: E402
-from ppengine.faults.registry import Kind, kinds  # noqa: E402
+from ppengine.drills.registry import Kind, kinds  # noqa: E402
 
 
 def main() -> int:

@@ -12,8 +12,8 @@ import msgspec
 import yaml
 from engines import Engine
 from load import Load, profile
-from ppengine.faults import groups
-from ppengine.faults.registry import FaultError
+from ppengine.drills import cgroups
+from ppengine.drills.registry import FaultError
 from ppengine.protocol.discovery import EngineRecord
 from watching import tell, watch
 
@@ -42,7 +42,7 @@ async def _watch_loading(engine: Engine, stages: int) -> list[str]:
     undo = []
     # Where no cgroup of processors can be had, an ordinary load is watched.
     with contextlib.suppress(FaultError):
-        undo = [groups.throttle(pids[f"stage{stage}"], SHARE) for stage in range(stages)]
+        undo = [cgroups.throttle(pids[f"stage{stage}"], SHARE) for stage in range(stages)]
     try:
         async with watch(record, loading=True) as watcher:
             await watcher.until(lambda picture: picture.engine.state == "serving", "it serves", LOADED_S)

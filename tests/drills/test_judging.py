@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import report
 from drill import Result, positions
-from ppengine.faults.registry import find
+from ppengine.drills.registry import find
 
 
 def result(**changes: Any) -> Result:

@@ -12,7 +12,7 @@ from typing import Any
 
 import reference
 from operators import CATCHES, Operator
-from ppengine.config import Profile
+from ppengine.common.config import Profile
 from ppengine.protocol.control import Outcome, Preempt, Resume, SetMemory, SwapIn, SwapOut
 from ppengine.protocol.snapshot import Snapshot
 from serving import Served

@@ -127,7 +127,7 @@ def lose_an_answer(seconds):
 
 
 def slow_down(seconds):
-    from ppengine.models.stage import StageModel
+    from ppengine.models.stage_model import StageModel
     run = StageModel.run
 
     def slower(self, *args):
@@ -139,9 +139,9 @@ def slow_down(seconds):
 
 
 def map_beside(seconds):
-    from ppengine.config import EngineConfig
-    from ppengine.ring import MAP_RING, Kind
-    from ppengine.stage.kv_cache import CpuKvCache
+    from ppengine.common.config import EngineConfig
+    from ppengine.common.ring import MAP_RING, Kind
+    from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
     from ppengine.stage.recorder import open_recorder
 
     def argument(name):

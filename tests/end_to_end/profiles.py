@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ppengine.config import Profile, build_profile
+from ppengine.common.config import Profile, build_profile
 
 
 def small(

@@ -1,7 +1,7 @@
 """Makes the bundled recordings: `python tests/end_to_end/record_samples.py [NAME...]`, on a machine that is not busy.
 
 All are of a real engine of three stages under load. `sample`: somebody stops stage 1, and continues it. The others are
-the incidents of `ppengine.streams.incidents`: the program of each report runs on fake streams, in place of a stage, and
+the incidents of `drills/incident_programs`: the program of each report runs on fake streams, in place of a stage, and
 what the ledger says of it is shown from the third second on, by the verdict's own rule and with the engine's own steps.
 """
 
@@ -23,16 +23,16 @@ from ppconsole.link.engine import EngineLink
 from ppconsole.link.faults import FaultWatcher
 from ppconsole.link.recording import Recorder
 from ppconsole.link.source import Update
-from ppengine.config import profiles_dir
-from ppengine.monitor.diagnosis.case import Case
-from ppengine.monitor.diagnosis.findings import found
-from ppengine.monitor.diagnosis.graph import Graph
+from ppengine.common.config import profiles_dir
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.finding_rules import found
+from ppengine.diagnosis.wait_graph import Graph
+from ppengine.drills.fake_streams import FakeRuntime
+from ppengine.drills.incident_programs import INCIDENTS
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Event, Snapshot, StreamInfo, Verdict
-from ppengine.streams.fakes import FakeRuntime
-from ppengine.streams.incidents import INCIDENTS
-from ppengine.streams.ledger import Ledger
+from ppengine.stage.ledger.ledger import Ledger
 from serving import Served
 
 from profiles import small

@@ -24,9 +24,9 @@ import yaml
 from engines import Engine, wait_until
 from operators import Operator
 from ppconsole.link.engine import EngineLink
-from ppengine.config import EngineConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.ring import Gauge, RingReader
 from ppengine.protocol.discovery import EngineRecord
-from ppengine.ring import Gauge, RingReader
 
 PAGE = mmap.PAGESIZE
 

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import zmq
 from engines import Engine, wait_until
-from ppengine import lifeline
-from ppengine.config import profiles_dir
+from ppengine.common import lifeline
+from ppengine.common.config import profiles_dir
 from ppengine.protocol.control import Accepted, Command, Stop
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, FromFront

@@ -16,7 +16,7 @@ from cgroups import moved
 from checkpoints import make_checkpoint
 from injected import Injector
 from operators import Operator
-from ppengine.faults.tracer import Tracer
+from ppengine.drills.tracer import Tracer
 from ppengine.protocol.control import Abort, SetMemory
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from serving import Served

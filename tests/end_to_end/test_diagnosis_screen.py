@@ -14,7 +14,7 @@ from ppconsole.link.engine import EngineLink
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.diagnosis import DiagnosisScreen
 from ppconsole.view.cells import text_of
-from ppengine.config import profiles_dir
+from ppengine.common.config import profiles_dir
 from ppengine.protocol.inspection import AboutDetail, FaultDetail
 from serving import Served, process_state
 from test_pilot_real import Rig

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ppengine import LLM, SamplingParams
-from ppengine.config import load_profile, profiles_dir
+from ppengine.common.config import load_profile, profiles_dir
 from ppengine.protocol.control import Abort, SetMemory, Submit
 from serving import Ran, Served, stage_pids
 

@@ -11,7 +11,7 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from engines import wait_until
-from ppengine.faults.registry import kinds
+from ppengine.drills.registry import kinds
 from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetCheck
 from ppengine.protocol.snapshot import Snapshot
 from serving import Operator, Served, process_state

@@ -13,7 +13,7 @@ import reference
 import torch
 from checkpoints import make_checkpoint
 from engines import wait_until
-from ppengine.executor.process import session
+from ppengine.common.child_process import session
 from ppengine.protocol.control import SetCheck
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.snapshot import Event

@@ -13,7 +13,7 @@ from engines import Engine, wait_until
 from pilots import TOKENS, Rig, console
 from ppconsole.app import ConsoleApp
 from ppconsole.link.engine import EngineLink
-from ppengine.config import profiles_dir
+from ppengine.common.config import profiles_dir
 from ppengine.protocol.control import Resume, SetMemory
 from serving import Served, process_state
 from textual.widgets import Button

@@ -16,7 +16,7 @@ import reference
 from checkpoints import make_checkpoint
 from operators import Operator
 from ppengine import LLM, SamplingParams
-from ppengine.faults.wires import between
+from ppengine.drills.tcp_sockets import between
 from ppengine.protocol.control import Release, RestartStage, Resume, SetMemory, SwapOut
 from ppengine.protocol.snapshot import Snapshot
 from serving import Served, stage_pids

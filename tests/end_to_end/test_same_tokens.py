@@ -12,7 +12,7 @@ import reference
 from checkpoints import make_checkpoint
 from injected import Injector
 from ppengine import LLM, SamplingParams
-from ppengine.config import profiles_dir
+from ppengine.common.config import profiles_dir
 from serving import Served
 
 from profiles import small

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from operators import CATCHES
-from ppengine.config import load_profile
+from ppengine.common.config import load_profile
 from ppengine.protocol.control import Drain, Pause, Preempt, Resume, Submit, SwapOut
 from ppengine.protocol.sampling import SamplingParams
 from serving import Served

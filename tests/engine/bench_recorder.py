@@ -19,9 +19,9 @@ from typing import NamedTuple
 from ppengine.bench.sides import run_engine
 from ppengine.bench.watchers import roles_of
 from ppengine.bench.workload import random_jobs
-from ppengine.config import EngineConfig, load_profile
+from ppengine.common.config import EngineConfig, load_profile
+from ppengine.common.ring import Kind, RingReader, Word
 from ppengine.offline.llm import LLM
-from ppengine.ring import Kind, RingReader, Word
 from ppengine.stage.recorder import Recorder
 
 TOGGLE = signal.SIGRTMIN + 5
@@ -31,7 +31,7 @@ import signal
 NAMES = "begin", "end", "part", "end_part"
 
 def toggle(*_):
-    from ppengine.ring import RingWriter as Writer
+    from ppengine.common.ring import RingWriter as Writer
     kept = toggle.kept
     toggle.kept = {} if kept else {name: getattr(Writer, name) for name in NAMES}
     for name in NAMES:

@@ -6,11 +6,11 @@ import gc
 import statistics
 import time
 
-from ppengine.config import SchedulerConfig
+from ppengine.common.config import SchedulerConfig
+from ppengine.core.scheduler import Scheduler
+from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Sampled
-from ppengine.request import Request
-from ppengine.scheduler import Scheduler
 
 
 def build(stages, waiting, *, running, ahead, by_blocks):

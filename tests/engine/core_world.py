@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 import msgspec
-from ppengine.checkpoint import ModelSpec
-from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
+from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
 from ppengine.core.engine import Engine
 from ppengine.protocol.control import Command, SetMemory, Submit
 from ppengine.protocol.frames import Codec

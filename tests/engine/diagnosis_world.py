@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 from monitor_helpers import stage
-from ppengine.monitor.evidence import Evidence, StageEvidence
+from ppengine.common.ring import shape_code
+from ppengine.diagnosis.evidence import Evidence, StageEvidence
 from ppengine.protocol.reports import CpuShares, EdgeSample, Message
-from ppengine.ring import shape_code
 
 PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
 CODE = shape_code("float32", 64)

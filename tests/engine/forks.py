@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ppengine.executor.nursery import Nursery
-from ppengine.executor.process import Child
+from ppengine.common.child_process import Child
+from ppengine.supervisor.launch.forkserver_client import Nursery
 
 
 def fork(module: str, args: list[str], log: Path) -> Child:

@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import zmq
-from ppengine import lifeline
-from ppengine.config import ConsoleConfig, EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile
-from ppengine.monitor.evidence import StageEvidence
+from ppengine.common import lifeline
+from ppengine.common.config import ConsoleConfig, EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile
+from ppengine.common.ring import Kind, Record
+from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.protocol import frames
 from ppengine.protocol.control import Command, FromBulk, FromGateway, Hello
 from ppengine.protocol.discovery import runtime_dir
 from ppengine.protocol.offline import ToFront
 from ppengine.protocol.reports import AgentReport, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
 from ppengine.protocol.snapshot import EngineInfo, Queues, Snapshot, Throughput
-from ppengine.ring import Kind, Record
 
 MIB = 1024 * 1024
 T = TypeVar("T")

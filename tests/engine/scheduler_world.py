@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from ppengine.config import SchedulerConfig
+from ppengine.common.config import SchedulerConfig
+from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler
+from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.request import Request
-from ppengine.scheduler import DoesNotFit, Refused, Scheduler
 from stage_model import StageModel, continuation
 
 EOS = 3

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import zmq
 from forks import fork
-from ppengine.checkpoint import read_spec
-from ppengine.config import EngineConfig, build_profile
-from ppengine.executor.process import Child
-from ppengine.partition import partition_layers
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common.child_process import Child
+from ppengine.common.config import EngineConfig, build_profile
+from ppengine.common.partition import partition_layers
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import (
     TOKEN_REGISTERED,

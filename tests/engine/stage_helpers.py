@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from forks import fork
-from ppengine import lifeline
-from ppengine.executor.process import Child
+from ppengine.common import lifeline
+from ppengine.common.child_process import Child
 from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.transport import Outbox

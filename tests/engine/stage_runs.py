@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ppengine.checkpoint import read_spec
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common.partition import partition_layers
 from ppengine.models import build_stage, load_weights
-from ppengine.partition import partition_layers
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row
 from ppengine.stage.batch_state import BatchState
 from ppkernels.batch import Batch

@@ -18,11 +18,11 @@ from ppengine.bench.__main__ import advice
 from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, table
 from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
-from ppengine.checkpoint import ModelSpec, read_spec
-from ppengine.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, load_profile
+from ppengine.checkpoint.model_spec import ModelSpec, read_spec
+from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, load_profile
+from ppengine.common.partition import best_partition, longest_ms
+from ppengine.common.ring import Gauge, Kind, Record, RingWriter
 from ppengine.offline.arguments import make_profile
-from ppengine.partition import best_partition, longest_ms
-from ppengine.ring import Gauge, Kind, Record, RingWriter
 from transformers import AutoConfig, AutoModelForCausalLM
 
 MS = 1_000_000

@@ -4,8 +4,8 @@ import random
 from collections import Counter
 
 import pytest
-from ppengine.blocks import BlockPool, HostPool
-from ppengine.request import chain_digest
+from ppengine.core.scheduler.block_pool import BlockPool, HostPool
+from ppengine.core.scheduler.request import chain_digest
 
 
 def cache(pool, block, name):

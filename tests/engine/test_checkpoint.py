@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from checkpoints import FAMILIES, make_checkpoint
-from ppengine.checkpoint import CheckpointError, ModelSpec, read_spec
-from ppengine.config import ConfigError
-from ppengine.partition import partition_layers
+from ppengine.checkpoint.model_spec import CheckpointError, ModelSpec, read_spec
+from ppengine.common.config import ConfigError
+from ppengine.common.partition import partition_layers
 
 MODELS = Path(__file__).parents[2] / "profiles/models"
 LLAMA: dict[str, Any] = {

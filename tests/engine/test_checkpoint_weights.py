@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import FAMILIES, make_checkpoint
-from ppengine.checkpoint import CheckpointError, check_weights, read_spec
+from ppengine.checkpoint.model_spec import CheckpointError, check_weights, read_spec
+from ppengine.checkpoint.tensor_files import tensor_files
+from ppengine.common.partition import partition_layers
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights, loader
-from ppengine.partition import partition_layers
-from ppengine.weights import tensor_files
 from safetensors.torch import load_file, save_file
 from stage_runs import Pipeline, exact_logits, random_tokens
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from core_world import CoreWorld
-from ppengine.blocks import STATES
 from ppengine.core import block_map
 from ppengine.core.details import answer
+from ppengine.core.scheduler.block_pool import STATES
 from ppengine.protocol.control import Inspect, Inspected
 from ppengine.protocol.frames import decode_as
 from ppengine.protocol.inspection import BlocksDetail

@@ -179,7 +179,7 @@ def test_stages_that_begin_anew_are_told_what_is_on(world):
 def test_the_ledger_says_how_old_it_is(world, monkeypatch):
     switch(world, "ledger")
     now = 50.0
-    monkeypatch.setattr("ppengine.core.checks.time.monotonic", lambda: now)
+    monkeypatch.setattr("ppengine.core.live_checks.time.monotonic", lambda: now)
     empty = StageLedger(stage=1, rank=0, streams=[], handoffs=[], buffers=[])
     world.engine.on_stage(LedgerPicture(generation=world.generation, ledger=empty))
     now = 53.5
@@ -226,7 +226,7 @@ def children(monkeypatch):
         made[-1].args = args
         return made[-1]
 
-    monkeypatch.setattr("ppengine.core.shadow.spawn", spawn)
+    monkeypatch.setattr("ppengine.core.shadow_check.spawn", spawn)
     return made
 
 

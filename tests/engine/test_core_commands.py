@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from core_world import VOCAB, CoreWorld
-from ppengine.config import ConfigError
+from ppengine.common.config import ConfigError
 from ppengine.core import operations
 from ppengine.protocol.control import (
     Abort,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from ppengine.config import ConfigError
+from ppengine.common.config import ConfigError
 from ppengine.offline import llm
 from ppengine.offline.arguments import ARGUMENTS, make_profile
 from ppengine.offline.launch import EngineError, LocalEngine

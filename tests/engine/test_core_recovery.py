@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
-from ppengine.config import ConfigError, build_profile
+from ppengine.common.config import ConfigError, build_profile
 from ppengine.protocol.control import (
     Abort,
     Cordon,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from ppengine.cuda.accounts import Account, Parts, Reading, refusal
+from ppengine.stage.backends.cuda.memory_accounts import Account, Parts, Reading, refusal
 
 GIB = 2**30
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from ppengine.cuda import kv_cache
-from ppengine.cuda.errors import DriverError
-from ppengine.cuda.kv_cache import CudaKvCache
-from ppengine.cuda.streams import Order
-from ppengine.faults.points import Fault, Points, SegmentsPoint
-from ppengine.faults.registry import find
-from ppengine.faults.stage import Arms
-from ppengine.ring import Kind, RingReader
-from ppengine.stage.kv_cache import KvShape
+from ppengine.common.ring import Kind, RingReader
+from ppengine.drills.fault_points import Fault, Points, SegmentsPoint
+from ppengine.drills.registry import find
+from ppengine.drills.stage_faults import Arms
+from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.cuda import elastic_kv_cache
+from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
+from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.streams import Order
 from ppengine.stage.recorder import Recorder
 from stage_helpers import until
 
@@ -130,7 +130,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(kv_cache, "Stream", LateStream)
+    monkeypatch.setattr(elastic_kv_cache, "Stream", LateStream)
     made = World(tmp_path)
     yield made
     made.driver.gate.set()

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ppengine.cuda.block_mover import BlockMover
-from ppengine.cuda.errors import DriverError
-from ppengine.cuda.host_pool import PinnedPool, PoolRefusedError, runs
+from ppengine.drills.fake_streams import FakeEvent, FakeRuntime, FakeStream
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.kv_cache import KvShape
-from ppengine.stage.system_memory import SystemMemory
-from ppengine.streams.fakes import FakeEvent, FakeRuntime, FakeStream
-from ppengine.streams.ledger import Ledger
+from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.cpu.system_memory import SystemMemory
+from ppengine.stage.backends.cuda.block_mover import BlockMover
+from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool, PoolRefusedError, runs
+from ppengine.stage.ledger.ledger import Ledger
 
 BLOCKS, SLOTS = 8, 6
 Pairs = list[tuple[int, int]]
@@ -231,7 +231,7 @@ VIEW = (2, 16, 2, 32)
 
 
 def test_the_pool_pins_whole_slots_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppengine.cuda.host_pool._PIECE", 10 * SHAPE.block_bytes + 1)
+    monkeypatch.setattr("ppengine.stage.backends.cuda.pinned_swap_space._PIECE", 10 * SHAPE.block_bytes + 1)
     driver = BookPinner()
     pool = PinnedPool(SHAPE, 25, VIEW, driver)
     assert pool.slots_a_piece == 10
@@ -259,7 +259,9 @@ def test_a_pool_that_cannot_be_pinned_says_what_would_fit(monkeypatch: pytest.Mo
         "CUDA_ERROR_OUT_OF_MEMORY after 3072.0 MiB; memory.swap_space_gib of at most 2.7 would fit"
     )
     assert driver.pinned == {}, "what was pinned before the refusal is given back"
-    monkeypatch.setattr("ppengine.cuda.host_pool.system_memory", lambda: SystemMemory(2**33, 2**31))
+    monkeypatch.setattr(
+        "ppengine.stage.backends.cuda.pinned_swap_space.system_memory", lambda: SystemMemory(2**33, 2**31)
+    )
     with pytest.raises(PoolRefusedError, match=r"the system has 2048.0 MiB available; .* at most 1.8 would fit"):
         PinnedPool(big, 2048, (2, 16, 8, 128), driver)
     assert PinnedPool(big, 0, (2, 16, 8, 128), driver).layers[0].shape[0] == 0

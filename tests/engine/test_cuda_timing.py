@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from ppengine.cuda.streams import Stream
-from ppengine.cuda.timing import DeviceTimer, TimedWork
+from ppengine.common.ring import Kind, Record, RingReader, RingWriter
 from ppengine.protocol.steps import Retired
-from ppengine.ring import Kind, Record, RingReader, RingWriter
-from ppengine.stage.pending import Pending
+from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
+from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.pending_step import Pending
 
 MS = 1_000_000
 

@@ -9,9 +9,9 @@ import random
 
 import pytest
 import torch
-from ppengine.cuda.dlpack import tensor_over
-from ppengine.cuda.errors import DriverError
-from ppengine.cuda.virtual_memory import Segments, handle_bytes
+from ppengine.stage.backends.cuda.dlpack import tensor_over
+from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.virtual_memory import Segments, handle_bytes
 
 MIB = 2**20
 HANDLE = 2 * MIB

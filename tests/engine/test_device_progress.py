@@ -10,17 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from diagnosis_world import PLACES, pipeline_held_at, stuck, with_stage
-from ppengine.cuda.progress import DeviceProgress, StreamProgress
-from ppengine.device_page import PAGE_BYTES, DevicePage, DevicePageReader, Line, word_of
-from ppengine.monitor.agent import Sampler
-from ppengine.monitor.devices import DeviceWatch, with_xids
-from ppengine.monitor.diagnosis import diagnose
-from ppengine.monitor.evidence import StageEvidence
-from ppengine.monitor.fallen import Fallen
-from ppengine.monitor.watch import StageWatch
+from ppengine.agent.agent import Sampler
+from ppengine.agent.device_watch import DeviceWatch
+from ppengine.agent.stage_watch import StageWatch
+from ppengine.common.device_page import PAGE_BYTES, DevicePage, DevicePageReader, Line, word_of
+from ppengine.common.ring import RingWriter
+from ppengine.diagnosis import diagnose
+from ppengine.diagnosis.device_evidence import with_xids
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.recent_deaths import Fallen
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import StreamInfo
-from ppengine.ring import RingWriter
+from ppengine.stage.backends.cuda.stream_progress import DeviceProgress, StreamProgress
 
 
 class LateDevice:
@@ -129,7 +130,7 @@ def test_a_stream_from_launch_to_end(world: World) -> None:
 
 def test_age_is_since_the_device_moved_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000_000_000]
-    monkeypatch.setattr("ppengine.monitor.devices.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("ppengine.agent.device_watch.time.monotonic_ns", lambda: now[0])
 
     def after(seconds: float) -> float | None:
         now[0] += int(seconds * 1e9)

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from diagnosis_world import evidence, healthy, pipeline_held_at, stuck, with_stage
 from monitor_helpers import record
-from ppengine.monitor.diagnosis import diagnose
-from ppengine.monitor.evidence import StageEvidence
-from ppengine.monitor.history import History, expected_ms
+from ppengine.agent.step_history import History
+from ppengine.common.ring import Kind
+from ppengine.diagnosis import diagnose
+from ppengine.diagnosis.budgets import expected_ms
+from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.protocol.snapshot import StreamInfo, Verdict
-from ppengine.ring import Kind
 
 MS, SECOND = 1_000_000, 1_000_000_000
 LAUNCH_MS = 1.5

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
-from ppengine.monitor.diagnosis import PHASE_BUDGET_S, diagnose, stuck_limit_s
-from ppengine.monitor.diagnosis.words import exit_words
-from ppengine.monitor.evidence import DriverEvidence, Evidence
+from ppengine.diagnosis import PHASE_BUDGET_S, diagnose, stuck_limit_s
+from ppengine.diagnosis.evidence import DriverEvidence, Evidence
+from ppengine.diagnosis.phrases import exit_words
 
 PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
 

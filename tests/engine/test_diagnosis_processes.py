@@ -6,9 +6,9 @@ from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
-from ppengine.monitor.diagnosis import build, diagnose
-from ppengine.monitor.diagnosis.graph import main
-from ppengine.monitor.evidence import DriverEvidence, Stack
+from ppengine.diagnosis import build, diagnose
+from ppengine.diagnosis.evidence import DriverEvidence, Stack
+from ppengine.diagnosis.wait_graph import main
 from ppengine.protocol.reports import UNKNOWN_STATUS, CpuShares, EdgeSample, Finding, Message, PaceSample
 
 

@@ -17,8 +17,8 @@ from diagnosis_world import (
     with_stage,
 )
 from monitor_helpers import stage
-from ppengine.monitor.diagnosis import diagnose, waits
-from ppengine.monitor.evidence import Stack
+from ppengine.diagnosis import diagnose, waits
+from ppengine.diagnosis.evidence import Stack
 from ppengine.protocol.reports import CpuShares
 
 CROWDED_OUT = CpuShares(user=0.2, system=0.0, main_user=0.2, main_system=0.0, main_waited=0.7)
@@ -334,7 +334,7 @@ def test_one_that_has_only_begun_is_not_a_second_root():
 
 
 def test_nothing_is_said_of_a_stage_when_the_core_is_silent():
-    from ppengine.monitor.evidence import DriverEvidence
+    from ppengine.diagnosis.evidence import DriverEvidence
 
     found = diagnose(stuck(pipeline_held_at(2, 0), driver=DriverEvidence(pid=7, process_state="S", report_age_s=4.0)))
     assert [(v.stage, v.cause) for v in found if v.root] == [(None, "driver")]

@@ -2,8 +2,8 @@
 
 import pytest
 from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, with_stage
-from ppengine.monitor.diagnosis import diagnose
-from ppengine.monitor.diagnosis.budgets import HEALED_TOLD_S
+from ppengine.diagnosis import diagnose
+from ppengine.diagnosis.budgets import HEALED_TOLD_S
 from ppengine.protocol.reports import WireLoss
 
 CLOSED = "lost stage 0: it closed the connection"

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from engines import HERE, alive, wait_until
-from ppengine.executor.local import LocalExecutor
-from ppengine.executor.process import Child, describe_exit, last_words, session, spawn, tail
+from ppengine.common.child_process import Child, describe_exit, last_words, session, spawn, tail
+from ppengine.supervisor.launch.local import LocalExecutor
 
 PRINT_SELF = "import os, sys; print(os.getsid(0), sys.stdin.read() == '', os.environ.get('EXTRA'), *sys.argv[1:])"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from engines import Engine
-from ppengine.config import EngineConfig, ModelConfig, Profile
-from ppengine.executor.base import ExecutorError
-from ppengine.executor.ray import RayExecutor
-from ppengine.executor.ray_driver import Driver, cause_of_death, why_not
+from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.supervisor.launch.launcher import ExecutorError
+from ppengine.supervisor.launch.ray_driver import Driver, cause_of_death, why_not
+from ppengine.supervisor.launch.ray_launcher import RayExecutor
 
 
 def test_missing_ray_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import zmq
-from ppengine.faults.desk import FaultDesk
+from ppengine.drills.fault_desk import FaultDesk
 from ppengine.protocol.control import Accepted, ClearFaults, Command, Fault, Outcome
 
 FIRST, NEW = 100, 200

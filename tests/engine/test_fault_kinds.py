@@ -9,15 +9,15 @@ from typing import get_args
 import pytest
 import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
-from ppengine.faults import groups
-from ppengine.faults.points import Fault, Points, Site
-from ppengine.faults.registry import FaultError, Kind, edge_of, find, kinds, strike
+from ppengine.drills import cgroups
+from ppengine.drills.fault_points import Fault, Points, Site
+from ppengine.drills.registry import FaultError, Kind, edge_of, find, kinds, strike
 from ppengine.protocol.control import Failed, Inspect, Refused
 from ppengine.protocol.control import Fault as FaultVerb
 from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.snapshot import Cause
 
-GATEWAY = "ppengine.monitor.gateway"
+GATEWAY = "ppengine.gateway"
 
 
 def test_table_of_kinds():
@@ -150,7 +150,7 @@ def tree(tmp_path, monkeypatch):
             (tmp_path / folder).mkdir(parents=True)
             (tmp_path / folder / "cgroup.procs").touch()
         read = Path.read_text
-        monkeypatch.setattr(groups, "ROOT", tmp_path)
+        monkeypatch.setattr(cgroups, "ROOT", tmp_path)
         monkeypatch.setattr(Path, "read_text", lambda self: listing if self.match("/proc/*/cgroup") else read(self))
         return tmp_path
 
@@ -159,7 +159,7 @@ def tree(tmp_path, monkeypatch):
 
 def test_group_is_made_below_the_processes_own(tree):
     root = tree("3:cpu:/a\n0::/\n", "cpu/a")
-    leave = groups.throttle(1234, 0.1)
+    leave = cgroups.throttle(1234, 0.1)
     made = root / "cpu" / "a" / "ppfault-1234-cpu"
     assert (made / "cgroup.procs").read_text() == "1234"
     assert [(made / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")] == ["10000", "100000"]
@@ -169,7 +169,7 @@ def test_group_is_made_below_the_processes_own(tree):
 
 def test_small_share_gets_the_longest_period(tree):
     root = tree("3:cpu:/a\n", "cpu/a")
-    groups.throttle(1234, 0.001)
+    cgroups.throttle(1234, 0.001)
     made = root / "cpu" / "a" / "ppfault-1234-cpu"
     assert [(made / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")] == ["1000", "1000000"]
 
@@ -177,12 +177,12 @@ def test_small_share_gets_the_longest_period(tree):
 def test_second_version_of_cgroups(tree):
     root = tree("0::/user\n", "user")
     (root / "user" / "cgroup.controllers").write_text("cpu memory\n")
-    groups.throttle(7, 0.5)
+    cgroups.throttle(7, 0.5)
     assert (root / "user" / "cgroup.subtree_control").read_text() == "+cpu"
     assert (root / "user" / "ppfault-7-cpu" / "cpu.max").read_text() == "50000 100000"
-    groups.limit_memory(7, 4096)
+    cgroups.limit_memory(7, 4096)
     assert (root / "user" / "ppfault-7-memory" / "memory.max").read_text() == "4096"
-    thaw = groups.freeze(7)
+    thaw = cgroups.freeze(7)
     frozen = root / "user" / "ppfault-7-freezer" / "cgroup.freeze"
     assert frozen.read_text() == "1"
     thaw()
@@ -191,7 +191,7 @@ def test_second_version_of_cgroups(tree):
 
 def test_memory_limit_of_the_first_version(tree):
     root = tree("4:memory:/a\n", "memory/a")
-    groups.limit_memory(9, 4096)
+    cgroups.limit_memory(9, 4096)
     made = root / "memory" / "a" / "ppfault-9-memory"
     assert (made / "memory.limit_in_bytes").read_text() == "4096"
     assert (made / "cgroup.procs").read_text() == "9"
@@ -200,15 +200,15 @@ def test_memory_limit_of_the_first_version(tree):
 def test_group_that_may_not_be_made_is_refused(tree):
     tree("3:cpu:/gone\n", "cpu/a")
     with pytest.raises(FaultError, match="no cpu cgroup can be made below"):
-        groups.throttle(1234, 0.1)
+        cgroups.throttle(1234, 0.1)
     with pytest.raises(FaultError, match="in no cgroup with the controller memory"):
-        groups.limit_memory(1234, 1)
+        cgroups.limit_memory(1234, 1)
 
 
 def test_controller_that_is_not_handed_down_is_refused(tree):
     tree("0::/user\n", "user")
     with pytest.raises(FaultError, match="no controller memory that may be used here"):
-        groups.limit_memory(1234, 1)
+        cgroups.limit_memory(1234, 1)
 
 
 # --- who refuses --------------------------------------------------------------------------------------------
@@ -237,9 +237,9 @@ def test_engine_without_the_option_refuses_and_says_how():
         remove(config)
 
 
-@pytest.mark.parametrize("module", ["ppengine.stage.worker", "ppengine.monitor.gateway", "ppengine.core.__main__"])
+@pytest.mark.parametrize("module", ["ppengine.stage.worker", "ppengine.gateway", "ppengine.core.__main__"])
 def test_nothing_of_it_is_imported_with_a_process(module):
-    code = f"import {module}, sys; print([name for name in sys.modules if name.startswith('ppengine.faults')])"
+    code = f"import {module}, sys; print([name for name in sys.modules if name.startswith('ppengine.drills')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,4 +1,4 @@
-"""Faults of a GPU where there is none: who refuses them, where they strike, what they leave to the next boot."""
+"""Faults of a GPU where there is none: who refuses them, where they strike, what they leave to the next start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import torch
 import zmq
 from monitor_helpers import make_config, remove
-from ppengine.cuda.graphs import Launched
-from ppengine.faults import boot
-from ppengine.faults.points import Fault, GraphsPoint, Points, Site
-from ppengine.faults.registry import FaultError, find, kinds
-from ppengine.faults.stage import Arms, FaultThread
+from ppengine.drills import start_faults
+from ppengine.drills.fault_points import Fault, GraphsPoint, Points, Site
+from ppengine.drills.registry import FaultError, find, kinds
+from ppengine.drills.stage_faults import Arms, FaultThread
 from ppengine.protocol.steps import Row
-from ppengine.stage.boot import _no_room
+from ppengine.stage.backends.cuda.decode_graphs import Launched
+from ppengine.stage.build import _no_room
 
 GPU_KINDS = [kind.name for kind in kinds().values() if kind.gpu]
 
@@ -129,12 +129,12 @@ def test_no_room_is_asked_of_one_boot_of_one_stage(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
     monkeypatch.setattr(torch, "empty", empty)
     thread(object(), folder=tmp_path)._inject(find("profile-oom"), 0)
-    boot.before_profile(tmp_path, 1, torch.device("cuda"))
-    boot.before_profile(tmp_path, 0, torch.device("cpu"))
+    start_faults.before_profile(tmp_path, 1, torch.device("cuda"))
+    start_faults.before_profile(tmp_path, 0, torch.device("cpu"))
     assert not limits
-    boot.before_profile(tmp_path, 0, torch.device("cuda"))
+    start_faults.before_profile(tmp_path, 0, torch.device("cuda"))
     assert limits == [0.25] and taken == [2**20, 512], "what the allocator had is taken"
-    boot.before_profile(tmp_path, 0, torch.device("cuda"))
+    start_faults.before_profile(tmp_path, 0, torch.device("cuda"))
     assert limits == [0.25], "once"
 
 

@@ -27,7 +27,7 @@ from monitor_helpers import (
     until,
     view,
 )
-from ppengine.monitor.proc import read_stat
+from ppengine.common.procfs import read_stat
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
     Abort,
@@ -59,7 +59,7 @@ from ppengine.protocol.reports import Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
 
-GATEWAY = "ppengine.monitor.gateway"
+GATEWAY = "ppengine.gateway"
 
 
 class World:

@@ -11,7 +11,7 @@ from monitor_helpers import TRIES, Client, FakeCore, make_config, remove, sample
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Ping, Pong, Refused
 
-GATEWAY = "ppengine.monitor.gateway"
+GATEWAY = "ppengine.gateway"
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import sys
 import pytest
 import zmq
 from monitor_helpers import until
-from ppengine import logs
-from ppengine.monitor.events import EventLog
-from ppengine.monitor.logs import tail
-from ppengine.monitor.publisher import Publisher
-from ppengine.monitor.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
+from ppengine.common import logs
+from ppengine.gateway.events import EventLog
+from ppengine.gateway.log_tail import tail
+from ppengine.gateway.publisher import Publisher
+from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
 from ppengine.protocol import frames
 from ppengine.protocol.control import Hello, Replay
 from ppengine.protocol.snapshot import Events

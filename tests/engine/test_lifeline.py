@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import alive, wait_until
-from ppengine import lifeline
+from ppengine.common import lifeline
 
 PARENT = """
 import subprocess, sys, threading

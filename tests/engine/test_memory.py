@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ppengine.memory import (
+from ppengine.common.memory_arithmetic import (
     StageBudget,
     block_bytes,
     fewest_blocks,

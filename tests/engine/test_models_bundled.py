@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import reference_greedy, reference_logits
-from ppengine.checkpoint import check_weights, read_spec
-from ppengine.config import profiles_dir
+from ppengine.checkpoint.model_spec import check_weights, read_spec
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.config import profiles_dir
 from ppengine.protocol.steps import Row
-from ppengine.tokenizer import Tokenizer
 from stage_runs import Pipeline, exact_logits
 from transformers import AutoTokenizer
 

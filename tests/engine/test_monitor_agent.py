@@ -1,4 +1,4 @@
-"""The agent against a real small process that writes a ring: stops, deaths, restarts, stacks, resident memory."""
+"""The agent against a real small process that writes a ring: stops, deaths, restarts, stack_dumps, resident memory."""
 
 import contextlib
 import os
@@ -12,21 +12,22 @@ from pathlib import Path
 import pytest
 import zmq
 from monitor_helpers import TRIES, make_config, remove, sample, started, until
-from ppengine.faults.tracer import Tracer
-from ppengine.monitor import proc, stacks
-from ppengine.monitor.agent import CALM_S, Sampler, is_calm
-from ppengine.monitor.watch import StageWatch
+from ppengine.agent import stack_dumps
+from ppengine.agent.agent import CALM_S, Sampler, is_calm
+from ppengine.agent.stage_watch import StageWatch
+from ppengine.common import procfs
+from ppengine.common.ring import MAP_RING, Kind, RingWriter, Word
+from ppengine.drills.tracer import Tracer
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.reports import ToCollector
-from ppengine.ring import MAP_RING, Kind, RingWriter, Word
 
 PAGE = 4096
 STAGE = textwrap.dedent("""
     import ctypes, faulthandler, mmap, signal, sys, time
     from pathlib import Path
-    from ppengine.ring import Gauge, Kind, Phase, RingWriter
+    from ppengine.common.ring import Gauge, Kind, Phase, RingWriter
 
     path, stage = Path(sys.argv[1]), int(sys.argv[2])
     path.unlink(missing_ok=True)
@@ -87,7 +88,7 @@ def agent(config):
     with zmq.Context() as context, context.socket(zmq.PULL) as pull:
         pull.linger = 0
         pull.bind(config.endpoint("collect"))
-        with started("ppengine.monitor.agent", config) as (process, line):
+        with started("ppengine.agent", config) as (process, line):
             yield process, line, pull
 
 
@@ -118,7 +119,7 @@ def test_what_the_agent_sees_of_a_stage_at_work(config):
         report, _ = first(pull, working)
         seen = report.stages[0]
         assert (seen.index, seen.pid, seen.phase) == (0, process.pid, "serving")
-        assert seen.process_state in "RS" and seen.process_start == proc.read_stat(process.pid).start
+        assert seen.process_state in "RS" and seen.process_start == procfs.read_stat(process.pid).start
         assert seen.step_ms_p50 >= 2.0 and 0.1 < seen.idle_fraction < 0.9
         assert seen.op in ("idle", "forward", "step", None)
         assert seen.gauges["total_bytes"] == 1 << 26
@@ -214,7 +215,7 @@ def test_what_is_no_ring_is_left_alone(config):
 
 
 def test_a_gateway_that_takes_nothing_costs_drops_and_no_time(config):
-    with stage_process(config), started("ppengine.monitor.agent", config) as (process, _):
+    with stage_process(config), started("ppengine.agent", config) as (process, _):
         # Nobody listens: the agent goes on, and answers on its other socket.
         assert ask(config, Inspect(nonce=2, what="blocks")).code == "UNSUPPORTED"
         with pytest.raises(subprocess.TimeoutExpired):
@@ -261,14 +262,14 @@ def test_questions_that_the_agent_cannot_answer(config):
 
 
 def test_without_py_spy_the_process_writes_its_own_stack(config, monkeypatch):
-    monkeypatch.setattr(stacks, "_find", lambda: None)
+    monkeypatch.setattr(stack_dumps, "_find", lambda: None)
     with stage_process(config) as process:
-        found = stacks.take(0, process.pid, Path(config.run_dir, "s0.0.stack"))
+        found = stack_dumps.take(0, process.pid, Path(config.run_dir, "s0.0.stack"))
         assert "waiting_in_a_function_of_its_own" in found.text
         assert "py-spy is not installed" in found.error and "faulthandler" in found.error
         os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: proc.read_stat(process.pid).state == "T")
-        assert "takes no signal" in stacks.take(0, process.pid, Path(config.run_dir, "s0.0.stack")).error
+        until(lambda: procfs.read_stat(process.pid).state == "T")
+        assert "takes no signal" in stack_dumps.take(0, process.pid, Path(config.run_dir, "s0.0.stack")).error
 
 
 def test_who_traces_a_process_is_known(config):
@@ -289,10 +290,10 @@ def test_who_traces_a_process_is_known(config):
 
 
 def test_a_process_without_a_handler_is_not_signalled(monkeypatch, tmp_path):
-    monkeypatch.setattr(stacks, "_find", lambda: None)
+    monkeypatch.setattr(stack_dumps, "_find", lambda: None)
     process = subprocess.Popen(["sleep", "60"])
     try:
-        found = stacks.take(0, process.pid, tmp_path / "s")
+        found = stack_dumps.take(0, process.pid, tmp_path / "s")
         assert found.text == "" and "no handler for SIGUSR2" in found.error
         assert process.poll() is None, "the signal would have killed it"
     finally:
@@ -312,20 +313,20 @@ def test_the_agent_leaves_with_its_parent_and_on_sigterm(config):
 
 
 def test_the_agent_needs_no_torch():
-    code = "import sys, ppengine.monitor.agent, ppengine.monitor.gateway; sys.exit('torch' in sys.modules)"
+    code = "import sys, ppengine.agent.agent, ppengine.gateway.gateway; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_proc_of_what_is_not_there():
     gone = 2**22 + 1
-    assert proc.read_stat(gone) is None and proc.resident(gone, 0, 1) is None and proc.cgroups(gone) == ""
-    assert proc.catches(gone, signal.SIGUSR2) is False
+    assert procfs.read_stat(gone) is None and procfs.resident(gone, 0, 1) is None and procfs.cgroups(gone) == ""
+    assert procfs.catches(gone, signal.SIGUSR2) is False
 
 
 def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
     """What killed it there is known, and what that group counted before is not taken for its own."""
     files = {"a": tmp_path / "a", "b": tmp_path / "b"}
-    monkeypatch.setattr(proc, "cgroup_files", lambda groups: [files[groups]])
+    monkeypatch.setattr(procfs, "cgroup_files", lambda groups: [files[groups]])
     watch = StageWatch(0, 0)
     watch._follow("")
     assert watch._oom_kills() is None
@@ -336,7 +337,7 @@ def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
     watch._follow("b")
     assert watch._oom_kills() == 2
     files["b"].write_text("oom_kill 8\n")
-    watch._cgroup = proc.cgroup_counts(watch._cgroup_files)
+    watch._cgroup = procfs.cgroup_counts(watch._cgroup_files)
     assert watch._oom_kills() == 3
 
 
@@ -348,9 +349,9 @@ def test_counts_of_a_cgroup_are_read_from_either_version(tmp_path):
         "v1.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 3000000\n",
     }.items():
         (tmp_path / name).write_text(text)
-    found = proc.cgroup_counts([tmp_path / "memory.events", tmp_path / "cpu.stat"])
+    found = procfs.cgroup_counts([tmp_path / "memory.events", tmp_path / "cpu.stat"])
     assert found == {"oom_kill": 1, "oom": 2, "max": 9, "high": 3, "nr_throttled": 4, "throttled_usec": 1700}
-    found = proc.cgroup_counts([tmp_path / "memory.oom_control", tmp_path / "v1.stat", tmp_path / "none"])
+    found = procfs.cgroup_counts([tmp_path / "memory.oom_control", tmp_path / "v1.stat", tmp_path / "none"])
     assert found == {"oom_kill": 4, "nr_throttled": 2, "throttled_usec": 3000}
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ppengine.monitor.blackbox import NONCE, STEPS, BlackBox
-from ppengine.monitor.steps import read_rings
+from ppengine.agent.last_steps import read_rings
+from ppengine.common.ring import Gauge, Kind, RingWriter
+from ppengine.gateway.fault_record import NONCE, STEPS, BlackBox
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import RingsDetail, StacksDetail, StageStacks
 from ppengine.protocol.snapshot import Verdict
-from ppengine.ring import Gauge, Kind, RingWriter
 
 
 @pytest.fixture

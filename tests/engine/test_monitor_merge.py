@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
-from ppengine.monitor.collector import Collector
-from ppengine.monitor.events import EventLog
-from ppengine.monitor.gateway import Gateway
-from ppengine.monitor.holds import Held, Holds, Unheld
-from ppengine.monitor.merge import Inputs, merge
-from ppengine.monitor.tracker import EvidenceTracker, Sighting, newest_process
+from ppengine.common.ptrace_pauses import Held, Holds, Unheld
+from ppengine.diagnosis.tracker import EvidenceTracker, Sighting, newest_process
+from ppengine.gateway.collector import Collector
+from ppengine.gateway.events import EventLog
+from ppengine.gateway.gateway import Gateway
+from ppengine.gateway.merge import Inputs, merge
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.reports import AgentReport, Finding
@@ -418,7 +418,7 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
         raise KeyError(f"stage {1 + 1}")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ppengine.monitor.diagnosis.RULES", (trips,))
+        patch.setattr("ppengine.diagnosis.RULES", (trips,))
         for _ in range(3):
             Gateway._judge(gateway)
         (verdict,) = collector.snapshot(1).verdicts

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ppengine.monitor import nvml
-from ppengine.monitor.nvml import Poller
+from ppengine.agent import nvml
+from ppengine.agent.nvml import Poller
 
 UUID = "GPU-3c3fe52c-f4e1-51a3-c146-9b0c63b9dab0"
 

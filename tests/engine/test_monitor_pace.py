@@ -9,10 +9,11 @@ import time
 
 import pytest
 from monitor_helpers import record
-from ppengine.monitor import neighbours, proc
-from ppengine.monitor.messages import SHOWN_DONE, MessageTrack
-from ppengine.monitor.pace import Pace
-from ppengine.ring import Kind
+from ppengine.agent import host_load
+from ppengine.agent.edge_messages import SHOWN_DONE, MessageTrack
+from ppengine.agent.pace import Pace
+from ppengine.common import procfs
+from ppengine.common.ring import Kind
 
 SECOND = 1_000_000_000
 
@@ -209,9 +210,9 @@ def test_a_quota_is_told_beside_any_neighbour():
 def counted(monkeypatch, cores, *busy_s):
     """Return neighbours on a machine of so many cores, whose busy seconds are `busy_s` in turn."""
     seen = iter(busy_s)
-    monkeypatch.setattr(proc, "busy_s", lambda: next(seen))
-    monkeypatch.setattr(neighbours.os, "cpu_count", lambda: cores)
-    return neighbours.Neighbours()
+    monkeypatch.setattr(procfs, "busy_s", lambda: next(seen))
+    monkeypatch.setattr(host_load.os, "cpu_count", lambda: cores)
+    return host_load.Neighbours()
 
 
 def test_neighbours_are_all_but_the_stages(monkeypatch):
@@ -240,24 +241,24 @@ def test_a_machine_that_does_not_say_or_has_one_processor_has_no_neighbours(monk
 
 @pytest.mark.parametrize("text", [b"", b"cpu\n", b"cpu  1 2\n", b"intr 5\n", None])
 def test_what_cannot_be_read_of_the_processors_is_not_known(monkeypatch, text):
-    monkeypatch.setattr(proc, "_read", lambda path: text)
-    assert proc.busy_s() is None
+    monkeypatch.setattr(procfs, "_read", lambda path: text)
+    assert procfs.busy_s() is None
 
 
 def test_busy_is_what_is_neither_idle_nor_waits_for_a_disk(monkeypatch):
-    monkeypatch.setattr(proc, "_read", lambda path: b"cpu  100 20 30 5000 700 1 2 40 9 9\ncpu0 1 2 3\n")
-    assert proc.busy_s() == (100 + 20 + 30 + 1 + 2 + 40) / os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(procfs, "_read", lambda path: b"cpu  100 20 30 5000 700 1 2 40 9 9\ncpu0 1 2 3\n")
+    assert procfs.busy_s() == (100 + 20 + 30 + 1 + 2 + 40) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.skipif(not proc.busy_s() or (os.cpu_count() or 1) < 2, reason="needs two processors that are counted")
+@pytest.mark.skipif(not procfs.busy_s() or (os.cpu_count() or 1) < 2, reason="needs two processors that are counted")
 def test_a_process_beside_this_one_is_a_neighbour_and_a_stage_is_not():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            begun = proc.read_stat(busy.pid).cpu_s
-            without, with_it = neighbours.Neighbours(), neighbours.Neighbours()
+            begun = procfs.read_stat(busy.pid).cpu_s
+            without, with_it = host_load.Neighbours(), host_load.Neighbours()
             without.look({busy.pid: begun})
             time.sleep(1.5)
-            now = proc.read_stat(busy.pid).cpu_s
+            now = procfs.read_stat(busy.pid).cpu_s
             without.look({busy.pid: now})
             with_it.look({})
         finally:
@@ -311,7 +312,7 @@ def test_old_messages_are_forgotten_and_open_ones_shown():
 def test_waits_of_all_threads_are_counted():
     """One more thread that wants a core all the time, beside a process that keeps the only one busy."""
     core = {min(os.sched_getaffinity(0))}
-    before, done = proc.threads_waited_ns(os.getpid()), threading.Event()
+    before, done = procfs.threads_waited_ns(os.getpid()), threading.Event()
 
     def spin():
         os.sched_setaffinity(0, core)
@@ -323,11 +324,11 @@ def test_waits_of_all_threads_are_counted():
         thread.start()
     try:
         time.sleep(0.5)
-        grown, main = proc.threads_waited_ns(os.getpid()) - before, proc.waited_ns(os.getpid())
+        grown, main = procfs.threads_waited_ns(os.getpid()) - before, procfs.waited_ns(os.getpid())
     finally:
         done.set()
         for thread in threads:
             thread.join()
     assert grown > 0.2e9, "three wanted one core for half a second"
     assert main is not None
-    assert proc.threads_waited_ns(2**22 + 1) is None
+    assert procfs.threads_waited_ns(2**22 + 1) is None

@@ -2,9 +2,10 @@
 
 import pytest
 from monitor_helpers import record
-from ppengine.monitor.history import History, expected_ms
-from ppengine.monitor.rings import op_text, stream_info, waiting_on
-from ppengine.ring import Kind
+from ppengine.agent.ring_state import op_text, stream_info, waiting_on
+from ppengine.agent.step_history import History
+from ppengine.common.ring import Kind
+from ppengine.diagnosis.budgets import expected_ms
 
 MS = 1_000_000
 

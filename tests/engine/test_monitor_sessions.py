@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from ppengine.monitor.sessions import ATTACHED_S, Session, Sessions
+from ppengine.gateway.sessions import ATTACHED_S, Session, Sessions
 from ppengine.protocol.control import Hello
 
 HELLO = Hello(proto_min=1, proto_max=1, client="test", user="alice")

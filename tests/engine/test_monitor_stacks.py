@@ -8,9 +8,10 @@ import time
 
 import pytest
 from monitor_helpers import until
-from ppengine.monitor import proc, stacks
-from ppengine.monitor.evidence import Stack
-from ppengine.monitor.probe import NONCE, StackProbe
+from ppengine.agent import stack_dumps
+from ppengine.common import procfs
+from ppengine.diagnosis.evidence import Stack
+from ppengine.gateway.stack_probe import NONCE, StackProbe, newest
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspected
 from ppengine.protocol.inspection import StacksDetail, StageStacks, ThreadStack
@@ -42,7 +43,7 @@ def target(what, stack_file):
     process = subprocess.Popen([sys.executable, "-c", TARGET, what, str(stack_file)], stdout=subprocess.PIPE)
     try:
         assert process.stdout.readline() == b"ready\n"
-        until(lambda: proc.read_stat(process.pid, process.pid).state == "S", what="it sleeps")
+        until(lambda: procfs.read_stat(process.pid, process.pid).state == "S", what="it sleeps")
         time.sleep(0.2)
         yield process.pid
     finally:
@@ -52,50 +53,50 @@ def target(what, stack_file):
 
 
 def test_the_self_test_says_what_is_possible():
-    ability = stacks.self_test()
+    ability = stack_dumps.self_test()
     assert (ability.spy, ability.native) == (True, True) and "native" in ability.text
 
 
 def test_the_self_test_says_why_not(monkeypatch):
-    real = stacks.spy
+    real = stack_dumps.spy
 
     def without_native(pid, *, native=False, stopped=False, timeout=1.0):
         return ([], "py-spy: Permission Denied") if native else real(pid, stopped=stopped, timeout=timeout)
 
-    monkeypatch.setattr(stacks, "spy", without_native)
-    ability = stacks.self_test()
+    monkeypatch.setattr(stack_dumps, "spy", without_native)
+    ability = stack_dumps.self_test()
     assert (ability.spy, ability.native) == (True, False) and "native ones not: py-spy: Permission" in ability.text
-    monkeypatch.setattr(stacks, "spy", lambda pid, **_: ([], "py-spy is not installed: pip install py-spy"))
-    ability = stacks.self_test()
+    monkeypatch.setattr(stack_dumps, "spy", lambda pid, **_: ([], "py-spy is not installed: pip install py-spy"))
+    ability = stack_dumps.self_test()
     assert (ability.spy, ability.native) == (False, False) and "faulthandler alone: py-spy is not" in ability.text
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_who_holds_the_gil_and_where(tmp_path, native):
     with target("keeps_the_gil", tmp_path / "s") as pid:
-        found = stacks.take(0, pid, tmp_path / "s", native)
+        found = stack_dumps.take(0, pid, tmp_path / "s", native)
         assert found.native is native and found.error == ""
         assert [(thread.name, thread.owns_gil) for thread in found.threads] == [
             ("MainThread", True),
             ("control", False),
         ]
         assert ("usleep (libc.so.6)" in found.threads[0].frames) is native
-        top = stacks.newest(found)
+        top = newest(found)
         assert top.pid == pid and any(frame.startswith("keeps_the_gil <string>:") for frame in top.main)
         assert top.gil_owner.startswith("MainThread at ")
 
 
 def test_a_process_that_sleeps_holds_no_gil(tmp_path):
     with target("sleeps", tmp_path / "s") as pid:
-        found = stacks.take(0, pid, tmp_path / "s", True)
-        assert not any(thread.owns_gil for thread in found.threads) and stacks.newest(found).gil_owner == ""
+        found = stack_dumps.take(0, pid, tmp_path / "s", True)
+        assert not any(thread.owns_gil for thread in found.threads) and newest(found).gil_owner == ""
         assert found.text.splitlines()[0] == "MainThread"
 
 
 def test_faulthandler_stands_in_also_while_the_gil_is_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(stacks, "_find", lambda: None)
+    monkeypatch.setattr(stack_dumps, "_find", lambda: None)
     with target("keeps_the_gil", tmp_path / "s") as pid:
-        found = stacks.take(0, pid, tmp_path / "s", True)
+        found = stack_dumps.take(0, pid, tmp_path / "s", True)
         assert "taken by faulthandler instead" in found.error and not found.native
         assert found.threads[0].name == "MainThread"
         assert found.threads[0].frames[0].startswith("keeps_the_gil <string>:")
@@ -180,7 +181,7 @@ def test_who_waits_for_each_other_is_looked_at_together():
 
 def test_what_an_agent_does_not_answer_is_asked_again(monkeypatch):
     agent, now = Agent(), [10.0]
-    monkeypatch.setattr("ppengine.monitor.probe.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ppengine.gateway.stack_probe.time.monotonic", lambda: now[0])
     for seconds, asked in ((0, [0, 1, 2]), (29, [0, 1, 2]), (1.1, [0, 1, 2, 0, 2])):
         now[0] += seconds
         agent.probe.look([verdict("deadlock", 0)], PIDS)
@@ -190,7 +191,7 @@ def test_what_an_agent_does_not_answer_is_asked_again(monkeypatch):
 
 def test_an_agent_that_cannot_be_asked_is_asked_again_later(monkeypatch):
     agent, now = Agent(), [10.0]
-    monkeypatch.setattr("ppengine.monitor.probe.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ppengine.gateway.stack_probe.time.monotonic", lambda: now[0])
     agent.refuses = "the agent has not reported yet"
     agent.probe.look([verdict("undetermined")], PIDS)
     agent.refuses = ""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppengine.monitor import envelope
+from ppengine.gateway import envelope
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
     Command,

@@ -6,7 +6,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppengine.ring import HEADER_BYTES, Gauge, Kind, Phase, RingReader, RingWriter, Word, shape_code, shape_text
+from ppengine.common.ring import HEADER_BYTES, Gauge, Kind, Phase, RingReader, RingWriter, Word, shape_code, shape_text
 from ppengine.stage.recorder import Recorder
 
 

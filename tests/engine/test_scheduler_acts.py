@@ -1,8 +1,8 @@
 """What an operator does to one request: fences, effects, holds, dry runs, refusals."""
 
 import pytest
+from ppengine.core.scheduler import Refused
 from ppengine.protocol.steps import MoveKind
-from ppengine.scheduler import Refused
 from scheduler_world import World
 
 LONG = {"max_tokens": 30, "ignore_eos": True}

@@ -7,11 +7,11 @@ import random
 from collections import deque
 
 import pytest
-from ppengine.config import SchedulerConfig
+from ppengine.common.config import SchedulerConfig
+from ppengine.core.scheduler import Scheduler
+from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Sampled, Step
-from ppengine.request import Request
-from ppengine.scheduler import Scheduler
 
 
 def steps_of(stages: int, seed: int, rounds: int) -> list[Step]:

@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from ppengine.scheduler import Refused
+from ppengine.core.scheduler import Refused
 from scheduler_world import STATES, World
 
 SETTINGS = settings(

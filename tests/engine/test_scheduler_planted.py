@@ -1,9 +1,9 @@
 """The check of contents catches planted errors: a stale block, a slot off by one, a block freed too early."""
 
 import pytest
+from ppengine.core.scheduler.fences import Fences
+from ppengine.core.scheduler.kv_allocation import KvBlocks
 from ppengine.protocol.steps import Move, MoveKind, Row
-from ppengine.scheduler.fences import Fences
-from ppengine.scheduler.kv import KvBlocks
 from scheduler_world import Driver, World
 from stage_model import WrongRead
 

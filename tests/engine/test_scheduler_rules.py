@@ -1,9 +1,9 @@
 """The rules of scheduling, one by one."""
 
 import pytest
-from ppengine.blocks import STATES
+from ppengine.core.scheduler import DoesNotFit
+from ppengine.core.scheduler.block_pool import STATES
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Sampled
-from ppengine.scheduler import DoesNotFit
 from scheduler_world import World
 
 PLAIN = {"ignore_eos": True}

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from checkpoints import make_checkpoint, reference_greedy, reference_logits
-from ppengine.checkpoint import read_spec
-from ppengine.config import EngineConfig, build_profile
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common.config import EngineConfig, build_profile
 from ppengine.protocol.steps import ShadowTask
 from ppengine.shadow import reference
 from ppengine.shadow.reference import Reference

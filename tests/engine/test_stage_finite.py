@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
-from ppengine.checkpoint import read_spec
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common.partition import partition_layers
 from ppengine.models import StageModel, build_stage, load_weights
-from ppengine.partition import partition_layers
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Register, Row
+from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, KvShape
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.finite import HOLD_S, FiniteCheck, is_finite
+from ppengine.stage.finite_check import HOLD_S, FiniteCheck, is_finite
 from ppengine.stage.generations import Generations
-from ppengine.stage.kv_cache import CpuKvCache, KvShape
 
 BLOCK, LAYERS = 8, 4
 FAMILIES = ("opt", "opt-350m", "llama", "qwen3")

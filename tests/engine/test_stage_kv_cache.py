@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ppengine.config import ConfigError
-from ppengine.stage import hardware, kv_cache
-from ppengine.stage.kv_cache import CpuKvCache, HostPool, KvShape
-from ppengine.stage.system_memory import SystemMemory
+from ppengine.common.config import ConfigError
+from ppengine.stage.backends import hardware
+from ppengine.stage.backends.cpu import kv_cache
+from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, HostPool, KvShape
+from ppengine.stage.backends.cpu.system_memory import SystemMemory
 from stage_helpers import resident
 
 SHAPE = KvShape(layers=3, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32)

@@ -12,9 +12,9 @@ import torch
 from checkpoints import make_checkpoint
 from ppengine.protocol.steps import Check, StageFindings
 from ppengine.stage.edge import Edge
+from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.transport import Inlet, Outbox
 from ppengine.stage.wire import meet
-from ppengine.streams.ledger import Ledger
 from stage_core import FakeCore, Sequence
 from stage_helpers import WIDTH, make_ring, until
 

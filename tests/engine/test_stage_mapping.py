@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint, reference_greedy
+from ppengine.common.ring import RingReader, Word
 from ppengine.protocol.steps import Mapped
-from ppengine.ring import RingReader, Word
 from ppengine.stage.worker import StageWorker
 from stage_core import FakeCore, Sequence
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ppengine.ring import Kind, RingReader
+from ppengine.common.ring import Kind, RingReader
 from ppengine.stage.edge import Edge
-from ppengine.stage.offers import HANDLE_BYTES, MAX_FRAME, Offer, RefusedError, consider, propose
+from ppengine.stage.edge_flags import MAGIC, PAGE, RELEASED, Word, Words
+from ppengine.stage.edge_offers import HANDLE_BYTES, MAX_FRAME, Offer, RefusedError, consider, propose
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire
-from ppengine.stage.words import MAGIC, PAGE, RELEASED, Word, Words
 from stage_helpers import WIDTH, make_ring
 
 OFFER = Offer("GPU-1", bytes(range(HANDLE_BYTES)), 1000, 3)
@@ -239,7 +239,7 @@ class Waits:
 
 
 def test_a_stream_waits_for_the_newest_token_of_its_rows_once(wires: tuple[Wire, Wire], tmp_path: Path) -> None:
-    edges = pytest.importorskip("ppengine.cuda.edges", reason="needs cuda-bindings")
+    edges = pytest.importorskip("ppengine.stage.backends.cuda.device_edges", reason="needs cuda-bindings")
     sending, waits = Edge(wires[0], True), Waits()
     table = edges.DeviceTokens(make_ring(tmp_path, "main"), Edge(wires[1], False), OFFER, waits)
     slots = [np.array([0, 1, 2]), np.array([1, 2]), np.array([0, 70, 1])]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import make_checkpoint, reference_greedy
-from ppengine.checkpoint import read_spec
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common.ring import Gauge, Kind, Phase, RingReader, Word
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Move, MoveKind, Row, Step
-from ppengine.ring import Gauge, Kind, Phase, RingReader, Word
-from ppengine.stage.boot import resolve_dtype
+from ppengine.stage.build import resolve_dtype
 from stage_core import BLOCK, FakeCore, Sequence
 from stage_helpers import resident
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import make_checkpoint, reference_greedy
+from ppengine.common.ring import Gauge, Kind, Phase, RingReader, Word
 from ppengine.protocol.steps import TOKEN_REGISTERED, Row
-from ppengine.ring import Gauge, Kind, Phase, RingReader, Word
 from stage_core import FakeCore, Sequence
 from stage_helpers import resident
 

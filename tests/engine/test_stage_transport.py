@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ppengine.ring import Gauge, Kind, RingReader, shape_text
+from ppengine.common.ring import Gauge, Kind, RingReader, shape_text
 from ppengine.stage.edge import Edge
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import MAX_UNDELIVERED, Inlet

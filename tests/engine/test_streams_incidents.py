@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from ppengine.drills.fake_streams import FakeRuntime
+from ppengine.drills.incident_programs import INCIDENTS, Played
 from ppengine.protocol.reports import Finding
-from ppengine.streams.fakes import FakeRuntime
-from ppengine.streams.incidents import INCIDENTS, Played
-from ppengine.streams.ledger import Ledger
+from ppengine.stage.ledger.ledger import Ledger
 
 RUNS = 5
 """Each is run so often: an incident that shows now and then would be no test."""

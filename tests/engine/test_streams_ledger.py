@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from ppengine.streams.fakes import FakeError, FakeRuntime, LifoPool
-from ppengine.streams.ledger import Ledger
-from ppengine.streams.picture import picture
-from ppengine.streams.storage import StorageBuffers
+from ppengine.drills.fake_streams import FakeError, FakeRuntime, LifoPool
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.picture import picture
+from ppengine.stage.ledger.storage import StorageBuffers
 
 
 @pytest.fixture

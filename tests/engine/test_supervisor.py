@@ -271,7 +271,7 @@ def test_nursery_that_cannot_load_ends_the_engine_with_its_words(start: Start) -
 def test_engine_goes_on_without_its_nursery(start: Start) -> None:
     engine = start()
     serve(engine)
-    nursery = next(pid for pid, words in command_lines(engine) if "ppengine.stage.nursery" in words)
+    nursery = next(pid for pid, words in command_lines(engine) if "ppengine.supervisor.launch.forkserver" in words)
     os.kill(nursery, signal.SIGKILL)
     wait_until(lambda: nursery not in dict(command_lines(engine)), "it is gone")
     engine.process.terminate()

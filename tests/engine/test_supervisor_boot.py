@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ppengine.checkpoint import CheckpointError
-from ppengine.config import ConfigError, ModelConfig, ParallelConfig, Profile, profiles_dir
+from ppengine.checkpoint.model_spec import CheckpointError
+from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile, profiles_dir
 from ppengine.supervisor.boot import engine_config, parse_profile
 from ppengine.supervisor.claims import ClaimError, check_socket_path
 

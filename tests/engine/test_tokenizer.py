@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_tokenizer
-from ppengine.config import ConfigError
-from ppengine.tokenizer import Tokenizer
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.config import ConfigError
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -178,5 +178,6 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
-    code = "import sys, ppengine.tokenizer, ppengine.checkpoint; print({'torch', 'transformers'} & set(sys.modules))"
+    modules = "ppengine.checkpoint.tokenizer, ppengine.checkpoint.model_spec"
+    code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

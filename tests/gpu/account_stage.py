@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from ppengine.cuda.accounts import Account, Card, refusal
+from ppengine.stage.backends.cuda.memory_accounts import Account, Card, refusal
 
 
 def main(uuid: str, store: str) -> None:
@@ -14,10 +14,10 @@ def main(uuid: str, store: str) -> None:
     account = Account(card.read())
     import torch
     import torch.distributed as dist
-    from ppengine.cuda.driver import Driver
-    from ppengine.cuda.kv_cache import CudaKvCache
-    from ppengine.cuda.streams import Stream
-    from ppengine.stage.kv_cache import KvShape
+    from ppengine.stage.backends.cpu.kv_cache import KvShape
+    from ppengine.stage.backends.cuda.driver_api import Driver
+    from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
+    from ppengine.stage.backends.cuda.streams import Stream
 
     driver = Driver(0)
     torch.mm(*torch.randn(2, 512, 512, device="cuda", dtype=torch.bfloat16))

@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from bench_attention import copy_rate, median_us
-from ppengine.checkpoint import read_spec
-from ppengine.cuda.edges import DeviceTokens
-from ppengine.cuda.graphs import DecodeGraphs
-from ppengine.cuda.hardware import CudaHardware
-from ppengine.cuda.runner import CudaRunner
-from ppengine.cuda.streams import Stream
+from ppengine.checkpoint.model_spec import read_spec
 from ppengine.models import StageModel, build_stage, init_dummy
 from ppengine.models.layers import Linear
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row, Step
+from ppengine.stage.backends.cuda.cuda_hardware import CudaHardware
+from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
+from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs
+from ppengine.stage.backends.cuda.device_edges import DeviceTokens
+from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.generations import Generations

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 
 import torch
-from ppengine.cuda.driver import Driver
-from ppengine.cuda.host_pool import PinnedPool
-from ppengine.cuda.kv_cache import CudaKvCache, block_view
-from ppengine.cuda.lanes import block_mover
-from ppengine.cuda.streams import Stream
-from ppengine.cuda.virtual_memory import Segments
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.kv_cache import KvShape
+from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.cuda.copy_lanes import block_mover
+from ppengine.stage.backends.cuda.driver_api import Driver
+from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool
+from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.backends.cuda.virtual_memory import Segments
 
 MIB, GIB = 2**20, 2**30
 OPT = KvShape(32, 16, 32, 128, torch.float16)

@@ -18,22 +18,22 @@ from typing import Any
 
 import pytest
 import torch
-from ppengine.cuda import runner as runner_module
-from ppengine.cuda import state as state_module
-from ppengine.cuda import virtual_memory
-from ppengine.cuda.edges import DeviceEnds, DeviceTokens
-from ppengine.cuda.host_pool import PinnedPool
-from ppengine.cuda.kv_cache import CudaKvCache, block_view
-from ppengine.cuda.runner import CudaRunner
-from ppengine.cuda.state import CudaState
-from ppengine.cuda.streams import Order, Stream
-from ppengine.device_page import DevicePage
+from ppengine.common.device_page import DevicePage
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, Step
+from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.cuda import cuda_runner as runner_module
+from ppengine.stage.backends.cuda import device_buffers as state_module
+from ppengine.stage.backends.cuda import virtual_memory
+from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
+from ppengine.stage.backends.cuda.device_buffers import CudaState
+from ppengine.stage.backends.cuda.device_edges import DeviceEnds, DeviceTokens
+from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool
+from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations
-from ppengine.stage.kv_cache import KvShape
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import Inlet, Outbox
@@ -103,7 +103,7 @@ class Device:
 
 
 class StandInDriver:
-    """The driver's calls on memory of this process; see `ppengine.cuda.driver.Driver`."""
+    """The driver's calls on memory of this process; see `ppengine.stage.backends.cuda.driver_api.Driver`."""
 
     device, granularity = CPU, 128
 

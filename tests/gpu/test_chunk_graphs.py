@@ -18,13 +18,13 @@ import torch
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
-from ppengine.checkpoint import read_spec
-from ppengine.cuda import chunk_graphs
-from ppengine.cuda.chunk_graphs import ROWS, ChunkGraphs
-from ppengine.cuda.hardware import CudaHardware
-from ppengine.cuda.streams import Order, Stream
+from ppengine.checkpoint.model_spec import read_spec
 from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
+from ppengine.stage.backends.cuda import chunk_graphs
+from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs
+from ppengine.stage.backends.cuda.cuda_hardware import CudaHardware
+from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState, Plan
 from ppkernels.kv_layout import cache_shape
 

@@ -22,15 +22,15 @@ sys.path += [str(HERE.parent / "engine")]
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
-from ppengine.cuda.driver import Driver  # noqa: E402
-from ppengine.cuda.edges import DeviceEnds, DeviceInlet  # noqa: E402
-from ppengine.cuda.peer_memory import SharedMemory  # noqa: E402
-from ppengine.cuda.streams import Stream  # noqa: E402
+from ppengine.stage.backends.cuda.device_edges import DeviceEnds, DeviceInlet  # noqa: E402
+from ppengine.stage.backends.cuda.driver_api import Driver  # noqa: E402
+from ppengine.stage.backends.cuda.peer_memory import SharedMemory  # noqa: E402
+from ppengine.stage.backends.cuda.streams import Stream  # noqa: E402
 from ppengine.stage.edge import Edge  # noqa: E402
-from ppengine.stage.offers import Offer, RefusedError, consider, propose  # noqa: E402
+from ppengine.stage.edge_flags import Word, Words  # noqa: E402
+from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose  # noqa: E402
 from ppengine.stage.recorder import Recorder  # noqa: E402
 from ppengine.stage.wire import PeerLostError, meet  # noqa: E402
-from ppengine.stage.words import Word, Words  # noqa: E402
 
 pytestmark = needs_gpu
 TOKENS, WIDTH, SLOTS = 64, 512, 3

@@ -12,11 +12,11 @@ from real import needs_gpu
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 import pynvml
-from ppengine.cuda.driver import Driver
-from ppengine.cuda.errors import DriverError
-from ppengine.cuda.kv_cache import CudaKvCache
-from ppengine.cuda.streams import Stream
-from ppengine.stage.kv_cache import KvShape, size_text
+from ppengine.stage.backends.cpu.kv_cache import KvShape, size_text
+from ppengine.stage.backends.cuda.driver_api import Driver
+from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
+from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.streams import Stream
 
 pytestmark = needs_gpu
 GIB = 2**30

@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="the judge")
 import reference  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
 from ppengine import LLM, SamplingParams  # noqa: E402
-from ppengine.config import Profile, profiles_dir  # noqa: E402
+from ppengine.common.config import Profile, profiles_dir  # noqa: E402
 
 pytestmark = needs_gpu
 STEPS = 24
@@ -29,7 +29,7 @@ TINY = profiles_dir() / "models" / "tiny"
 
 
 def profile(folder: Path, dtype: str, stages: int, eager: bool, peer_to_peer: bool = True) -> Profile:
-    from ppengine.config import build_profile
+    from ppengine.common.config import build_profile
 
     return build_profile(
         {

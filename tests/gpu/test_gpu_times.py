@@ -24,10 +24,10 @@ import reference  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
 from monitor_helpers import until  # noqa: E402
 from ppengine import LLM, SamplingParams  # noqa: E402
-from ppengine.config import EngineConfig, build_profile  # noqa: E402
-from ppengine.cuda.streams import Stream  # noqa: E402
-from ppengine.cuda.timing import DeviceTimer  # noqa: E402
-from ppengine.ring import Gauge, Kind, Record, RingReader, RingWriter  # noqa: E402
+from ppengine.common.config import EngineConfig, build_profile  # noqa: E402
+from ppengine.common.ring import Gauge, Kind, Record, RingReader, RingWriter  # noqa: E402
+from ppengine.stage.backends.cuda.device_timing import DeviceTimer  # noqa: E402
+from ppengine.stage.backends.cuda.streams import Stream  # noqa: E402
 
 pytestmark = needs_gpu
 STEPS, REQUESTS = 24, 12

@@ -6,7 +6,7 @@ import time
 
 import pynvml
 import torch
-from ppengine.monitor.nvml import Poller
+from ppengine.agent.nvml import Poller
 from real import needs_gpu
 
 pytestmark = needs_gpu

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ppengine.cuda.edges import DeviceTokens
-from ppengine.cuda.signals import Signals
-from ppengine.cuda.staging import STAGED, Staging
-from ppengine.cuda.streams import Event, Order, Stream
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Check, Move, MoveKind, Row
-from ppengine.stage.pending import Pending
-from ppengine.stage.words import Word
-from ppengine.streams.ledger import Ledger
-from ppengine.streams.picture import picture
+from ppengine.stage.backends.cuda.device_edges import DeviceTokens
+from ppengine.stage.backends.cuda.signals import Signals
+from ppengine.stage.backends.cuda.staging import STAGED, Staging
+from ppengine.stage.backends.cuda.streams import Event, Order, Stream
+from ppengine.stage.edge_flags import Word
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.picture import picture
+from ppengine.stage.pending_step import Pending
 from standin_card import CPU, Device, Pair, StandInStage, alone, decode, prompt, request
 
 OUT, IN = MoveKind.OUT, MoveKind.IN

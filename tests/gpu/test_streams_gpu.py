@@ -14,18 +14,18 @@ from real import needs_gpu
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
-from ppengine.cuda.driver import Driver
-from ppengine.cuda.progress import DeviceProgress
-from ppengine.cuda.rehearsal import DeviceRuntime
-from ppengine.cuda.streams import Stream
-from ppengine.device_page import DevicePage
-from ppengine.faults.spin import Spinner
-from ppengine.monitor.devices import DeviceWatch
+from ppengine.agent.device_watch import DeviceWatch
+from ppengine.common.device_page import DevicePage
+from ppengine.drills.fake_streams import FakeRuntime
+from ppengine.drills.incident_programs import INCIDENTS, Played
+from ppengine.drills.spin_kernel import Spinner
 from ppengine.protocol.reports import Finding
-from ppengine.streams.fakes import FakeRuntime
-from ppengine.streams.incidents import INCIDENTS, Played
-from ppengine.streams.ledger import Ledger
-from ppengine.streams.runtime import Runtime
+from ppengine.stage.backends.cuda.driver_api import Driver
+from ppengine.stage.backends.cuda.rehearsal import DeviceRuntime
+from ppengine.stage.backends.cuda.stream_progress import DeviceProgress
+from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.runtime import Runtime
 
 pytestmark = needs_gpu
 RUNS = 3

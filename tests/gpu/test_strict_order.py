@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ppengine.common.ring import Kind, RingReader
 from ppengine.protocol.steps import Check, Move, MoveKind
-from ppengine.ring import Kind, RingReader
 from ppengine.stage.wire import PeerLostError, SupersededError
 from standin_card import Device, Pair, alone, decode, prompt, request
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
-from ppengine.cuda import host_pool, lanes
-from ppengine.cuda.block_mover import BlockMover
-from ppengine.cuda.driver import Driver
-from ppengine.cuda.host_pool import PinnedPool
-from ppengine.cuda.kv_cache import CudaKvCache, block_view
-from ppengine.cuda.streams import Stream
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.kv_cache import KvShape
+from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.cuda import copy_lanes, pinned_swap_space
+from ppengine.stage.backends.cuda.block_mover import BlockMover
+from ppengine.stage.backends.cuda.driver_api import Driver
+from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool
+from ppengine.stage.backends.cuda.streams import Stream
 from real import needs_gpu
 
 pytestmark = needs_gpu
@@ -36,7 +36,7 @@ class World(NamedTuple):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     # Seven blocks a chunk, eleven slots a piece.
-    monkeypatch.setattr(host_pool, "_PIECE", 11 * SHAPE.block_bytes)
+    monkeypatch.setattr(pinned_swap_space, "_PIECE", 11 * SHAPE.block_bytes)
     driver = Driver(0)
     compute = Stream("compute", driver.device)
     cache = CudaKvCache(SHAPE, 4096, driver, compute)
@@ -45,7 +45,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with compute.use():
         for layer in cache.layers:
             layer.copy_(torch.randn(layer.shape, device="cuda"))
-    yield World(cache, host, lanes.block_mover(cache, host, driver, compute, 7 * SHAPE.block_bytes), compute)
+    yield World(cache, host, copy_lanes.block_mover(cache, host, driver, compute, 7 * SHAPE.block_bytes), compute)
     torch.cuda.synchronize()
     host.close()
     cache.close()

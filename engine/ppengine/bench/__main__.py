@@ -20,12 +20,12 @@ from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.watchers import AttachedConsole, cpu_seconds, keep_apart, roles_of
 from ppengine.bench.workload import Job, file_jobs, random_jobs
-from ppengine.checkpoint import ModelSpec, read_spec
-from ppengine.config import ConfigError, EngineConfig, load_profile
+from ppengine.checkpoint.model_spec import ModelSpec, read_spec
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.config import ConfigError, EngineConfig, load_profile
+from ppengine.common.partition import best_partition, longest_ms
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
-from ppengine.partition import best_partition, longest_ms
-from ppengine.tokenizer import Tokenizer
 
 WINDOW_S = 5.0
 """Each side of a pair with and without a console: several pictures of one that draws once a second."""

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from ppengine.bench.workload import Job
-from ppengine.checkpoint import ModelSpec
-from ppengine.config import Profile
+from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.common.config import Profile
 
 _COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 """More than caches hold."""
@@ -72,7 +72,7 @@ def measure(wanted: str, stored: str, where: str, threads: int) -> Rates:
     """Measure in this process. `wanted`: the profile's dtype; `stored`: that of the weights; `where`: cpu or auto."""
     import torch
 
-    from ppengine.stage.hardware import resolve_dtype
+    from ppengine.stage.backends.hardware import resolve_dtype
 
     device = "cuda" if where == "auto" and torch.cuda.is_available() else "cpu"
     torch.set_num_threads(threads)

@@ -93,6 +93,6 @@ def roles_of(supervisor: int) -> dict[str, list[int]]:
         if int(fields[1]) != supervisor:
             continue
         module = next((word.decode() for word in words if word.startswith(b"ppengine.")), "")
-        kind = "watchers" if module.startswith("ppengine.monitor") else "engine"
+        kind = "watchers" if module.startswith("ppengine.gateway") else "engine"
         roles[kind].append(int(path.parent.name))
     return roles

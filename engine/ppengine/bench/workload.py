@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.config import ConfigError
+from ppengine.common.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

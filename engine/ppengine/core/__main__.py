@@ -14,21 +14,21 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine import lifeline, logs
-from ppengine.checkpoint import read_spec
-from ppengine.config import ConfigError, EngineConfig
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common import lifeline, logs
+from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.debug_attach import observed, stack_file
+from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.core.engine import Engine
 from ppengine.core.report import Reporter
-from ppengine.core.shadow import IDENTITY
+from ppengine.core.shadow_check import IDENTITY
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
 from ppengine.protocol.reports import Happened, ProcessReport, StartStage
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
-from ppengine.sockets import NOBLOCK, readable
-from ppengine.tokenizer import Tokenizer
-from ppengine.tracing import observed, stack_file
 
 log = logging.getLogger("ppengine.core")
 

@@ -6,7 +6,7 @@ import time
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ppengine.blocks import STATES
+from ppengine.core.scheduler.block_pool import STATES
 from ppengine.protocol.inspection import BlocksDetail
 
 if TYPE_CHECKING:

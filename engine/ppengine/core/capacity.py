@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ppengine.memory import MemoryPlan, StageBudget, fewest_blocks, plan_memory, shortage
+from ppengine.common.memory_arithmetic import MemoryPlan, StageBudget, fewest_blocks, plan_memory, shortage
 from ppengine.protocol.steps import StageReady
 
 

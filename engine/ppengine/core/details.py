@@ -14,7 +14,7 @@ from ppengine.protocol.inspection import RequestDetail
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
-    from ppengine.request import Request
+    from ppengine.core.scheduler.request import Request
 
 
 def answer(engine: Engine, question: Inspect) -> Inspected | Failed:

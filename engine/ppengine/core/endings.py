@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ppengine.core.outputs import Ending
-from ppengine.request import Request
+from ppengine.core.scheduler.request import Request
 
 
 def ending_of(request: Request, now: float) -> Ending:

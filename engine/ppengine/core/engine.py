@@ -7,20 +7,23 @@ from collections.abc import Callable
 
 import msgspec
 
-from ppengine.checkpoint import ModelSpec
-from ppengine.config import EngineConfig
+from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.config import EngineConfig
 from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
-from ppengine.core.checks import Checks
-from ppengine.core.commands import Commands
 from ppengine.core.cordons import Cordons
 from ppengine.core.endings import ending_of
+from ppengine.core.live_checks import Checks
+from ppengine.core.memory_controller import Resizer
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
-from ppengine.core.resize import Resizer
-from ppengine.core.stages import Flight, StageBoard
+from ppengine.core.scheduler import DoesNotFit, Effect, Retirement, Scheduler
+from ppengine.core.scheduler.request import Request
+from ppengine.core.stage_tracker import Flight, StageBoard
 from ppengine.core.submissions import Submissions
+from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.control import Inspect, Logprob, Submit
 from ppengine.protocol.frames import encode
 from ppengine.protocol.offline import Added, AddMany
@@ -40,9 +43,6 @@ from ppengine.protocol.steps import (
     StageReady,
     Step,
 )
-from ppengine.request import Request
-from ppengine.scheduler import DoesNotFit, Effect, Retirement, Scheduler
-from ppengine.tokenizer import Tokenizer
 
 
 class Engine:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ppengine.checkpoint.tokenizer import DetokStream, Tokenizer
 from ppengine.core.stop_text import find_stop, may_begin
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleOutput
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.tokenizer import DetokStream, Tokenizer
 
 MAX_WAITING = 10_000
 """Questions that may wait; those beyond are answered at once with what there is."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ppengine.core.capacity import Capacity
-from ppengine.core.losses import Losses
+from ppengine.core.link_failures import Losses
 from ppengine.core.operations import Operation
 from ppengine.core.restarts import Restarts, restart_plan
 from ppengine.protocol.control import Command, Outcome, Refused, RestartStage

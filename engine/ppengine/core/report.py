@@ -11,7 +11,7 @@ from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, Request
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
-    from ppengine.request import Request
+    from ppengine.core.scheduler.request import Request
 
 WINDOW_S = 10.0
 

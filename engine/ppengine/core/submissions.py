@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from ppengine.checkpoint import ModelSpec
-from ppengine.config import ConfigError
+from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.config import ConfigError
 from ppengine.core.outputs import OutputHub
+from ppengine.core.scheduler import DoesNotFit
+from ppengine.core.scheduler.request import Request
 from ppengine.protocol.control import Submit
-from ppengine.request import Request
-from ppengine.scheduler import DoesNotFit
-from ppengine.tokenizer import Tokenizer
 
 NAME_MOST = 128
 

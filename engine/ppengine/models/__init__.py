@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ppengine.checkpoint import ModelSpec
+from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.models.layers import WeightTable
 from ppengine.models.llama import LlamaStage
 from ppengine.models.loader import init_dummy, load_weights
 from ppengine.models.opt import OptStage
-from ppengine.models.stage import StageModel
+from ppengine.models.stage_model import StageModel
 
 __all__ = ["STAGES", "StageModel", "build_stage", "init_dummy", "load_weights"]
 
@@ -20,7 +20,7 @@ STAGES: dict[str, type[LlamaStage] | type[OptStage]] = {
     "qwen2": LlamaStage,
     "qwen3": LlamaStage,
 }
-"""Stage class of every `model_type` in `ppengine.checkpoint.ARCHITECTURES`."""
+"""Stage class of every `model_type` in `ppengine.checkpoint.model_spec.ARCHITECTURES`."""
 
 
 def build_stage(

@@ -19,11 +19,11 @@ from ppkernels.store_kv import refuse_slots
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ppengine.checkpoint import ModelSpec, RopeSpec
+from ppengine.checkpoint.model_spec import ModelSpec, RopeSpec
 from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.residual import Residual
 from ppengine.models.rope import inverse_frequencies
-from ppengine.models.stage import StageModel
+from ppengine.models.stage_model import StageModel
 
 
 class Rope(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ppengine.config_json import CheckpointError
-from ppengine.models.stage import StageModel
-from ppengine.weights import tensor_files
+from ppengine.checkpoint.config_json import CheckpointError
+from ppengine.checkpoint.tensor_files import tensor_files
+from ppengine.models.stage_model import StageModel
 
 DUMMY_SCALE = 0.05
 

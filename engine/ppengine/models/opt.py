@@ -13,10 +13,10 @@ from ppkernels.store_kv import store_kv
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ppengine.checkpoint import ModelSpec
+from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.residual import Residual
-from ppengine.models.stage import StageModel
+from ppengine.models.stage_model import StageModel
 
 POSITION_OFFSET = 2
 """Rows of the position table before position 0, left over from padding ids."""

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from ppengine.checkpoint import RopeSpec
+from ppengine.checkpoint.model_spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Return [head_dim / 2] for the kinds of `ppengine.checkpoint.ROPE_KINDS`."""
+    """Return [head_dim / 2] for the kinds of `ppengine.checkpoint.model_spec.ROPE_KINDS`."""
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.kind == "linear":
         return plain / rope.factor

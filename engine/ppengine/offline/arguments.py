@@ -9,9 +9,9 @@ import secrets
 from pathlib import Path
 from typing import Any, Literal
 
-from ppengine.checkpoint import CheckpointError, read_spec
-from ppengine.config import ConfigError, Profile, build_profile
-from ppengine.memory import block_bytes
+from ppengine.checkpoint.model_spec import CheckpointError, read_spec
+from ppengine.common.config import ConfigError, Profile, build_profile
+from ppengine.common.memory_arithmetic import block_bytes
 
 SEQS_A_STAGE, MORE_SEQS_A_STAGE = 256, 512
 SMALL_KV_BYTES = 128 * 1024

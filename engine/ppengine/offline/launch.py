@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from ppengine import lifeline
-from ppengine.config import Profile
+from ppengine.common import lifeline
+from ppengine.common.config import Profile
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
 

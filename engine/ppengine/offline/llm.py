@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypedDict
 
-from ppengine.config import Profile
+from ppengine.common.config import Profile
 from ppengine.offline.arguments import profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.protocol import offline as wire

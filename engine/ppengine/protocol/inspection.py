@@ -46,6 +46,10 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     """State changes, oldest first: `0.012s waiting > running`."""
 
 
+MAIN_THREAD = "MainThread"
+"""Name of a process's main thread in `ThreadStack.name`."""
+
+
 class ThreadStack(msgspec.Struct, kw_only=True):
     """One thread. `frames`: the newest first, `function file:line`."""
 

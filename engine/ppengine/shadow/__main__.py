@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import zmq
 
-from ppengine import lifeline, logs
-from ppengine.config import EngineConfig
+from ppengine.common import lifeline, logs
+from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import ShadowReady, ShadowTask
 from ppengine.shadow.reference import Reference

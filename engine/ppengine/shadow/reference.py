@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppengine.checkpoint import read_spec
-from ppengine.config import EngineConfig
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common.config import EngineConfig
 from ppengine.models import build_stage, init_dummy, load_weights
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, ShadowAnswer, ShadowTask
+from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, KvShape
+from ppengine.stage.backends.hardware import resolve_dtype
 from ppengine.stage.batch_state import BatchState
-from ppengine.stage.boot import DUMMY_SEED
-from ppengine.stage.hardware import resolve_dtype
-from ppengine.stage.kv_cache import CpuKvCache, KvShape
+from ppengine.stage.build import DUMMY_SEED
 
 CHUNK = 256
 """Tokens of one pass."""

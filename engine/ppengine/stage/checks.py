@@ -10,8 +10,8 @@ import msgspec
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
 from ppengine.stage.generations import Generations
-from ppengine.streams.ledger import Ledger
-from ppengine.streams.picture import picture
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.picture import picture
 
 AGAIN_S = 1.0
 """Least time between two messages about findings that only come again, and between two pictures of the ledger."""

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ppengine.config import EngineConfig
-from ppengine.ring import Kind
+from ppengine.common.config import EngineConfig
+from ppengine.common.ring import Kind
+from ppengine.stage.backends.hardware import Hardware
 from ppengine.stage.edge import Edge
-from ppengine.stage.hardware import Hardware
-from ppengine.stage.offers import Offer, RefusedError, consider, propose
+from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose
+from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.recorder import Rings
 from ppengine.stage.token_return import TokenTable
 from ppengine.stage.transport import Inlet, Outbox
 from ppengine.stage.wire import meet
-from ppengine.streams.ledger import Ledger
 
 log = logging.getLogger("ppengine.stage")
 

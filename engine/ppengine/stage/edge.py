@@ -4,8 +4,8 @@ Shapes are known from the step, so a message is a header and the bytes of one te
 tensor into the receiver's preallocated buffer. The header says what is sent, and what was not due is refused. There is
 no timeout: a hang is for the diagnosis to name, a dead peer raises `PeerLostError` on the other side.
 
-Between GPUs of one host the bytes go from device to device (`ppengine.cuda.edges`), and the wire carries headers alone,
-sent when the sender's device was told to write: whoever has heard a header may let a device wait for its bytes.
+Between GPUs of one host the bytes go from device to device (`backends/cuda/device_edges`) and the wire carries headers
+alone, sent when the sender's device was told to write: whoever has heard a header may let a device wait for its bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ppengine.ring import DTYPES, Kind, shape_code, shape_text
+from ppengine.common.ring import DTYPES, Kind, shape_code, shape_text
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.wire import PeerLostError, Wire
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from ppengine.config import EngineConfig
-from ppengine.ring import Kind, RingWriter
+from ppengine.common.config import EngineConfig
+from ppengine.common.ring import Kind, RingWriter
 
 
 class _Operation:

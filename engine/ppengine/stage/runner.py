@@ -11,14 +11,14 @@ import torch
 from ppkernels.block_copy import copy_layers
 from torch import Tensor
 
+from ppengine.common.ring import Gauge, Kind
 from ppengine.models import StageModel
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Mapped, Move, MoveKind, Retired, Sampled, Step
-from ppengine.ring import Gauge, Kind
+from ppengine.stage.backends.cpu.kv_cache import KvCache, SwapPool
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.finite import FiniteCheck
-from ppengine.stage.kv_cache import KvCache, SwapPool
-from ppengine.stage.pending import Pending
+from ppengine.stage.finite_check import FiniteCheck
+from ppengine.stage.pending_step import Pending
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.sampler import sample_rows
 from ppengine.stage.token_return import TokenTable
@@ -69,7 +69,7 @@ class Runner:
         self._tokens = tokens
         self._checks = checks
         self.card: Any = None
-        """What a GPU keeps for life; see `ppengine.cuda.runner`."""
+        """What a GPU keeps for life; see `ppengine.stage.backends.cuda.cuda_runner`."""
         self._finite = FiniteCheck(stage, model, state, cache, checks)
         self._change: tuple[int, int] | None = None
         """Step and blocks of the change of the cache that has not ended."""

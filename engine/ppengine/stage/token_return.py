@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ppengine.ring import Kind
+from ppengine.common.ring import Kind
 from ppengine.stage.edge import Edge
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.storage import StorageBuffers
 from ppengine.stage.recorder import Recorder
-from ppengine.streams.ledger import Ledger
-from ppengine.streams.storage import StorageBuffers
 
 Slots = NDArray[np.int64]
 _TOKEN_RETURN = Kind.TOKEN_RETURN.value

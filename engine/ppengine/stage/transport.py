@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ppengine.ring import Gauge, Kind
+from ppengine.common.ring import Gauge, Kind
 from ppengine.stage.edge import Edge, Sending
+from ppengine.stage.ledger.actors import Mark
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.storage import StorageBuffers
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.wire import PeerLostError, SupersededError
-from ppengine.streams.actors import Mark
-from ppengine.streams.ledger import Ledger
-from ppengine.streams.storage import StorageBuffers
 
 MAX_UNDELIVERED = 2
 """Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""

@@ -21,8 +21,10 @@ import msgspec
 import torch
 import zmq
 
-from ppengine import lifeline, logs
-from ppengine.config import ConfigError, EngineConfig
+from ppengine.common import lifeline, logs
+from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.debug_attach import observed, stack_file
+from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import (
     NewGeneration,
@@ -34,17 +36,15 @@ from ppengine.protocol.steps import (
     Step,
     ToStage,
 )
-from ppengine.ring import Gauge, Kind, Phase
-from ppengine.stage.boot import Boot, Loaded
+from ppengine.stage.backends.cpu.kv_cache import size_text
+from ppengine.stage.build import Boot, Loaded
 from ppengine.stage.checks import StageChecks
-from ppengine.stage.control import ControlThread
+from ppengine.stage.control_thread import ControlThread
 from ppengine.stage.generations import Generations
-from ppengine.stage.kv_cache import size_text
-from ppengine.stage.pending import Pending
+from ppengine.stage.pending_step import Pending
 from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
 from ppengine.stage.wire import PeerLostError, SupersededError
-from ppengine.tracing import observed, stack_file
 
 log = logging.getLogger("ppengine.stage")
 _IDLE, _STEP = Kind.IDLE.value, Kind.STEP.value
@@ -174,7 +174,7 @@ class StageWorker:
         if not self._config.allow_faults:
             return runner
         if self._arms is None:
-            from ppengine.faults.stage import Arms
+            from ppengine.drills.stage_faults import Arms
 
             self._arms = Arms(self._config, self._stage, self._context, self._control, self._ring)
             self._socket = self._arms.socket(self._socket)

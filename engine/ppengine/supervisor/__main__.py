@@ -12,15 +12,15 @@ import argparse
 import os
 import sys
 
-from ppengine import lifeline
-from ppengine.checkpoint import CheckpointError
-from ppengine.config import ConfigError, Profile, load_profile
-from ppengine.executor.base import Executor, ExecutorError
-from ppengine.executor.local import LocalExecutor
+from ppengine.checkpoint.model_spec import CheckpointError
+from ppengine.common import lifeline
+from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.protocol.discovery import RuntimeDirError
 from ppengine.supervisor.boot import engine_config, parse_profile
 from ppengine.supervisor.claims import ClaimError
-from ppengine.supervisor.link import announce, tell
+from ppengine.supervisor.launch.launcher import Executor, ExecutorError
+from ppengine.supervisor.launch.local import LocalExecutor
+from ppengine.supervisor.messaging import announce, tell
 from ppengine.supervisor.supervise import End, Supervisor
 from ppengine.supervisor.wakeup import Wakeup
 
@@ -62,7 +62,7 @@ def _profile(options: argparse.Namespace) -> Profile:
 def _executor(profile: Profile) -> Executor:
     """Return the profile's executor; Ray is imported only where it is asked for."""
     if profile.parallel.executor == "ray":
-        from ppengine.executor.ray import RayExecutor
+        from ppengine.supervisor.launch.ray_launcher import RayExecutor
 
         return RayExecutor()
     return LocalExecutor()

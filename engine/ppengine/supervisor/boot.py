@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.checkpoint import check_weights, read_spec
-from ppengine.config import ConfigError, EngineConfig, Profile, build_profile
-from ppengine.partition import partition_layers
+from ppengine.checkpoint.model_spec import check_weights, read_spec
+from ppengine.common.config import ConfigError, EngineConfig, Profile, build_profile
+from ppengine.common.partition import partition_layers
 from ppengine.protocol import discovery
 from ppengine.supervisor.claims import new_id
-from ppengine.supervisor.link import tell
+from ppengine.supervisor.messaging import tell
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

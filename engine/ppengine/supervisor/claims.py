@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.config import EngineConfig
+from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery
 
 LONGEST_SOCKET = "control"

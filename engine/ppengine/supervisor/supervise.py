@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from ppengine.config import EngineConfig
-from ppengine.executor.base import Executor, ExecutorError
-from ppengine.executor.process import Child, spawn, tail
+from ppengine.common.child_process import Child, spawn, tail
+from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery
 from ppengine.protocol.frames import PROTOCOL
 from ppengine.protocol.offline import StateAnswer
 from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor.claims import ClaimError, claim
-from ppengine.supervisor.link import Link, announce, tell
+from ppengine.supervisor.launch.launcher import Executor, ExecutorError
+from ppengine.supervisor.messaging import Link, announce, tell
 from ppengine.supervisor.wakeup import Wakeup
 
 TURN_S = 0.05
@@ -36,9 +36,9 @@ TIMED_OUT, FITS_NOT = 5, 8
 class Modules(NamedTuple):
     """Entry points of the processes that are one of each."""
 
-    gateway: str = "ppengine.monitor.gateway"
+    gateway: str = "ppengine.gateway"
     core: str = "ppengine.core"
-    agent: str = "ppengine.monitor.agent"
+    agent: str = "ppengine.agent"
 
 
 class End(NamedTuple):

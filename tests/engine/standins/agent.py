@@ -4,7 +4,7 @@ import argparse
 import signal
 from pathlib import Path
 
-from ppengine import lifeline
+from ppengine.common import lifeline
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--engine", type=Path)

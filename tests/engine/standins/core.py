@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import zmq
-from ppengine import lifeline
-from ppengine.config import EngineConfig
+from ppengine.common import lifeline
+from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import StateAnswer, StateQuery, ToFront
 from ppengine.protocol.reports import ProcessReport, StartStage

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import zmq
-from ppengine import lifeline
-from ppengine.config import EngineConfig
+from ppengine.common import lifeline
+from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.reports import ToCollector

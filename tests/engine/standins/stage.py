@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from ppengine import lifeline
-from ppengine.config import EngineConfig
+from ppengine.common import lifeline
+from ppengine.common.config import EngineConfig
 
 
 def main():

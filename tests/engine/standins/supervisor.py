@@ -4,13 +4,13 @@ import os
 import sys
 import time
 
-from ppengine import lifeline
-from ppengine.config import EngineConfig, ModelConfig, Profile
-from ppengine.executor.local import LocalExecutor
-from ppengine.executor.ray import RayExecutor
+from ppengine.common import lifeline
+from ppengine.common.config import EngineConfig, ModelConfig, Profile
 from ppengine.protocol import discovery
 from ppengine.supervisor.claims import new_id
-from ppengine.supervisor.link import announce, tell
+from ppengine.supervisor.launch.local import LocalExecutor
+from ppengine.supervisor.launch.ray_launcher import RayExecutor
+from ppengine.supervisor.messaging import announce, tell
 from ppengine.supervisor.supervise import Modules, Supervisor
 from ppengine.supervisor.wakeup import Wakeup
 

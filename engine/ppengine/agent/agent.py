@@ -1,0 +1,241 @@
+"""The agent: one process a node that looks at the stages from outside, so that it also sees one that cannot answer.
+
+`python -m ppengine.agent.agent --engine RUN_DIR/engine.json --lifeline FD`. Never touches a device, never blocks:
+a report that the gateway does not take is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ppengine.agent import last_steps, nvml
+from ppengine.agent.edge_messages import Comparer
+from ppengine.agent.host_load import Neighbours
+from ppengine.agent.stack_dumps import Ability, self_test, take
+from ppengine.agent.stage_watch import DEVICE_PAGE, StageWatch
+from ppengine.common import debug_attach, lifeline, logs, procfs
+from ppengine.common.config import EngineConfig
+from ppengine.common.ptrace_pauses import Holds, Unheld
+from ppengine.protocol import frames
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import StacksDetail, StageStacks
+from ppengine.protocol.reports import AgentReport, StageSample
+
+log = logging.getLogger("ppengine.agent")
+
+CALM_S, ALERT_S = 0.3, 0.1
+"""From one look to the next: most of what one costs is to wake up, so that it is seldom while all goes well."""
+CALM_MS = 400.0
+"""A stage that serves moves within this, also an idle one; one that does not is looked at more closely."""
+_RING_NAME = re.compile(r"s(\d+)\.(\d+)\.(?:([A-Za-z0-9_-]+)\.ring|device\.page)")
+_SPIES = 4
+CORE = "ppengine.core"
+STACKS_FILE = "stacks.txt"
+"""In the run folder: what the self-test of the stacks found."""
+_SETTLED_NS = 1_000_000_000
+
+
+class Sampler:
+    """All stages of this node."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(config.ring_dir)
+        self._watches: dict[tuple[int, int], StageWatch] = {}
+        self._node = socket.gethostname()
+        self._comparer = Comparer()
+        self._neighbours = Neighbours()
+        self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
+        self._scanned_ns = 0
+        self.files: Mapping[tuple[int, int], last_steps.Files] = {}
+        """Ring files of each stage and rank; replaced as a whole, too."""
+        self.pids: dict[int, int] = {}
+        """Process of each stage. Replaced as a whole, so that another thread may read it."""
+
+    def look(self) -> AgentReport:
+        """Return what is seen now."""
+        found = self._scan()
+        for key in [key for key in self._watches if key not in found]:
+            self._watches.pop(key).close()
+            log.info("the rings of stage %d are gone", key[0])
+        self.files = found
+        for key in found:
+            if key not in self._watches:
+                self._watches[key] = StageWatch(*key)
+            watch = self._watches[key]
+            before = watch.pid
+            watch.update(found[key])
+            if watch.pid not in (before, None):
+                log.info("watching stage %d, pid %d", key[0], watch.pid)
+        beside_ns = self._neighbours.beside_ns
+        seen = [(self._watches[key], self._watches[key].look(beside_ns)) for key in sorted(self._watches)]
+        self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
+        stages = [sample for _, sample in seen if sample is not None]
+        if not all(watch.by_device for watch, _ in seen):
+            self._neighbours.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
+        self._compare(stages)
+        return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
+
+    def _compare(self, stages: list[StageSample]) -> None:
+        """Hold both ends of every edge of this node against each other, and tell the sender's sample."""
+        now_ns = time.monotonic_ns()
+        for sample in stages:
+            for index, edge in enumerate(sample.edges):
+                ends = self._watches.get((sample.index, sample.rank)), self._watches.get((edge.peer, sample.rank))
+                if edge.kind != "send" or ends[0] is None or ends[1] is None:
+                    continue
+                sent, posted = ends[0].messages("send"), ends[1].messages("receive")
+                if sent is not None and posted is not None:
+                    self._comparer.look(now_ns, sample.index, edge.peer, sent, posted)
+                    conflict = self._comparer.conflict(sample.index, edge.peer, now_ns)
+                    sample.edges[index] = msgspec.structs.replace(edge, conflict=conflict)
+
+    def _scan(self) -> dict[tuple[int, int], dict[str, tuple[Path, int]]]:
+        """Return path and inode of every ring by stage; the folder is read only after it has changed."""
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+            # A folder's time is coarse: what came in the same tick as the last look would be missed.
+            if changed_ns == self._scanned_ns and time.time_ns() - changed_ns > _SETTLED_NS:
+                return self._found
+            entries = list(os.scandir(self._folder))
+        except OSError:
+            return {}
+        self._scanned_ns, self._found = changed_ns, {}
+        for entry in entries:
+            match = _RING_NAME.fullmatch(entry.name)
+            if match is not None:
+                key = int(match[1]), int(match[2])
+                self._found.setdefault(key, {})[match[3] or DEVICE_PAGE] = Path(entry.path), entry.inode()
+        return self._found
+
+
+class StackServer:
+    """Answers `Inspect` of stacks and rings on a socket and thread of its own: a slow py-spy never stops the sampling.
+
+    One question after the other: who wants both asks for the rings first, which takes milliseconds.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
+        self._sampler, self._config = sampler, config
+        self.holds = Holds()
+        self._codec = frames.Codec(Inspect)
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 64 * 1024)
+        self._socket.bind(config.endpoint("agent"))
+        threading.Thread(target=self._serve, name="stacks", daemon=True).start()
+
+    def _serve(self) -> None:
+        ability = self_test()
+        log.log(logging.INFO if ability.native else logging.WARNING, "stacks: %s", ability.text)
+        # For `doctor`, which asks no engine.
+        with contextlib.suppress(OSError):
+            (Path(self._config.run_dir) / STACKS_FILE).write_text(ability.text + "\n")
+        while True:
+            identity, *body = self._socket.recv_multipart()
+            try:
+                question = self._codec.decode(frames.split(body, 1)[0])
+            except frames.ProtocolError:
+                continue
+            if isinstance(question, Inspect):
+                self._socket.send_multipart([identity, frames.encode(self._answer(question, ability))])
+
+    def _answer(self, question: Inspect, ability: Ability) -> Inspected | Failed:
+        if question.what not in ("stacks", "rings"):
+            text = f"the agent has stacks and rings, not {question.what}"
+            return Failed(nonce=question.nonce, code="UNSUPPORTED", text=text)
+        stages = range(self._config.stages) if question.stage is None else [question.stage]
+        if not all(0 <= stage < self._config.stages for stage in stages):
+            text = f"no stage {question.stage}: this engine has 0 to {self._config.stages - 1}"
+            return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
+        if question.what == "rings":
+            rings = last_steps.read_rings(self._sampler.files, list(stages), question.lines)
+            return Inspected(nonce=question.nonce, what="rings", data=msgspec.Raw(frames.encode(rings)))
+        with ThreadPoolExecutor(_SPIES) as pool:
+            core = pool.submit(self._take_core) if question.core or question.stage is None else None
+            taken = pool.map(lambda stage: self._take(stage, ability), () if question.core else stages)
+            detail = StacksDetail(stages=list(taken), core=core.result() if core else None, ability=ability.text)
+        return Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(frames.encode(detail)))
+
+    def _take(self, stage: int, ability: Ability) -> StageStacks:
+        pid = self._sampler.pids.get(stage)
+        with self.holds.hold(pid or 0):
+            return take(stage, pid, debug_attach.stack_file(self._config.run_dir, stage), ability.native)
+
+    def _take_core(self) -> StageStacks:
+        pid = procfs.sibling(CORE)
+        if pid is None:
+            return StageStacks(
+                stage=None, pid=None, error=f"no process of {CORE} beside the agent's (pid {os.getpid()})"
+            )
+        # Python frames alone, which pause it for milliseconds: all stages wait for it.
+        return take(None, pid, debug_attach.stack_file(self._config.run_dir, None))
+
+
+def is_calm(sample: StageSample) -> bool:
+    """Return whether nothing about a stage asks for a closer look: it loads, or runs and moves."""
+    if sample.process_state not in ("R", "S", "D"):
+        return False
+    moves = max(sample.progress_age_ms or 0.0, sample.tick_age_ms or 0.0) < CALM_MS
+    return moves or sample.phase != "serving"
+
+
+def run(config: EngineConfig, stop: threading.Event) -> None:
+    """Sample and push until `stop` is set."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.SNDHWM, 4)
+    push.setsockopt(zmq.LINGER, 0)
+    push.connect(config.endpoint("collect"))
+    sampler = Sampler(config)
+    gpus = nvml.start()
+    stacks = StackServer(context, config, sampler)
+    unheld = Unheld(stacks.holds)
+    dropped, due = 0, time.monotonic()
+    while not stop.is_set():
+        begun_ns = time.monotonic_ns()
+        report = sampler.look()
+        report.stages = [unheld.see(sample, begun_ns) for sample in report.stages]
+        report.dropped = dropped
+        report.held_ns = stacks.holds.total_ns()
+        report.gpus = gpus.latest() if gpus is not None else []
+        try:
+            push.send(frames.encode(report), zmq.NOBLOCK)
+        except zmq.Again:
+            dropped += 1
+        # After a pause (a stop, a slow /proc) the rhythm begins anew: no burst.
+        due = max(due + (CALM_S if all(map(is_calm, report.stages)) else ALERT_S), time.monotonic())
+        stop.wait(due - time.monotonic())
+
+
+def main() -> None:
+    """Run until the parent is gone or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="ppengine.agent", description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json in the engine's run folder")
+    lifeline.add_argument(parser)
+    args = parser.parse_args()
+    lifeline.adopt(args.lifeline)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Ctrl-C in a terminal is for the supervisor, which ends us in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logs.start()
+    config = EngineConfig.load(args.engine)
+    log.info("agent of %s (%s) started on %s", config.name, config.id, socket.gethostname())
+    run(config, stop)
+    log.info("leaving: told to")
+    # The stack server may wait in its socket; nothing here needs tidying.
+    os._exit(0)

@@ -1,0 +1,122 @@
+"""What a stage sent and posted on its edges, message by message, from the records of its transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Literal
+
+from ppengine.agent.ring_state import DETAIL, DONE_NS, KIND, in_ms
+from ppengine.common.ring import Kind, Record, Row
+from ppengine.protocol.reports import EdgeSample, Message
+
+SHOWN_DONE = 12
+"""Of the messages that are done, so many of the newest: both sides look at the same ones, within a few steps."""
+_KEPT = 256
+"""More than an edge carries between two looks."""
+CONFLICT_KEPT_NS = 300_000_000_000
+"""What differed once has spoiled results: it is told for five minutes, also when all is well again."""
+_KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
+_edge_of = itemgetter(*map(Record._fields.index, ("kind", "peer", "generation")))
+_content = itemgetter(*map(Record._fields.index, ("step", "size", "code")))
+"""What both ends of an edge record alike."""
+
+
+class _Edge:
+    """One side of an edge: its newest messages by number, and which of them are not done."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.known: dict[int, Row] = {}
+        """In the order in which they were begun, which is that of their numbers."""
+        self.open: set[int] = set()
+
+    def take(self, rows: Sequence[Row]) -> None:
+        known, under_way = self.known, self.open
+        for row in rows:
+            number = row[DETAIL]
+            known[number] = row
+            if row[DONE_NS]:
+                under_way.discard(number)
+            else:
+                under_way.add(number)
+        if len(known) >= 2 * _KEPT:
+            for old in list(islice(known, len(known) - _KEPT)):
+                del known[old]
+            under_way.intersection_update(known)
+
+    def shown(self, now_ns: int) -> tuple[Message, ...]:
+        done = islice((number for number in reversed(self.known) if number not in self.open), SHOWN_DONE)
+        return tuple(_message(self.known[number], now_ns) for number in sorted([*done, *self.open]))
+
+
+class MessageTrack:
+    """Remembers the newest messages of every edge of one ring. A new generation of an edge begins anew."""
+
+    def __init__(self) -> None:
+        self._edges: dict[tuple[int, int], _Edge] = {}
+
+    def feed(self, rows: Iterable[Row]) -> None:
+        """Take rows, new ones and ones that have changed."""
+        messages = [row for row in rows if row[DETAIL] and row[KIND] in _KINDS]
+        for (kind, peer, generation), mine in groupby(messages, _edge_of):
+            edge = self._edges.get((kind, peer))
+            if edge is None or generation > edge.generation:
+                edge = self._edges[kind, peer] = _Edge(generation)
+            if generation == edge.generation:
+                edge.take(list(mine))
+
+    def samples(self, now_ns: int) -> list[EdgeSample]:
+        """Return every edge as this side sees it."""
+        return [
+            EdgeSample(kind=_KINDS[kind], peer=peer, generation=edge.generation, messages=edge.shown(now_ns))
+            for (kind, peer), edge in self._edges.items()
+        ]
+
+    def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Row]]:
+        """Return generation and rows by number of one edge; without rows where there is none."""
+        edge = self._edges.get((kind.value, peer))
+        return (-1, {}) if edge is None else (edge.generation, edge.known)
+
+
+class Comparer:
+    """Holds the records of both ends of an edge against each other, each message once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._found: dict[tuple[int, int], tuple[int, Row | None, Row]] = {}
+
+    def look(self, now_ns: int, sender: int, receiver: int, sent: MessageTrack, posted: MessageTrack) -> None:
+        """Compare what is new on the edge from `sender` to `receiver`."""
+        edge = sender, receiver
+        generation, out = sent.edge(Kind.SEND, receiver)
+        other, into = posted.edge(Kind.RECEIVE, sender)
+        if generation != other or not out or not into:
+            return
+        known, last = self._seen.get(edge, (generation, 0))
+        if known != generation:
+            last = 0
+            self._found.pop(edge, None)
+        # Up to the newest that both have seen: what only one side has by now is looked at again.
+        first, both = max(last + 1, next(iter(out))), min(next(reversed(out)), next(reversed(into)))
+        for number in range(first, both + 1):
+            one, two = out.get(number), into.get(number)
+            if two is not None and (one is None or _content(one) != _content(two)):
+                self._found[edge] = now_ns, one, two
+                break
+        self._seen[edge] = generation, both
+
+    def conflict(self, sender: int, receiver: int, now_ns: int) -> tuple[Message | None, Message] | None:
+        """Return the newest conflict of an edge that is not too old."""
+        at_ns, one, two = self._found.get((sender, receiver), (0, None, None))
+        if two is None or now_ns - at_ns > CONFLICT_KEPT_NS:
+            return None
+        return None if one is None else _message(one, now_ns), _message(two, now_ns)
+
+
+def _message(row: Row, now_ns: int) -> Message:
+    record = Record._make(row)
+    state = 2 if record.done_ns else 1 if record.returned_ns else 0
+    age_ms = in_ms(now_ns - record.enqueued_ns)
+    return Message(record.detail, record.step, record.size, record.code, state, age_ms)

@@ -1,0 +1,113 @@
+"""From ring records to what a thread is in now, and the words for it. `history` has what its stage did before.
+
+Records come in twice, begun and ended; what is still open is read again at each look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ppengine.common.ring import Kind, Record, Row
+from ppengine.protocol.snapshot import StreamInfo, Waiting
+
+MAX_PENDING = 64
+WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN})
+"""Operations in which a stage does no work of its own. A send is work: the kernel takes the message at once."""
+_ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
+_NAMES = {kind.value: kind.name.lower() for kind in Kind}
+_WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
+SEQ, KIND, _, STEP, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
+"""Places of the fields of a `Record` in a `Row`."""
+_OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
+"""A thread that begins one of these is in nothing else."""
+
+
+def kind_name(kind: int) -> str:
+    """Return `forward` for 3, and so on; `kind99` for one that this version does not know."""
+    return _NAMES.get(kind, f"kind{kind}")
+
+
+def op_text(record: Record) -> str:
+    """Return `receive<1 m7`: kind, peer and micro-batch."""
+    arrow = _ARROWS.get(Kind(record.kind)) if record.kind in _NAMES else None
+    peer = f"{arrow}{record.peer}" if arrow and record.peer >= 0 else ""
+    return f"{kind_name(record.kind)}{peer}" + (f" m{record.step}" if record.step else "")
+
+
+def waiting_on(op: Record | None, now_ns: int) -> Waiting | None:
+    """Return whom an open operation waits for; None if it is work, or there is none.
+
+    A message waits for its peer once the call that began to send it has come back.
+    """
+    if op is None or not (op.kind in WAITS or (op.kind == Kind.SEND and op.returned_ns)):
+        return None
+    what = _WHAT.get(Kind(op.kind), "collective")
+    return Waiting(stage=op.peer if op.peer >= 0 else None, what=what, since_ms=in_ms(now_ns - op.enqueued_ns))
+
+
+def stream_info(name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
+    """Return one ring as a stream: its open operation, and how many asynchronous ones are not done."""
+    op = track.open_op() or next(iter(track.unfinished()), None)
+    wait = waiting_on(op, now_ns)
+    return StreamInfo(
+        name=name,
+        owner=owner,
+        op=None if op is None else op_text(op),
+        age_ms=None if op is None else in_ms(now_ns - op.enqueued_ns),
+        pending=len(track.unfinished()),
+        waits_for=None if wait is None else ("driver" if wait.stage is None else f"stage {wait.stage}"),
+    )
+
+
+class Track:
+    """What is open in one ring."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        """Newest sequence number that was fed."""
+        self._pending: dict[int, Record] = {}
+
+    def pending(self) -> list[int]:
+        """Return the sequence numbers to look at again."""
+        return list(self._pending)
+
+    def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
+        """Take rows by rising number, those that were pending and new ones; return those that have ended.
+
+        `gone`: pending ones that the ring has lapped.
+        """
+        pending = self._pending
+        for seq in gone:
+            pending.pop(seq, None)
+        for row in rows:
+            if row[SEQ] > self.seen:
+                break
+            pending.pop(row[SEQ], None)
+        pending.update((row[SEQ], Record._make(row)) for row in rows if not row[DONE_NS])
+        # What an exception left open: a new step, or waiting for one, means that the thread is out of it.
+        newest = next((row[SEQ] for row in reversed(rows) if row[KIND] in _OUTERMOST), 0)
+        left = [seq for seq, record in pending.items() if seq < newest and not record.returned_ns]
+        for seq in left:
+            del pending[seq]
+        for seq in sorted(pending)[:-MAX_PENDING]:
+            del pending[seq]
+        if rows:
+            self.seen = max(self.seen, rows[-1][SEQ])
+        return [row for row in rows if row[DONE_NS]]
+
+    def open_op(self) -> Record | None:
+        """Return the operation that the thread is in now: the newest open one, `step` only if nothing is inside it.
+
+        An asynchronous operation whose call came back does not hold the thread.
+        """
+        held = [record for record in self._pending.values() if not record.returned_ns]
+        return max(held, key=lambda record: record.seq, default=None)
+
+    def unfinished(self) -> list[Record]:
+        """Return the asynchronous operations whose call came back and which are not done."""
+        return [record for record in self._pending.values() if record.returned_ns]
+
+
+def in_ms(ns: int) -> float:
+    """Return nanoseconds as milliseconds, to the hundredth."""
+    return ns // 10_000 / 100

@@ -1,0 +1,285 @@
+"""One stage as the agent sees it from outside: its rings, /proc, its cgroup."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from pathlib import Path
+
+from ppengine.agent.device_watch import DeviceWatch
+from ppengine.agent.edge_messages import MessageTrack
+from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
+from ppengine.agent.step_history import History
+from ppengine.common import procfs
+from ppengine.common.ring import MAP_RING, Gauge, Kind, Phase, RingReader, Row, Word
+from ppengine.protocol.reports import TRACED, CpuShares, StageSample
+
+SLOW_S = 1.0
+"""Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
+_SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
+"""smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
+_RSS_PAGES = 256
+"""It is not read again before so much more or less of the whole process is resident: 1 MiB."""
+_STEPS_SHOWN = 8
+_MESSAGE_RINGS = frozenset({"send", "receive"})
+"""Rings whose records are messages; of the thousands of others none is looked at for one."""
+DEVICE_PAGE = "device.page"
+"""What is not a ring among the files of a stage (see `ppengine.common.device_page`)."""
+_OWNERS = {"receive": "main", "send": "main"}
+"""Threads that write a ring of another name."""
+
+
+class RingFile:
+    """One ring file and what was learned from it. Another inode under the same path is another ring."""
+
+    def __init__(self, path: Path, inode: int, track: Track) -> None:
+        """Open `path`. Raises OSError or ValueError while the writer is still making it."""
+        self.inode = inode
+        self.reader = RingReader(path)
+        self.track = track
+        self.messages = MessageTrack()
+
+    def read(self) -> None:
+        """Take in what is new."""
+        known = {seq: self.reader.record(seq) for seq in sorted(self.track.pending())}
+        rows: list[Row] = [record for record in known.values() if record is not None]
+        rows += self.reader.rows(self.track.seen)
+        self.track.feed(rows, gone=[seq for seq, record in known.items() if record is None])
+        if self.reader.name in _MESSAGE_RINGS:
+            self.messages.feed(rows)
+
+
+class CpuClock:
+    """Turns counted seconds of a process and its main thread into shares of the last second."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, tuple[float, ...]]] = deque()
+
+    def shares(self, now_ns: int, process: procfs.Stat, main: procfs.Stat, waited_ns: int | None) -> CpuShares | None:
+        """Return the shares; None before there is something to compare with."""
+        figures = (process.user_s, process.system_s, main.user_s, main.system_s, (waited_ns or 0) / 1e9)
+        self._marks.append((now_ns, figures))
+        while len(self._marks) > 2 and now_ns - self._marks[1][0] >= SLOW_S * 1e9:
+            self._marks.popleft()
+        then_ns, before = self._marks[0]
+        if now_ns <= then_ns:
+            return None
+        grown = [round((now - old) * 1e9 / (now_ns - then_ns), 3) for now, old in zip(figures, before, strict=True)]
+        return CpuShares(
+            user=grown[0], system=grown[1], main_user=grown[2], main_system=grown[3],
+            main_waited=None if waited_ns is None else grown[4],
+        )  # fmt: skip
+
+
+class StageWatch:
+    """Reader of one stage (one tensor rank). `look` returns a sample, None before its main ring is there."""
+
+    def __init__(self, stage: int, rank: int) -> None:
+        self.stage, self.rank = stage, rank
+        self._files: dict[str, RingFile] = {}
+        self._device: DeviceWatch | None = None
+        self._history = History()
+        """Of the main ring."""
+        self._slow_due = 0.0
+        self._step_ms: tuple[float | None, float | None] = (None, None)
+        self._pid = 0
+        self._groups = ""
+        self._cgroup_files: list[Path] = []
+        self._cgroup: dict[str, int] = {}
+        self._kills_before = 0
+        """What the count of out-of-memory kills of its cgroup is short of that of the groups it was in before."""
+        self._before: tuple[int, int | None] | None = None
+        self._cpu = CpuClock()
+        self._resident: int | None = None
+        self._resident_due = 0.0
+        self._range: tuple[int, int, int] = (0, 0, 0)
+        self._rss_pages: int | None = None
+
+    @property
+    def by_device(self) -> bool:
+        """Whether its work is a device's, for which it is no matter what the processors do."""
+        return self._history.by_device
+
+    @property
+    def pid(self) -> int | None:
+        """Process that wrote the main ring."""
+        return self._pid or None
+
+    def update(self, paths: dict[str, tuple[Path, int]]) -> None:
+        """Follow the ring files, and the page of a device: `paths` maps a name to path and inode."""
+        paths = dict(paths)
+        self._follow_page(*paths.pop(DEVICE_PAGE, (Path(), 0)))
+        for name in [name for name in self._files if name not in paths or paths[name][1] != self._files[name].inode]:
+            self._files.pop(name).reader.close()
+        for name, (path, inode) in paths.items():
+            if name not in self._files:
+                # A ring that is being made is whole at the next look.
+                with contextlib.suppress(OSError, ValueError):
+                    track = History() if name == "main" else Track()
+                    self._files[name] = RingFile(path, inode, track)
+                    self._history = track if isinstance(track, History) else self._history
+                    self._files = dict(sorted(self._files.items(), key=lambda item: (item[0] != "main", item[0])))
+        main = self._files.get("main")
+        pid = main.reader.word(Word.PID) if main else 0
+        if pid != self._pid:
+            if self._pid:
+                # Its successor is there within a moment: nobody else may have looked since its end.
+                self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
+                self._before = self._pid, self._oom_kills()
+            self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
+            self._cpu, self._resident = CpuClock(), None
+            self._slow_due = self._resident_due = 0.0
+
+    def look(self, beside_ns: int | None = None) -> StageSample | None:
+        """Return what is seen now. `beside_ns`: what neighbours had on this host so far (see `neighbours`)."""
+        main, past = self._files.get("main"), self._history
+        if main is None:
+            return None
+        for file in self._files.values():
+            file.read()
+        now_ns = time.monotonic_ns()
+        groups = procfs.cgroups(self._pid)
+        stat, thread = procfs.read_stat(self._pid), procfs.read_stat(self._pid, self._pid)
+        alive = stat is not None and stat.state not in ("Z", "X")
+        if stat is not None and stat.exiting and alive:
+            # To give back much memory takes seconds, in which it looks as if it ran.
+            stat, alive = stat._replace(state="X"), False
+        waited_ns = procfs.waited_ns(self._pid) if alive else None
+        if stat is not None and not stat.exiting:  # Where groups are of version 1, who exits is seen in the root's.
+            self._follow(groups)
+        self._slowly(main, alive=alive)
+        if past.pace.due(now_ns):
+            waits_ns, throttled_us = procfs.threads_waited_ns(self._pid), self._cgroup.get("throttled_usec")
+            past.pace.close(now_ns, waits_ns, throttled_us, None if self.by_device else beside_ns)
+        last = past.last_op()
+        words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
+        tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
+        moved_ns = max(past.newest_ns, words[Word.MAIN_TICK_NS])
+        begun, finished = gauges["step_begun"], gauges["step_finished"]
+        return StageSample(
+            index=self.stage,
+            rank=self.rank,
+            pid=self._pid,
+            process_state=stat.state if stat else None,
+            process_start=stat.start if stat else None,
+            phase=_phase(words[Word.PHASE]),
+            phase_age_ms=_age(now_ns, words[Word.PHASE_NS]) or 0.0,
+            progress_age_ms=_age(now_ns, moved_ns),
+            tick_age_ms=_age(now_ns, tick_ns),
+            op=None if op is None else kind_name(op.kind),
+            op_age_ms=None if op is None else _age(now_ns, op.enqueued_ns),
+            op_step=None if op is None else op.step,
+            op_peer=None if op is None or op.peer < 0 else op.peer,
+            waiting_on=waiting_on(op, now_ns),
+            inbox=gauges["inbox"],
+            outbox=gauges["outbox"],
+            begun_step=begun,
+            finished_step=finished,
+            micro_batches=list(range(max(finished, begun - _STEPS_SHOWN) + 1, begun + 1)),
+            step_ms_p50=self._step_ms[0],
+            step_ms_p99=self._step_ms[1],
+            idle_fraction=past.idle_fraction(now_ns),
+            gauges=gauges if gauges["total_bytes"] else {},
+            kv_resident=self._resident,
+            streams=[
+                stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
+                for name, file in self._files.items()
+            ]
+            + (self._device.look(self._pid) if self._device is not None else []),
+            mapping_ms=self._mapping_ms(now_ns),
+            timeline=past.timeline(now_ns),
+            oom_kills=self._oom_kills(),
+            before=self._before,
+            cpu_s=stat.cpu_s if stat else None,
+            main_state=thread.state if thread else None,
+            tracer=procfs.tracer(self._pid) if stat is not None and stat.state == TRACED else None,
+            wchan=procfs.wchan(self._pid) if alive else None,
+            main_tick_age_ms=_age(now_ns, words[Word.MAIN_TICK_NS]),
+            last_op=None if last is None else kind_name(last.kind),
+            cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
+            cgroup=self._cgroup,
+            edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
+            pace=past.pace.sample(now_ns),
+            work_ms=past.work_ms(),
+        )
+
+    def _mapping_ms(self, now_ns: int) -> float | None:
+        """Return for how long the thread that maps memory has been at a change; None: it is at none."""
+        file = self._files.get(MAP_RING)
+        # The ring of a dead process stays until its successor gets to its device.
+        if file is None or file.reader.word(Word.PID) != self._pid:
+            return None
+        op = file.track.open_op()
+        return None if op is None or op.kind != Kind.MAP else _age(now_ns, op.enqueued_ns)
+
+    def messages(self, ring: str) -> MessageTrack | None:
+        """Return what the ring `send` or `receive` tells of messages."""
+        file = self._files.get(ring)
+        return None if file is None else file.messages
+
+    def close(self) -> None:
+        """Unmap all rings."""
+        for file in self._files.values():
+            file.reader.close()
+        self._files.clear()
+        self._follow_page(Path(), 0)
+
+    def _follow_page(self, path: Path, inode: int) -> None:
+        """Look at the page of that inode from here on; 0: there is none."""
+        if self._device is not None and self._device.inode != inode:
+            self._device.close()
+            self._device = None
+        if self._device is None and inode:
+            self._device = DeviceWatch(path, inode)
+
+    def _follow(self, groups: str) -> None:
+        """Go along to another cgroup, at once: where a dead process was, can be known from before alone."""
+        if not groups or groups == self._groups:
+            return
+        before, self._groups = self._oom_kills(), groups
+        self._cgroup_files = procfs.cgroup_files(groups)
+        self._cgroup = procfs.cgroup_counts(self._cgroup_files)
+        # Kills that another group has counted so far were none of this process's.
+        self._kills_before = 0
+        if before is not None:
+            self._kills_before = before - self._cgroup.get("oom_kill", 0)
+
+    def _oom_kills(self) -> int | None:
+        """Return a count of out-of-memory kills that grows with that of the cgroup; None: not readable."""
+        count = self._cgroup.get("oom_kill")
+        return None if count is None else count + self._kills_before
+
+    def _slowly(self, main: RingFile, *, alive: bool) -> None:
+        """Refresh what is dear to read, seldom."""
+        now = time.monotonic()
+        if now < self._slow_due and alive:
+            return
+        # A dead process's cgroup may outlive it, and its last counts are the ones that matter.
+        self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
+        if now < self._slow_due:
+            return
+        self._slow_due = now + SLOW_S
+        self._step_ms = self._history.step_ms(time.monotonic_ns())
+        reader = main.reader
+        span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)
+        if not alive or not span[1]:
+            self._resident = None
+        elif span != self._range or (now >= self._resident_due and self._rss_moved()):
+            self._rss_pages = procfs.rss_pages(self._pid)
+            self._resident = procfs.resident(self._pid, span[0], span[1])
+            cost = time.monotonic() - now
+            self._resident_due = now + min(_SMAPS_MOST_S, cost * _SMAPS_SHARE)
+            self._range = span
+
+    def _rss_moved(self) -> bool:
+        pages = procfs.rss_pages(self._pid)
+        return pages is None or self._rss_pages is None or abs(pages - self._rss_pages) >= _RSS_PAGES
+
+
+def _phase(value: int) -> str:
+    return Phase(value).name.lower() if value in Phase._value2member_map_ else f"phase{value}"
+
+
+def _age(now_ns: int, then_ns: int) -> float | None:
+    return round((now_ns - then_ns) / 1e6, 2) if then_ns else None

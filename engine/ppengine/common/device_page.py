@@ -1,0 +1,116 @@
+"""Progress of a device's streams, in a page of host memory that the device itself writes and any process reads.
+
+One file of one page a stage, beside its rings: a line of 64 bytes for each stream, with its name and three words of 8
+bytes. A word has how many pieces of work and, below, the step of the newest: one write brings both. What a device has
+begun and not done is so visible from outside whatever becomes of the process; nobody calls the driver to know it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from ppengine.common import mapped_file
+from ppengine.common.config import EngineConfig
+
+PAGE_BYTES = mmap.PAGESIZE
+_MAGIC = b"PPDEVP\x00\x01"
+_HEAD = struct.Struct("<8sQ")
+"""Magic and pid."""
+_LINE = struct.Struct("<5Q24s")
+_MOST = PAGE_BYTES // _LINE.size - 1
+_LOW = 0xFFFFFFFF
+
+
+class Word(IntEnum):
+    """Words of one line, in order."""
+
+    LAUNCHED = 0
+    """Written by the thread that launches."""
+    BEGUN = 1
+    """Written by the device, as is the next."""
+    DONE = 2
+
+
+class Mark(NamedTuple):
+    """How many pieces of work so far, and the step of the newest; both modulo 2**32."""
+
+    pieces: int
+    step: int
+
+
+class Line(NamedTuple):
+    """One stream."""
+
+    name: str
+    launched: Mark
+    begun: Mark
+    done: Mark
+
+
+def page_path(config: EngineConfig, stage: int, rank: int = 0) -> Path:
+    """Return where the page of a stage is."""
+    return Path(config.ring_dir) / f"s{stage}.{rank}.device.page"
+
+
+def word_of(count: int, step: int) -> int:
+    """Return both numbers as one word."""
+    return (count & _LOW) << 32 | (step & _LOW)
+
+
+class DevicePage:
+    """The stage's side."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the file, in place of a predecessor's."""
+        self._map = mapped_file.make(path, PAGE_BYTES)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._words = memoryview(self._map).cast("Q")
+        self._lines = 0
+        self._map[: _HEAD.size] = _HEAD.pack(_MAGIC, os.getpid())
+
+    def add(self, name: str) -> int:
+        """Take a line for stream `name`; return where in the page it begins. Raises ValueError when all are taken."""
+        if self._lines == _MOST:
+            raise ValueError(f"stream {name}: a page has lines for {_MOST} streams")
+        self._lines += 1
+        offset = self._lines * _LINE.size
+        _LINE.pack_into(self._map, offset, 0, 0, 0, 0, 0, name.encode())
+        return offset
+
+    def launched(self, offset: int, word: int) -> None:
+        """Note what was put on the stream of a line."""
+        self._words[offset // 8 + Word.LAUNCHED] = word
+
+
+class DevicePageReader:
+    """The side of whoever looks."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the page. Raises OSError, or ValueError for a file that is not (yet) a whole page."""
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self._map) != PAGE_BYTES or self._map[: len(_MAGIC)] != _MAGIC:
+            self._map.close()
+            raise ValueError(f"{path} is not a page of device streams")
+        self.pid = int(_HEAD.unpack_from(self._map)[1])
+
+    def lines(self) -> list[Line]:
+        """Return every stream as it is now."""
+        found = []
+        for number in range(1, _MOST + 1):
+            *words, name = _LINE.unpack_from(self._map, number * _LINE.size)
+            if not name[0]:
+                break
+            launched, begun, done = (Mark(word >> 32, word & _LOW) for word in words[: len(Word)])
+            found.append(Line(name.rstrip(b"\x00").decode("utf-8", "replace"), launched, begun, done))
+        return found
+
+    def close(self) -> None:
+        """Unmap."""
+        self._map.close()

@@ -1,0 +1,31 @@
+"""The recorder's ring: a small mmapped file that one thread writes and any process reads, without locks.
+
+File: one header page, then `capacity` records of 64 bytes. The writer fills a record and then its `seq`
+(commit last); the reader takes a record only if `seq` is the one that belongs there, before and after it read.
+An operation is one record written twice: begun (`done_ns` 0) and ended; what is over by then is written once. So the
+open operation of a thread is visible from outside whatever its process does, even when it is stopped or holds the GIL.
+A message between stages is a record on each side, with its number on that edge: both sides together tell where it is.
+
+All times are CLOCK_MONOTONIC nanoseconds, which on Linux is one clock for all processes of a host.
+"""
+
+from ppengine.common.ring.layout import (
+    DTYPES,
+    HEADER_BYTES,
+    MAP_RING,
+    Gauge,
+    Kind,
+    Phase,
+    Record,
+    Row,
+    Word,
+    shape_code,
+    shape_text,
+)
+from ppengine.common.ring.reader import RingReader
+from ppengine.common.ring.writer import RingWriter
+
+__all__ = [
+    "DTYPES", "HEADER_BYTES", "MAP_RING", "Gauge", "Kind", "Phase", "Record", "RingReader", "RingWriter", "Row", "Word",
+    "shape_code", "shape_text",
+]  # fmt: skip

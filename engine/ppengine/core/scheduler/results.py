@@ -1,0 +1,156 @@
+"""What the scheduler answers: effects, refusals, retirements, plans and reports of a resize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ppengine.core.scheduler.request import Request
+from ppengine.protocol.control import ErrorCode
+
+EffectState = Literal["pending", "applied", "failed", "superseded"]
+FenceKind = Literal["abort", "finish", "recompute", "swap"]
+PreemptMode = Literal["recompute", "swap"]
+
+
+class DoesNotFit(Exception):
+    """A request that can never run here. `text` is one line with the numbers and what would fit."""
+
+    def __init__(self, text: str, need: int, have: int) -> None:
+        super().__init__(text)
+        self.text, self.need, self.have = text, need, have
+
+
+class Refused(Exception):
+    """An act that cannot be done. `text` is one line with the numbers and what would do."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+@dataclass(slots=True, eq=False)
+class Effect:
+    """What became of an act. `step` is the number of the step after whose retirement it was applied."""
+
+    verb: str
+    request: str
+    state: EffectState
+    text: str
+    step: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Fence:
+    """Nothing new is scheduled for the request; `kind` happens when its last unretired step has retired."""
+
+    kind: FenceKind
+    by: str
+    """Who wants it and how (`swap-out by eve`, `memory pressure`)."""
+    hold: bool = False
+    reason: str = ""
+    effect: Effect | None = None
+    host: list[int] = field(default_factory=list)
+    """Host blocks reserved for a swap whose copies were not put into a step yet."""
+    copying: bool = False
+    """Copies to the host are in a step, for this fence or one that it superseded."""
+    resize: bool = False
+
+    @property
+    def final(self) -> bool:
+        """Whether the request ends with it."""
+        return self.kind in ("abort", "finish")
+
+
+@dataclass(slots=True, eq=False)
+class Retirement:
+    """What the end of one step brought. `tokens`: (request, token, log-probability, best ones), those that count."""
+
+    number: int
+    tokens: list[tuple[Request, int, float, list[tuple[int, float]]]] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+    prompt_tokens: int = 0
+    """Tokens of this step that were computed without a sample or to catch up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the scheduler did by itself. `kind`: `preempted`, `swapped`, `loaded`, `recompute`."""
+
+    kind: str
+    request: str
+    text: str
+
+
+@dataclass(slots=True)
+class ResizePlan:
+    """What a change of the number of device blocks would do now, in blocks and requests."""
+
+    before: int
+    after: int
+    free_tail: int = 0
+    cached_dropped: int = 0
+    move: int = 0
+    swap_requests: int = 0
+    swap_blocks: int = 0
+    recompute_requests: int = 0
+    recompute_blocks: int = 0
+    refused: str | None = None
+    victims: list[tuple[str, PreemptMode]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """Return the plan in numbers for a confirm."""
+        return {
+            "blocks_before": self.before,
+            "blocks_after": self.after,
+            "free_tail": self.free_tail,
+            "cached_dropped": self.cached_dropped,
+            "move": self.move,
+            "swap_requests": self.swap_requests,
+            "swap": self.swap_blocks,
+            "recompute_requests": self.recompute_requests,
+            "recompute": self.recompute_blocks,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the plan in words."""
+        lines = [f"blocks {self.before} -> {self.after}"]
+        if self.after < self.before:
+            lines.append(f"free in the tail {self.free_tail}, cached dropped {self.cached_dropped}, move {self.move}")
+            lines.append(f"swap out {self.swap_requests} requests ({self.swap_blocks} blocks)")
+            lines.append(f"recompute {self.recompute_requests} requests ({self.recompute_blocks} blocks)")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeReport:
+    """What a finished resize did. `swapped` and `recomputed` count requests, `*_blocks` and `moved` blocks."""
+
+    before: int
+    after: int
+    moved: int = 0
+    dropped: int = 0
+    swapped: int = 0
+    swap_blocks: int = 0
+    recomputed: int = 0
+    recompute_blocks: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """Return what happened under the names of the plan's figures."""
+        return {
+            "move": self.moved,
+            "cached_dropped": self.dropped,
+            "swap_requests": self.swapped,
+            "swap": self.swap_blocks,
+            "recompute_requests": self.recomputed,
+            "recompute": self.recompute_blocks,
+        }
+
+    def text(self) -> str:
+        """Return what happened to live blocks in words; empty when nothing did."""
+        parts = [
+            f"moved {self.moved}" if self.moved else "",
+            f"swapped {self.swapped} requests ({self.swap_blocks} blocks)" if self.swapped else "",
+            f"recomputed {self.recomputed} requests ({self.recompute_blocks} blocks)" if self.recomputed else "",
+        ]
+        return "".join(f", {part}" for part in parts if part)

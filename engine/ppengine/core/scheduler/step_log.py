@@ -1,0 +1,168 @@
+"""Numbers of steps, the step that is being put together, what each unretired step holds, and slots."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from ppengine.core.scheduler.request import Request
+from ppengine.protocol.steps import Move, MoveKind, Register, Row, Step
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """What waits for one step. It is made with the draft, so that acts between two steps find its number."""
+
+    number: int
+    rows: list[tuple[Request, int, bool]] = field(default_factory=list)
+    """(request, computed tokens after the step, whether it samples)."""
+    touched: list[Request] = field(default_factory=list)
+    """Requests whose blocks it copies without a row."""
+    outs: list[Request] = field(default_factory=list)
+    loads: list[Request] = field(default_factory=list)
+    pinned: list[int] = field(default_factory=list)
+    """Sources of device copies: one reference each until the step has retired."""
+    slots: list[int] = field(default_factory=list)
+    prefill_tokens: int = 0
+    """Tokens of its rows that are not decodes."""
+
+
+class Pipeline:
+    """One draft, and the unretired steps in order."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.revision = 0
+        self.number = 0
+        """Number of the last step that was sent."""
+        self.unretired: deque[InFlight] = deque()
+        self.micro_batches = 0
+        """Unretired steps with rows."""
+        self._free_slots: list[int] = []
+        self._num_slots = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.draft = InFlight(self.number + 1)
+        self._release: list[int] = []
+        self._register: list[Register] = []
+        self._dirty: dict[Request, int] = {}
+        self._moves: list[Move] = []
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the draft must go even without rows: copies wait in it, or slots to release and nothing runs."""
+        return bool(self._moves) or (bool(self._release) and not self.unretired)
+
+    def take_slot(self) -> int:
+        """Return the lowest slot whose release has retired."""
+        if self._free_slots:
+            return heapq.heappop(self._free_slots)
+        self._num_slots += 1
+        return self._num_slots - 1
+
+    def release_slot(self, request: Request) -> None:
+        """Let the stages forget the request; its slot is free again when that step has retired."""
+        if request.slot is not None:
+            self._release.append(request.slot)
+            self.draft.slots.append(request.slot)
+            self._dirty.pop(request, None)
+            request.slot = None
+
+    def register(self, request: Request) -> None:
+        """Give the request a slot and tell the stages everything they keep of it."""
+        request.slot = self.take_slot()
+        sampling = request.sampling
+        self._register.append(
+            Register(
+                slot=request.slot,
+                request=request.id,
+                tokens=request.prompt_ids + request.output_ids,
+                prompt_len=request.num_prompt,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=max(sampling.top_k, 0),
+                seed=request.seed,
+                sample=request.sample,
+                min_tokens=sampling.min_tokens,
+                stop_token_ids=sorted(request.stops),
+                logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+            )
+        )
+
+    def table_changed(self, request: Request, first: int) -> None:
+        """Send the table from entry `first` on with the next step."""
+        known = self._dirty.get(request)
+        if known is None or first < known:
+            self._dirty[request] = first
+
+    def copy(self, kind: MoveKind, source: int, target: int) -> None:
+        """Put one block copy into the draft; copies happen in list order, before the rows."""
+        self._moves.append(Move(kind, source, target))
+
+    def touch(self, request: Request) -> None:
+        """Make the draft a step that the request waits for, once."""
+        number = self.draft.number
+        if not request.in_flight or request.in_flight[-1] != number:
+            request.in_flight.append(number)
+            self.draft.touched.append(request)
+
+    def emit(self, rows: list[Row], map_blocks: int | None = None, checks: int | None = None) -> Step:
+        """Send the draft: return it as a step and begin the next one."""
+        tables = [
+            (request.slot, first, request.blocks[first:])
+            for request, first in self._dirty.items()
+            if request.slot is not None and request.blocks
+        ]
+        self.number = self.draft.number
+        step = Step(
+            generation=self.generation,
+            number=self.number,
+            revision=self.revision,
+            release=self._release,
+            register=self._register,
+            tables=tables,
+            map_blocks=map_blocks,
+            moves=self._moves,
+            rows=rows,
+            checks=checks,
+        )
+        self.unretired.append(self.draft)
+        self.micro_batches += bool(rows)
+        self._begin()
+        return step
+
+    def reset(self) -> None:
+        """Drop the draft and all unretired steps; the stages know no slot any more. Numbers go on."""
+        self.unretired.clear()
+        self.micro_batches = 0
+        self._free_slots, self._num_slots = [], 0
+        self._begin()
+
+    def oldest(self, number: int) -> InFlight:
+        """Return the oldest unretired step, which must be `number`. Raises ValueError."""
+        if not self.unretired or self.unretired[0].number != number:
+            oldest = self.unretired[0].number if self.unretired else None
+            raise ValueError(f"step {number} retires; the oldest unretired step is {oldest}")
+        return self.unretired[0]
+
+    def retire(self, number: int) -> InFlight:
+        """Take the oldest unretired step, which must be `number`. Raises ValueError."""
+        record = self.oldest(number)
+        self.unretired.popleft()
+        self.micro_batches -= bool(record.rows)
+        for slot in record.slots:
+            heapq.heappush(self._free_slots, slot)
+        return record
+
+    def pins(self) -> Counter[int]:
+        """Return how many references copies in unretired steps keep on each block."""
+        return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
+
+    def check(self, owners: dict[int, Request]) -> None:
+        """Raise AssertionError unless every slot is free, owned once, or on its way back."""
+        returning = [slot for record in [*self.unretired, self.draft] for slot in record.slots]
+        slots = sorted([*owners, *self._free_slots, *returning])
+        if slots != list(range(self._num_slots)):
+            raise AssertionError(f"slots {slots} of {self._num_slots}: one is lost or doubled")

@@ -1,0 +1,100 @@
+"""The verdict: a pure function of evidence. Missing evidence gives "undetermined", never a guess.
+
+`graph` says who waits for whom; each family of causes has its rules in a file of its own; `RULES` is their order.
+A stage gets one verdict: that of the first rule that names it. Who only suffers is told last, and is never a root.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ppengine.diagnosis import (
+    core_rules,
+    finding_rules,
+    message_rules,
+    process_rules,
+    slow_rules,
+    stuck_rules,
+    suffer_rules,
+    wire_rules,
+)
+from ppengine.diagnosis.budgets import PHASE_BUDGET_S, stuck_limit_s
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.evidence import Evidence
+from ppengine.diagnosis.wait_graph import build
+from ppengine.protocol.snapshot import Cause, Verdict, WaitInfo
+
+__all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "stuck_limit_s", "tripped", "waits"]
+
+RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
+    message_rules.mismatched,
+    process_rules.ended,
+    process_rules.stopped,
+    core_rules.driver,
+    wire_rules.broken,
+    finding_rules.found,
+    stuck_rules.gil_holders,
+    stuck_rules.idlers_in_vain,
+    slow_rules.slow_phases,
+    stuck_rules.standing_still,
+    stuck_rules.hanging_maps,
+    stuck_rules.without_control,
+    message_rules.remembered,
+    finding_rules.remembered,
+    wire_rules.healed,
+    slow_rules.stragglers,
+    suffer_rules.sufferers,
+)
+STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined", "driver"})
+"""Causes whose evidence is better with the line of code."""
+_MOST_CHARACTERS = 100
+
+
+def diagnose(evidence: Evidence) -> list[Verdict]:
+    """Return the finding_rules, roots first, each once; empty when nothing is wrong."""
+    case = Case(evidence, build(evidence), [])
+    for rule in RULES:
+        for verdict in rule(case):
+            if _key(verdict) not in map(_key, case.found):
+                case.found.append(_one_line(verdict))
+    return sorted(case.found, key=lambda verdict: (not verdict.root, verdict.cause in ("starved", "blocked")))
+
+
+def waits(evidence: Evidence) -> list[WaitInfo]:
+    """Return who waits for whom now, as the picture of the pipeline shows it."""
+    return [
+        WaitInfo(waiter=str(wait.waiter), on=str(wait.on), what=wait.text, since_s=wait.since_s)
+        for wait in build(evidence).waits.values()
+    ]
+
+
+def tripped(error: Exception) -> Verdict:
+    """Return what is told where judging failed, with the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    evidence = [f"in {frame.name}, {Path(frame.filename).name}:{frame.lineno}: {frame.line}" for frame in frames[-1:]]
+    return _one_line(
+        Verdict(
+            stage=None,
+            cause="undetermined",
+            summary=f"the diagnosis failed: {type(error).__name__}: {error}",
+            since_s=0.0,
+            evidence=[*evidence, "the engine goes on; missing: every verdict"],
+            suggest="ppconsole logs (the whole trace, to be reported)",
+        )
+    )
+
+
+def _key(verdict: Verdict) -> int | Cause:
+    """Return what a verdict is alone on: a stage, or a cause that is no stage's."""
+    return verdict.cause if verdict.stage is None else verdict.stage
+
+
+def _one_line(verdict: Verdict) -> Verdict:
+    """Keep the summary to one line of the banner."""
+    text = " ".join(verdict.summary.split())
+    short = text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+    return msgspec.structs.replace(verdict, summary=short)

@@ -1,0 +1,156 @@
+"""How long things may take before they count as a fault, and what makes an observation good enough to judge by."""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.protocol.reports import TRACED, CpuShares
+
+STOPPED_AFTER_S = 0.2
+"""State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
+TRACED_AFTER_S = 0.7
+"""A profiler holds a process for less, and what an idle main loop or a held GIL look like is told later."""
+STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
+"""A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
+MOVED_S = 0.2
+"""What began so shortly before the look has not stood: reports of the core are as old."""
+HELD_BACK = 0.05
+"""Share of a second from which a quota that holds a process back is what makes it slow."""
+UNKNOWN_MS_PER_TOKEN = 10.0
+"""Assumed where a stage has no history."""
+SLOWEST_COPY, SLOWEST_MAP = 500e6, 10e9
+"""Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
+GIL_AFTER_S = 1.25
+"""Before what waits for the holder has stood for long enough: the cause is told and not a consequence."""
+SAME_MOMENT_S = 0.5
+"""Who keeps the GIL stops main loop and control thread at once, as far as their ticks can tell."""
+CONTROL_GONE_S = 3.0
+IDLE_TURN_S = 1.25
+"""The main loop turns ten times a second while it is idle."""
+SPINS = 0.5
+"""Share of a second from which a thread that runs, or would if it had a core, does not merely wait."""
+LEAST_SHARE = 0.1
+"""Work takes longer where a thread gets no core; no more than ten times is granted."""
+UNSEEN_AFTER_S = 2.0
+SUFFERS_AFTER_S = 0.5
+STRAGGLER_AFTER_S = 6.0
+"""A straggler is to be named within 10 s; seconds begin and end between two looks."""
+UNSCHEDULED_AFTER_S = 3.0
+HEALED_TOLD_S = 5.0
+"""A wire that broke is told for so long after all stages have met again: healing takes less than a second, and a
+verdict that nobody can read in time is none."""
+PHASE_BUDGET_S = {
+    "start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "meet": 10.0, "closing": 60.0,
+}  # fmt: skip
+_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll")}
+_ANY_SLEEP = ("",)
+
+
+def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
+    """Return how long nothing may retire: by the work that is held and how busy the host is."""
+    expected = [_expected_s(stage) for stage in stages if stage.unretired_age_s is not None]
+    return max(STUCK_AFTER_S, STUCK_FACTOR * max(expected, default=0.0)) - LOOKING_S
+
+
+def _expected_s(stage: StageEvidence) -> float:
+    known = stage.expected_s
+    expected = stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if known is None else known
+    # The whole step's, whatever it is at: the time runs over all of it.
+    expected += stage.unretired_moved / SLOWEST_COPY + stage.mapping_bytes / SLOWEST_MAP
+    waited = stage.cpu.main_waited or 0.0 if stage.cpu is not None else 0.0
+    return expected / max(LEAST_SHARE, 1.0 - waited)
+
+
+def mapping_hangs(stage: StageEvidence) -> bool:
+    """Return whether a thread that maps memory does not end while the stage's steps do, or while it has none.
+
+    Where its steps stand as well, what holds them up may hold up the thread.
+    """
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.mapping_age_s is None:
+        return False
+    limit = max(STUCK_AFTER_S, STUCK_FACTOR * stage.mapping_bytes / SLOWEST_MAP) - LOOKING_S
+    return stage.mapping_age_s > limit >= (stage.unretired_age_s or 0.0)
+
+
+def wants_core(cpu: CpuShares) -> float:
+    """Return the share of the last second in which the main thread ran or could have run."""
+    return cpu.main_user + cpu.main_system + (cpu.main_waited or 0.0)
+
+
+def really_waits(stage: StageEvidence) -> bool:
+    """Return whether a stage whose open operation is a wait may be in it, by where its main thread is.
+
+    A message is waited for in a poll, and so is room on the wire; room behind messages that the send thread has, in a
+    futex. What spins, or sleeps elsewhere, is in code of its own between two records.
+    """
+    if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
+        return False
+    if stage.op == "send":
+        return False  # The kernel takes it at once; what it does not take is waited for in `room`.
+    if stage.op == "room" and "futex" in (stage.wchan or ""):
+        return bool(stage.outbox)
+    return not stage.wchan or any(name in stage.wchan for name in _SLEEPS.get(stage.op or "", _ANY_SLEEP))
+
+
+def idles_in_vain(stage: StageEvidence) -> bool:
+    """Return whether the main loop has stopped turning although it is idle, while the process gets its turns."""
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving" or stage.op != "idle":
+        return False
+    ticks = stage.tick_age_s is not None and stage.tick_age_s < IDLE_TURN_S / 2
+    return ticks and (stage.progress_age_s or 0.0) - (stage.sample_age_s or 0.0) >= IDLE_TURN_S
+
+
+def is_unseen(stage: StageEvidence) -> bool:
+    """Return whether nobody has looked at a stage for too long to judge it."""
+    return stage.sample_age_s is None or stage.sample_age_s > UNSEEN_AFTER_S
+
+
+def is_stopped(stage: StageEvidence) -> bool:
+    """Return whether a stage is stopped by a signal, seen twice, or by a debugger."""
+    after_s = TRACED_AFTER_S if stage.process_state == TRACED else STOPPED_AFTER_S
+    return stage.dead_for_s is None and stage.stopped_for_s is not None and stage.stopped_for_s >= after_s
+
+
+def is_lost(stage: StageEvidence) -> bool:
+    """Return whether a stage is dead, or has said that it cannot go on."""
+    return stage.dead_for_s is not None or bool(stage.lost)
+
+
+def holds_gil(stage: StageEvidence) -> bool:
+    """Return whether a thread of a live stage keeps the GIL: neither control thread nor main loop go on, seen twice."""
+    moved = _moved_s(stage)
+    return _ticks_late(stage, GIL_AFTER_S) and (moved is None or moved >= (stage.tick_age_s or 0.0) - SAME_MOMENT_S)
+
+
+def control_is_gone(stage: StageEvidence) -> bool:
+    """Return whether a live stage's control thread has not ticked for long, and its main loop goes on."""
+    moved = _moved_s(stage)
+    return _ticks_late(stage, CONTROL_GONE_S) and moved is not None and moved < SAME_MOMENT_S
+
+
+def _moved_s(stage: StageEvidence) -> float | None:
+    """Return for how long the main loop had stood when the stage was looked at; None: not known."""
+    return None if stage.progress_age_s is None else stage.progress_age_s - (stage.sample_age_s or 0.0)
+
+
+def _ticks_late(stage: StageEvidence, limit: float) -> bool:
+    """Return whether the control thread of a live stage has not ticked for so long, seen twice."""
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving":
+        return False
+    if stage.process_state in ("T", "D", "Z", "X", None) or (stage.tick_stale_for_s or 0.0) < STOPPED_AFTER_S:
+        return False
+    return (stage.tick_age_s or 0.0) >= limit
+
+
+def expected_ms(history: list[tuple[int, float]], tokens: int) -> float | None:
+    """Return how long a step of `tokens` should take by a stage's own history; None without one.
+
+    Between two known sizes on the line from one to the other: behind a decode and the largest chunk lies all else.
+    """
+    before: tuple[int, float] | None = None
+    for size, took in history:
+        if size >= tokens:
+            if before is None:
+                return took
+            return before[1] + max(0.0, took - before[1]) * (tokens - before[0]) / (size - before[0])
+        before = size, took
+    return None if before is None else before[1] * tokens / before[0]

@@ -1,0 +1,52 @@
+"""What a rule is given, and what every verdict has in common."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ppengine.diagnosis.budgets import SPINS, holds_gil, wants_core
+from ppengine.diagnosis.device_evidence import device_lines
+from ppengine.diagnosis.evidence import Evidence, StageEvidence
+from ppengine.diagnosis.phrases import percent, seconds, stack_lines
+from ppengine.diagnosis.wait_graph import Graph
+from ppengine.protocol.snapshot import Verdict
+
+
+class Case(NamedTuple):
+    """The evidence, who waits for whom in it, and what the rules before have found."""
+
+    evidence: Evidence
+    graph: Graph
+    found: list[Verdict]
+
+    @property
+    def guilty(self) -> set[int | None]:
+        """Stages that are a root already; None: the driver. What no stage is known for (wrong tokens) is nobody's."""
+        return {
+            verdict.stage
+            for verdict in self.found
+            if verdict.root and (verdict.stage is not None or verdict.cause == "driver")
+        }
+
+    def stage(self, number: int) -> StageEvidence:
+        """Return one stage."""
+        return next(stage for stage in self.evidence.stages if stage.stage == number)
+
+
+def thread_lines(stage: StageEvidence) -> list[str]:
+    """Return what is known from outside: the main thread's state, kernel wait, cores, ticks, the device, stacks."""
+    where = f" in {stage.wchan}" if stage.wchan else ""
+    lines = [f"pid {stage.pid}: process state {stage.process_state or 'unknown'}"]
+    state = stage.main_state or "unknown"
+    cpu = ""
+    if stage.cpu is not None:
+        used = stage.cpu.main_user + stage.cpu.main_system
+        word = "spins" if wants_core(stage.cpu) >= SPINS else "sleeps" if used < 0.05 else "works"
+        cpu = f", {word}: {percent(used)} of a core (user {percent(stage.cpu.main_user)})"
+        if stage.cpu.main_waited is not None and stage.cpu.main_waited >= 0.05:
+            cpu += f", without a core {percent(stage.cpu.main_waited)} of the time"
+    lines.append(f"main thread: state {state}{where}{cpu}")
+    if stage.tick_age_s is not None:
+        free = "" if holds_gil(stage) else ": the GIL is not held for long" if stage.tick_age_s < 1.0 else ""
+        lines.append(f"control thread (10 Hz) ticked {seconds(stage.tick_age_s)} ago{free}")
+    return lines + device_lines(stage) + stack_lines(stage)

@@ -1,0 +1,43 @@
+"""What is wrong with the scheduler's side: dead, stopped, silent, or not scheduling."""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.phrases import code_line, exit_words, let_go, seconds, stack_lines
+from ppengine.protocol.reports import TRACED
+from ppengine.protocol.snapshot import Verdict
+
+
+def driver(case: Case) -> list[Verdict]:
+    """Return the verdict on the engine core, if there is one."""
+    core, stopping, stack = case.evidence.driver, case.evidence.stopping, list[str]()
+    if core.dead_for_s is not None:
+        if stopping:
+            return []
+        how, since, suggest = exit_words(core.exit_code), core.dead_for_s, "ppconsole logs"
+    elif core.process_state == TRACED and (core.stopped_for_s or 0.0) >= TRACED_AFTER_S:
+        how, since = f"is stopped by {core.tracer or 'a tracer'} (state t)", core.stopped_for_s or 0.0
+        suggest = let_go(core.tracer)
+    elif core.process_state != TRACED and core.stopped_for_s is not None and core.stopped_for_s >= STOPPED_AFTER_S:
+        how, since, suggest = "is stopped by a signal (state T)", core.stopped_for_s, f"kill -CONT {core.pid}"
+    elif stopping:
+        return []
+    elif core.report_age_s is not None and core.report_age_s > core.report_limit_s:
+        how, since = f"has not reported for {seconds(core.report_age_s)}", core.report_age_s
+        suggest, stack = "ppconsole stacks --core", stack_lines(core)
+    elif core.unscheduled_for_s is not None and core.unscheduled_for_s >= UNSCHEDULED_AFTER_S:
+        how, since = f"schedules nothing for {core.running} running requests", core.unscheduled_for_s
+        suggest, stack = "ppconsole stacks --core", stack_lines(core)
+    else:
+        return []
+    age = "none yet" if core.report_age_s is None else f"{seconds(core.report_age_s)} ago"
+    evidence = [
+        f"pid {core.pid or 'unknown'}: process state {core.process_state or 'unknown'}",
+        f"newest report: {age} (limit {seconds(core.report_limit_s)})",
+    ]
+    evidence += [f"last words: {core.exit_detail}"] if core.exit_detail else []
+    evidence += stack
+    line = code_line(core) if stack else ""
+    summary = f"the engine core {how}{line}" if line else f"the engine core (pid {core.pid or 'unknown'}) {how}"
+    return [Verdict(stage=None, cause="driver", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]

@@ -1,0 +1,66 @@
+"""What a stage's device itself tells: how far its streams are, and errors that its driver has reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.phrases import seconds
+from ppengine.protocol.gpu import GpuInfo
+from ppengine.protocol.snapshot import StreamInfo
+
+STREAM_AFTER_S = 1.0
+"""Work stands still for longer than it may, and a stream has not moved for this long: it is the stream that stands."""
+XID_TOLD_MS = 30_000.0
+"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
+_XIDS = {
+    13: "an exception of a kernel", 31: "a kernel touched memory that is not there", 43: "a channel was ended",
+    45: "it ended work after an error", 48: "a memory error that cannot be corrected", 62: "it halted by itself",
+    63: "a memory row is remapped", 64: "a memory row cannot be remapped", 74: "an error of NVLink",
+    79: "it has fallen off the bus", 94: "a memory error, contained", 95: "a memory error, not contained",
+    109: "a context switch timed out", 119: "its system processor timed out", 120: "its system processor failed",
+}  # fmt: skip
+"""In words for an operator; the numbers are NVIDIA's."""
+
+
+def stuck_stream(stage: StageEvidence) -> StreamInfo | None:
+    """Return the stream that has begun a piece of work and does not end it; None: none, or a stage without a device.
+
+    A stream begins behind all that it waits for, so who has begun stands for nobody else; of several, that is the one
+    that the layers are on, then the one that has stood longest.
+    """
+    standing = [each for each in stage.streams if each.op is not None and (each.age_ms or 0.0) >= STREAM_AFTER_S * 1e3]
+    return max(standing, key=lambda each: (each.name == "compute", each.age_ms or 0.0), default=None)
+
+
+def device_lines(stage: StageEvidence) -> list[str]:
+    """Return one line a stream that has anything to tell, and one an XID."""
+    lines = []
+    for each in stage.streams:
+        if each.begun_step is None or (each.name != "compute" and not each.pending):
+            continue
+        age = f", {seconds((each.age_ms or 0.0) / 1e3)} without a move" if each.pending else ""
+        done = "none" if each.done_step is None else f"m{each.done_step}"
+        far = f"the device began m{each.begun_step}, done {done}, pending {each.pending}"
+        lines.append(f"stream {each.name}: {far}{age}")
+    for xid in stage.xids:
+        what = f" ({_XIDS[xid.code]})" if xid.code in _XIDS else ""
+        lines.append(f"driver: XID {xid.code} of its card {seconds(xid.age_ms / 1e3)} ago{what}")
+    return lines
+
+
+def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
+    """Return a stream as it is `late_ms` after it was looked at, if it has not moved since."""
+    return stream if stream.age_ms is None else msgspec.structs.replace(stream, age_ms=stream.age_ms + late_ms)
+
+
+def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
+    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
+    if stage.card is None or stage.card not in gpus:
+        return stage
+    gpu, seen_ns = gpus[stage.card]
+    late_ms = (now_ns - seen_ns) / 1e6
+    aged = (msgspec.structs.replace(xid, age_ms=xid.age_ms + late_ms) for xid in gpu.xids)
+    return msgspec.structs.replace(stage, xids=tuple(xid for xid in aged if xid.age_ms <= XID_TOLD_MS))

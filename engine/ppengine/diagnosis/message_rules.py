@@ -1,0 +1,85 @@
+"""Messages on which the two ends of an edge do not agree: number by number, step, bytes, shape."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.wait_graph import edge_of, message_text
+from ppengine.protocol.reports import EdgeSample, Message
+from ppengine.protocol.snapshot import Verdict
+
+FRESH_S = 10.0
+"""What else goes wrong so soon after a mismatch is its consequence."""
+
+
+class Conflict(NamedTuple):
+    """The first message of an edge on which its sides differ; `sent` None: the sender left this number out."""
+
+    sent: Message | None
+    posted: Message
+
+
+def mismatched(case: Case) -> list[Verdict]:
+    """Return the edges whose sides differ, each at the stage that sends: the receiver posts what the step says."""
+    return [verdict for verdict in _all(case) if verdict.since_s <= FRESH_S]
+
+
+def remembered(case: Case) -> list[Verdict]:
+    """Return the mismatches of a while ago: what a stage is in now comes before them."""
+    return [verdict for verdict in _all(case) if verdict.since_s > FRESH_S]
+
+
+def _all(case: Case) -> list[Verdict]:
+    found = []
+    for receiver in case.evidence.stages:
+        for posted in receiver.edges:
+            sender = next((stage for stage in case.evidence.stages if stage.stage == posted.peer), None)
+            if posted.kind != "receive" or sender is None or sender.dead_for_s is not None:
+                continue
+            sent = edge_of(sender, "send", receiver.stage)
+            if sent is None or sent.generation != posted.generation:
+                continue
+            # Where one agent sees both ends it has compared every message; else these are the newest ones.
+            conflict = Conflict(*sent.conflict) if sent.conflict else first_conflict(sent, posted)
+            if conflict is not None:
+                found.append(_verdict(sender, receiver, conflict))
+    return found
+
+
+def first_conflict(sent: EdgeSample, posted: EdgeSample) -> Conflict | None:
+    """Return the lowest message number that both sides know and on which they differ."""
+    theirs = {message.number: message for message in sent.messages}
+    low, high = min(theirs, default=0), max(theirs, default=-1)
+    for message in posted.messages:
+        other = theirs.get(message.number)
+        if other is None:
+            if low < message.number < high:
+                return Conflict(None, message)
+        elif (other.step, other.size, other.code) != (message.step, message.size, message.code):
+            return Conflict(other, message)
+    return None
+
+
+def _verdict(sender: StageEvidence, receiver: StageEvidence, conflict: Conflict) -> Verdict:
+    sent, posted = conflict
+    edge = f"stage {sender.stage} -> stage {receiver.stage}"
+    if sent is None:
+        summary = f"mismatch on {edge}: message {posted.number} was left out"
+        lines = [f"stage {receiver.stage} expects {message_text(posted)}", "the sender went on with the next number"]
+    else:
+        what = "step" if sent.step != posted.step else "size" if sent.size != posted.size else "element type or shape"
+        summary = f"mismatch on {edge} at message {posted.number}: {what} differs"
+        lines = [
+            f"stage {sender.stage} sent {message_text(sent)}",
+            f"stage {receiver.stage} expects {message_text(posted)}",
+        ]
+    return Verdict(
+        stage=sender.stage,
+        cause="mismatch",
+        summary=summary,
+        since_s=posted.age_ms / 1e3 + (receiver.sample_age_s or 0.0),
+        evidence=lines,
+        suggest=f"ppconsole logs --stage {sender.stage}; what these stages compute from here on is wrong",
+    )

@@ -1,0 +1,71 @@
+"""Evidence in words: exit statuses, what a stage is doing, how long."""
+
+from __future__ import annotations
+
+from ppengine.common.child_process import signal_name
+from ppengine.diagnosis.evidence import DriverEvidence, StageEvidence
+from ppengine.protocol.reports import UNKNOWN_STATUS
+
+
+def exit_words(code: int | None) -> str:
+    """Return an exit status in words; None: the process is gone and its parent has not said how."""
+    if code is None:
+        return "is gone (exit status not known yet)"
+    if code == UNKNOWN_STATUS:
+        return "has ended, and nobody has its exit status"
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def doing(stage: StageEvidence) -> str:
+    """Return `receive from 1 m7 for 3.2s`."""
+    if stage.op is None:
+        return "no open operation"
+    peer, op = "", "no room to send" if stage.op == "room" else stage.op
+    if stage.op_peer is not None:
+        peer = f" {'to' if stage.op in ('room', 'send') else 'from'} {stage.op_peer}"
+    step = f" m{stage.op_step}" if stage.op_step else ""
+    return f"{op}{peer}{step}" + (f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")
+
+
+def where(stage: StageEvidence) -> str:
+    """Return the place in a step where a stage is: its open operation, or what it is past."""
+    if stage.op not in (None, "step"):
+        return doing(stage)
+    step = f" of m{stage.op_step}" if stage.op_step else ""
+    after = f" after {stage.last_op}" if stage.last_op else " between operations"
+    age = f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else ""
+    return f"its own code{after}{step}{age}"
+
+
+def seconds(value: float | None) -> str:
+    """Return `3.2s`."""
+    return "unknown" if value is None else f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
+
+
+def percent(share: float) -> str:
+    """Return `73 %`."""
+    return f"{share * 100:.0f} %"
+
+
+def let_go(tracer: str | None) -> str:
+    """Return what to do about a process that a tracer has stopped: no signal of ours reaches it."""
+    return f"let the process go on in {tracer or 'the debugger that traces it'}, or detach that"
+
+
+def code_line(of: StageEvidence | DriverEvidence) -> str:
+    """Return the line of code where the main thread stands, once its stack is taken: in a summary, without folders."""
+    stack = of.stack
+    if stack is None or stack.pid != of.pid or not stack.main:
+        return ""
+    function, _, place = next((frame for frame in stack.main if ".py:" in frame), stack.main[0]).rpartition(" ")
+    return f", at {function} {place.rpartition('/')[2]}"
+
+
+def stack_lines(of: StageEvidence | DriverEvidence) -> list[str]:
+    """Return the newest frames of the main thread and of the GIL's owner, once they are taken."""
+    stack = of.stack
+    if stack is None or stack.pid != of.pid:
+        return []
+    lines = [f"main thread at {' < '.join(stack.main)}"] if stack.main else []
+    lines += [f"GIL owner: {stack.gil_owner}"] if stack.gil_owner else []
+    return lines or [f"missing: stacks ({stack.error or 'none came'})"]

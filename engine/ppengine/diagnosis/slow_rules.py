@@ -1,0 +1,93 @@
+"""What takes too long without standing still: a declared phase over its budget, a stage slower than it was."""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.budgets import HELD_BACK, PHASE_BUDGET_S, STRAGGLER_AFTER_S, is_lost, is_unseen
+from ppengine.diagnosis.case import Case, thread_lines
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.phrases import percent, seconds
+from ppengine.protocol.snapshot import Verdict
+
+_MEETS = "collective"
+"""What a stage that has loaded is in until its neighbours have."""
+_FRESH_MS = 4000.0
+_ALL_SLOW = 1.2
+"""When every stage is so much slower than it was, the host is, and no stage: unless one stands out."""
+_STANDS_OUT = 2.0
+"""By so much more than another. A stage that gets fewer steps, because another is slow, is slower with each of them."""
+
+
+def slow_phases(case: Case) -> list[Verdict]:
+    """Return the stages whose phase lasts longer than it may, but for those that wait for one known to be late."""
+    stages = case.evidence.stages
+    # One without a phase is being started, and whoever waits for one that is gone or stopped has a reason.
+    expected = case.guilty or any(
+        stage.phase is None or (stage.phase in PHASE_BUDGET_S and stage.op != _MEETS) for stage in stages
+    )
+    return [_slow_phase(stage) for stage in stages if _over_budget(stage) and not (expected and stage.op == _MEETS)]
+
+
+def stragglers(case: Case) -> list[Verdict]:
+    """Return the stages that are slower than their own past, unless something else explains it or all are alike."""
+    if case.guilty or case.evidence.slowed:
+        return []
+    ratios = [ratio for stage in case.evidence.stages if (ratio := _ratio(stage)) is not None]
+    return [_straggler(stage) for stage in case.evidence.stages if _is_slow(stage, ratios)]
+
+
+def _over_budget(stage: StageEvidence) -> bool:
+    budget = PHASE_BUDGET_S.get(stage.phase or "")
+    return budget is not None and (stage.phase_age_s or 0.0) > budget and not is_lost(stage)
+
+
+def _slow_phase(stage: StageEvidence) -> Verdict:
+    budget, age = PHASE_BUDGET_S[stage.phase or ""], stage.phase_age_s or 0.0
+    return Verdict(
+        stage=stage.stage,
+        cause="undetermined",
+        summary=f"stage {stage.stage} is in phase {stage.phase} for {seconds(age)}; its budget is {seconds(budget)}",
+        since_s=age - budget,
+        evidence=[*thread_lines(stage), "missing: why it takes so long"],
+        suggest=f"ppconsole stacks --stage {stage.stage}",
+    )
+
+
+def _ratio(stage: StageEvidence) -> float | None:
+    pace = stage.pace
+    if pace is None or pace.age_ms > _FRESH_MS or is_lost(stage) or is_unseen(stage) or pace.baseline_ms <= 0:
+        return None
+    return pace.step_ms / pace.baseline_ms
+
+
+def _is_slow(stage: StageEvidence, ratios: list[float]) -> bool:
+    """Return whether a stage is a straggler. `ratios`: of all stages that are known, time to usual time."""
+    pace, ratio = stage.pace, _ratio(stage)
+    if pace is None or ratio is None or pace.slow_ms < STRAGGLER_AFTER_S * 1e3:
+        return False
+    if (pace.throttled or 0.0) > HELD_BACK:
+        return True
+    if max(ratios) >= _STANDS_OUT * ratio:
+        return False
+    least = min(ratios)
+    return len(ratios) == 1 or least < _ALL_SLOW or ratio >= _STANDS_OUT * least
+
+
+def _straggler(stage: StageEvidence) -> Verdict:
+    pace, ratio = stage.pace, _ratio(stage)
+    assert pace is not None and ratio is not None  # `_is_slow` has looked
+    evidence = [
+        f"own time of a step {pace.step_ms:.1f} ms; like steps took {pace.baseline_ms:.1f} ms here before",
+    ]
+    if pace.throttled is None:
+        evidence.append("cpu quota of its cgroup: none, or not readable")
+    else:
+        evidence.append(f"held back by its cgroup's cpu quota {percent(pace.throttled)} of the time")
+    why = "its cgroup's cpu quota" if (pace.throttled or 0.0) > HELD_BACK else ""
+    return Verdict(
+        stage=stage.stage,
+        cause="straggler",
+        summary=f"stage {stage.stage} is {ratio:.1f}x slower than it was" + (f": {why} holds it back" if why else ""),
+        since_s=pace.slow_ms / 1e3,
+        evidence=[*evidence, *thread_lines(stage)],
+        suggest="raise cpu.max of its cgroup" if why else f"ppconsole stacks --stage {stage.stage}",
+    )

@@ -1,0 +1,280 @@
+"""Work that stands still: the waits are followed to the one that waits for nobody, what that one is, is the cause."""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.budgets import (
+    GIL_AFTER_S,
+    MOVED_S,
+    PHASE_BUDGET_S,
+    control_is_gone,
+    holds_gil,
+    idles_in_vain,
+    is_unseen,
+    mapping_hangs,
+    really_waits,
+    stuck_limit_s,
+)
+from ppengine.diagnosis.case import Case, thread_lines
+from ppengine.diagnosis.device_evidence import stuck_stream
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.phrases import code_line, doing, seconds, where
+from ppengine.diagnosis.wait_graph import (
+    Node,
+    Wait,
+    edge_of,
+    holding,
+    main,
+    message_text,
+    oldest_step,
+    receiving_from,
+)
+from ppengine.protocol.snapshot import Cause, StreamInfo, Verdict
+
+_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
+
+
+def idlers_in_vain(case: Case) -> list[Verdict]:
+    """Return the stages whose main loop stands although there is nothing to do: the next step would find it so."""
+    return [
+        _verdict(
+            stage, "self_stuck", f"stage {stage.stage}: its main loop stands while idle{code_line(stage)}",
+            stage.progress_age_s or 0.0,
+            [f"the main loop turned {seconds(stage.progress_age_s)} ago, ten times a second is right",
+             *thread_lines(stage)],
+        )
+        for stage in case.evidence.stages
+        if idles_in_vain(stage)
+    ]  # fmt: skip
+
+
+def gil_holders(case: Case) -> list[Verdict]:
+    """Return the stages whose control thread cannot run because another thread keeps the GIL."""
+    return [_gil_held(stage) for stage in case.evidence.stages if holds_gil(stage)]
+
+
+def hanging_maps(case: Case) -> list[Verdict]:
+    """Return the stages that get on with their steps and not with a change of their memory, in a thread apart."""
+    return [_map_hangs(stage) for stage in case.evidence.stages if mapping_hangs(stage)]
+
+
+def without_control(case: Case) -> list[Verdict]:
+    """Return the stages that work on without a control thread: nobody could tell them anything if they got stuck."""
+    return [_control_gone(stage) for stage in case.evidence.stages if control_is_gone(stage)]
+
+
+def standing_still(case: Case) -> list[Verdict]:
+    """Return who holds up the steps in flight, once none has retired for longer than the work explains."""
+    evidence, graph = case.evidence, case.graph
+    held = holding(evidence)
+    if not evidence.steps_in_flight or not held or None in case.guilty:
+        return []
+    if any(stage.phase in PHASE_BUDGET_S for stage in evidence.stages):
+        return []
+    since = max(stage.unretired_age_s or 0.0 for stage in held)
+    if evidence.since_retired_s is not None:
+        since = min(since, evidence.since_retired_s)
+    limit = stuck_limit_s(evidence.stages)
+    if since <= limit:
+        return []
+    found: dict[int | None, Verdict] = {}
+    for stage in held:
+        chain = graph.follow(main(stage.stage))
+        on_the_way = {main(stage.stage), *(wait.on for wait in chain)}
+        if any(node.stage in case.guilty or node.stage in found for node in on_the_way):
+            continue
+        if found and not _stands_itself(case, chain, stage, limit):
+            continue
+        verdict = _at_the_end(case, stage, chain, since)
+        if verdict is None:
+            continue
+        verdict.evidence.append(f"nothing retired for {seconds(since)}; the limit for this work is {seconds(limit)}")
+        verdict.evidence.append(f"steps in flight {list(evidence.steps_in_flight)}")
+        found[verdict.stage] = verdict
+    return list(found.values())
+
+
+def _stands_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: float) -> bool:
+    """Return whether a second end of waits has stood for as long, so that it is no mere consequence of the first."""
+    last = chain[-1].on if chain else main(stage.stage)
+    return last.kind == "main" and (case.stage(last.stage).op_age_s or 0.0) > limit
+
+
+def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict | None:
+    """Return the verdict on whom the waits of a stage lead to; None if that one has just begun to move again."""
+    cycle = case.graph.cycle(main(stage.stage))
+    if cycle:
+        return _deadlock(case, cycle, since)
+    last = chain[-1] if chain else None
+    end = last.on if last is not None else main(stage.stage)
+    if end.kind == "link" and last is not None:
+        return _link(case, end, last, since)
+    root = case.stage(end.stage)
+    if end.kind == "send":
+        lines = ["its send thread has taken none of them", *thread_lines(root)]
+        text = f"stage {root.stage}: the send thread is stuck with {root.outbox} messages handed over"
+        return _verdict(root, "self_stuck", text, since, lines)
+    if is_unseen(root):
+        age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
+        text = f"work stands still, and the agent has {age} looked at stage {root.stage}"
+        missing = "missing: a fresh sample; the agent does not run, or hangs"
+        return _verdict(root, "undetermined", text, since, [missing], "ppconsole logs (what became of the agent)")
+    if (stream := stuck_stream(root)) is not None:
+        return _stream_stuck(case, root, stream, since)
+    if root.op in _WAITS and not _in_own_code(root):
+        return _waits_for_nobody(case, root, last, since)
+    if _moves(root):
+        return None
+    lines = [*_who_waits(case, root), *thread_lines(root)]
+    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{code_line(root)}", since, lines)
+
+
+def _moves(stage: StageEvidence) -> bool:
+    """Return whether a stage has begun something new just before it was looked at: the core's report is older.
+
+    A look at a device is begun anew with each step that comes, and says nothing.
+    """
+    if stage.op is None or stage.op == "device" or stage.op_age_s is None:
+        return False
+    return stage.op_age_s - (stage.sample_age_s or 0.0) < MOVED_S
+
+
+def _stream_stuck(case: Case, root: StageEvidence, stream: StreamInfo, since: float) -> Verdict:
+    k, age = root.stage, seconds((stream.age_ms or 0.0) / 1e3)
+    text = f"stage {k}: stream {stream.name} is stuck in m{stream.begun_step}, begun on the device {age} ago"
+    lines = [*_who_waits(case, root), f"the host is in {where(root)}", *thread_lines(root)]
+    suggest = f"ppconsole restart-stage {k} (ends the kernel with its process); ppconsole logs --stage {k}"
+    return _verdict(root, "stream_stuck", text, since, lines, suggest)
+
+
+def _in_own_code(stage: StageEvidence) -> bool:
+    """Return whether a stage is not in the wait that its open operation says, or has not posted what it waits for."""
+    if stage.op == "idle":
+        return False
+    return not really_waits(stage) or (stage.op in ("receive", "token_return") and bool(stage.edges))
+
+
+def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
+    """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
+    k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
+    if root.op == "idle" and last is not None and _left_out(root, last):
+        return _without(root, last, since)
+    if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
+        if finished >= oldest:
+            text = f"stage {k} finished step {oldest}, and the core has not heard of it"
+        else:
+            text = f"stage {k} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"
+        lines = [
+            f"stage {k}: {doing(root)}, finished {finished}, acknowledged {root.retired_step}",
+            *thread_lines(root),
+        ]
+        return _verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
+    peer = receiving_from(root, len(case.evidence.stages))
+    text = f"stage {k} is in {doing(root)} and nothing shows why"
+    kind = "send" if root.op == "room" else "receive"
+    edge = edge_of(root, kind, peer) if peer is not None else None
+    shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
+    missing = "missing: what was sent and posted on this edge" + ("" if edge else " by this stage")
+    return _verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
+
+
+def _left_out(stage: StageEvidence, wait: Wait) -> bool:
+    """Return whether a stage has finished the step whose message another one waits for it to send or receive."""
+    return wait.known and bool(wait.step) and (stage.finished_step or 0) >= (wait.step or 0)
+
+
+def _without(stage: StageEvidence, wait: Wait, since: float) -> Verdict:
+    done, wanted = ("receiving", "has sent") if wait.waiter.kind == "send" else ("sending", "waits for")
+    text = f"stage {stage.stage} finished m{wait.step} without {done} it; {wait.waiter} {wanted} it"
+    lines = [f"{wait.waiter}: {wait.text}", f"stage {stage.stage}: {doing(stage)}"]
+    return _verdict(stage, "mismatch", text, since, lines)
+
+
+def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
+    for wait in cycle:
+        # Who waits for what will never come may be waited for in turn, for that very reason.
+        receives = case.stage(wait.waiter.stage).op in ("receive", "token_return")
+        if receives and wait.on.kind == "main" and _left_out(case.stage(wait.on.stage), wait):
+            return _without(case.stage(wait.on.stage), wait, since)
+    numbers = sorted({wait.waiter.stage for wait in cycle if wait.waiter.stage >= 0})
+    parts = [f"{wait.waiter} waits for {wait.on}: {wait.text} for {seconds(wait.since_s)}" for wait in cycle]
+    first = max((wait for wait in cycle if wait.waiter.stage >= 0), key=lambda wait: wait.since_s)
+    root = case.stage(first.waiter.stage)
+    names = " and ".join(map(str, numbers))
+    text = f"stages {names} wait for each other" + (f", both in {_verb(root)}" if _same_op(case, numbers) else "")
+    for number in numbers:
+        parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
+    if not all(wait.known for wait in cycle):
+        return _verdict(root, "undetermined", text, since, [*parts, "missing: what was sent and posted on each edge"])
+    return _verdict(root, "deadlock", text, since, parts)
+
+
+def _verb(stage: StageEvidence) -> str:
+    return "send" if stage.op == "room" else str(stage.op)
+
+
+def _same_op(case: Case, numbers: list[int]) -> bool:
+    return len({case.stage(number).op for number in numbers}) == 1
+
+
+def _link(case: Case, link: Node, last: Wait, since: float) -> Verdict:
+    sender = case.stage(link.stage)
+    text = f"link stage {link.stage} -> stage {link.peer}: message {last.number} is sent and posted, not delivered"
+    lines = [f"{last.waiter}: {last.text}", f"both processes live; the sender is in {doing(sender)}"]
+    suggest = f"check the network between both; ppconsole stacks --stage {link.stage}"
+    return _verdict(sender, "link", text, since, lines, suggest)
+
+
+def _gil_held(stage: StageEvidence) -> Verdict:
+    age = stage.tick_age_s or GIL_AFTER_S
+    owner = stage.stack.gil_owner if stage.stack is not None and stage.stack.pid == stage.pid else ""
+    by = f" by {owner.partition(' at ')[0]}" if owner else ""
+    text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
+    lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
+    return _verdict(stage, "gil_held", text, age, lines)
+
+
+def _map_hangs(stage: StageEvidence) -> Verdict:
+    age = stage.mapping_age_s or 0.0
+    text = f"stage {stage.stage} is stuck in map for {seconds(age)}, in a thread of its own; no step waits for it"
+    lines = [f"the change is of {stage.mapping_bytes / 2**30:.1f} GiB at most", *thread_lines(stage)]
+    suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
+    return _verdict(stage, "self_stuck", text, age, lines, suggest)
+
+
+def _control_gone(stage: StageEvidence) -> Verdict:
+    age = stage.tick_age_s or 0.0
+    text = f"stage {stage.stage}: its control thread has not ticked for {seconds(age)}; its step loop goes on"
+    lines = [
+        f"the main loop moved {seconds(stage.progress_age_s)} ago: the GIL is not held",
+        *thread_lines(stage),
+        "missing: why the control thread does not tick; it may have ended",
+    ]
+    suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
+    return _verdict(stage, "undetermined", text, age, lines, suggest)
+
+
+def _who_waits(case: Case, root: StageEvidence) -> list[str]:
+    waits = (wait for wait in case.graph.waits.values() if wait.on == main(root.stage) and not wait.soft)
+    return [f"{wait.waiter} waits for it: {wait.text}" for wait in waits]
+
+
+def _suggest(stage: StageEvidence, cause: Cause) -> str:
+    """Return what to do: to look, and, once that is done and code stands, to begin anew."""
+    look = f"ppconsole stacks --stage {stage.stage}"
+    looked = stage.stack is not None and stage.stack.pid == stage.pid
+    if not looked or cause not in ("self_stuck", "gil_held", "deadlock"):
+        return look
+    return f"ppconsole restart-stage {stage.stage} (or look: {look})"
+
+
+def _verdict(
+    stage: StageEvidence, cause: Cause, summary: str, since: float, evidence: list[str], suggest: str = ""
+) -> Verdict:
+    return Verdict(
+        stage=stage.stage,
+        cause=cause,
+        summary=summary,
+        since_s=since,
+        evidence=list(evidence),
+        suggest=suggest or _suggest(stage, cause),
+    )

@@ -1,0 +1,54 @@
+"""Stages that only suffer: starved or blocked, and by whom. Never a root."""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.budgets import SUFFERS_AFTER_S, is_lost
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.phrases import doing
+from ppengine.diagnosis.wait_graph import Node, Wait, main
+from ppengine.protocol.snapshot import Cause, Verdict
+
+
+def sufferers(case: Case) -> list[Verdict]:
+    """Return `starved` or `blocked` for the stages whose waits lead to a root."""
+    named = {verdict.stage for verdict in case.found}
+    stages = (stage for stage in case.evidence.stages if stage.stage not in named)
+    return [verdict for stage in stages if (verdict := _suffering(stage, case)) is not None]
+
+
+def _suffering(stage: StageEvidence, case: Case) -> Verdict | None:
+    if is_lost(stage) or (stage.op_age_s or 0.0) < SUFFERS_AFTER_S:
+        return None
+    chain = case.graph.follow(main(stage.stage), soft=True)
+    guilty = case.guilty
+    reached = next((wait for wait in chain if _is_guilty(wait.on, guilty)), None)
+    if reached is None:
+        return None
+    cause: Cause = "blocked" if stage.op in ("room", "send") else "starved"
+    root = "the engine core" if reached.on.kind == "driver" else f"stage {reached.on.stage}"
+    between = _between(stage, chain, reached)
+    via = f" through {between}" if between and between != root else ""
+    return Verdict(
+        stage=stage.stage,
+        cause=cause,
+        summary=f"stage {stage.stage} is {cause} {'on' if cause == 'blocked' else 'by'} {root}{via}: {doing(stage)}",
+        since_s=stage.op_age_s or 0.0,
+        evidence=[f"waits for {chain[0].on}: {chain[0].text}", f"process state {stage.process_state or 'unknown'}"],
+        suggest=f"see {root}",
+        root=False,
+    )
+
+
+def _is_guilty(node: Node, guilty: set[int | None]) -> bool:
+    return None in guilty if node.kind == "driver" else node.stage in guilty
+
+
+def _between(stage: StageEvidence, chain: list[Wait], reached: Wait) -> str:
+    """Return the first stage (or the core) on the way that is neither this one nor the root."""
+    for wait in chain:
+        if wait is reached:
+            return ""
+        if wait.on.kind == "driver" or wait.on.stage != stage.stage:
+            return str(wait.on)
+    return ""

@@ -1,0 +1,57 @@
+"""Wires between stages that broke while both processes lived: the core heals them, and they are told nevertheless."""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.budgets import HEALED_TOLD_S, is_lost
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.phrases import seconds
+from ppengine.protocol.reports import WireLoss
+from ppengine.protocol.snapshot import Verdict
+
+
+def broken(case: Case) -> list[Verdict]:
+    """Return the wires that are broken: not all stages have met again."""
+    return [_verdict(loss) for loss in _unexplained(case) if loss.healed_s is None]
+
+
+def healed(case: Case) -> list[Verdict]:
+    """Return the wires that broke a moment ago and are healed: what a stage is in now comes before them."""
+    return [_verdict(loss) for loss in _unexplained(case) if loss.healed_s is not None]
+
+
+def _unexplained(case: Case) -> list[WireLoss]:
+    """Return the losses that are news, and that no end of a process or of the engine explains."""
+    if case.evidence.stopping:
+        return []
+    ended = {stage.stage for stage in case.evidence.stages if is_lost(stage)}
+    return [
+        loss
+        for loss in case.evidence.losses
+        if (loss.healed_s or 0.0) <= HEALED_TOLD_S and not {loss.stage, loss.peer} & ended
+    ]
+
+
+def _verdict(loss: WireLoss) -> Verdict:
+    """Return what is told of a loss: what came and was not due is its sender's, as every mismatch."""
+    if loss.closed:
+        summary = f"stage {loss.stage} lost its wire to stage {loss.peer}"
+    else:
+        summary = f"stage {loss.peer} sent stage {loss.stage} what was not due"
+    lines = [f"stage {loss.stage}: {loss.text}", "no process had ended: the connection alone broke"]
+    if not loss.closed:
+        lines[1] = "no process had ended"
+    if loss.healed_s is None:
+        lines.append("a new generation has begun; not all stages have met in it yet")
+    else:
+        took = f"all stages met again after {seconds(loss.since_s - loss.healed_s)}"
+        again = f", {loss.recomputed} requests recomputed" if loss.recomputed else ""
+        summary += f"; {took}{again}"
+        lines.append(f"{took}{again}, {seconds(loss.healed_s)} ago; told for {HEALED_TOLD_S:g}s from then on")
+    return Verdict(
+        stage=loss.stage if loss.closed else loss.peer,
+        cause="link" if loss.closed else "mismatch",
+        summary=summary,
+        since_s=loss.since_s,
+        evidence=lines,
+        suggest=f"ppconsole events; if it comes again: ppconsole logs --stage {loss.peer}",
+    )

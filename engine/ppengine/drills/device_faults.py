@@ -1,0 +1,83 @@
+"""Stages whose GPU does what no host code would: kernels that never end, fail, or find no memory.
+
+They strike on the compute stream behind the layers of a step, where the host has long gone on. torch is imported where
+it is needed: the gateway, which lists the kinds, does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.registry import arm, strike
+
+Go = Callable[..., Any]
+_FAR = 1 << 30
+"""An index that no tensor of one element has."""
+_BYTES = 4096
+
+
+def _spinner(site: Site) -> Any:
+    """Compile the kernel before it strikes: that takes longer than naming it may."""
+    import torch
+
+    from ppengine.drills.spin_kernel import Spinner
+
+    torch.cuda.set_device(site.runner.card.device)
+    return Spinner(site.runner.card.device)
+
+
+@strike("forward", "hang", "stream_stuck", clears=True, gpu=True, prepare=_spinner)
+def kernel_hang(fault: Fault, go: Go, *args: Any) -> Any:
+    """A kernel on the compute stream never ends (by itself after two minutes at most). Cleared: it ends.
+
+    Told: stage K's stream compute is stuck in step n, begun on the device so long ago, not done.
+    """
+    answer = go(*args)
+    if fault.first():
+        fault.tool.launch(fault.site.runner.card.compute)
+        fault.keep(fault.tool.end)
+    return answer
+
+
+@strike("forward", "death", "crashed", gpu=True, held_out=True)
+def device_assert(fault: Fault, go: Go, *args: Any) -> Any:
+    """A kernel's assertion fails, of an index that is out of range. The CUDA context is lost, the process stays.
+
+    Told: stage K crashed in step n: the CUDA error by its text, device-side assert.
+    """
+    import torch
+
+    answer, card = go(*args), fault.site.runner.card
+    with card.compute.use():
+        one = torch.zeros(1, device=card.device)
+        torch.index_select(one, 0, torch.full((1,), _FAR, device=card.device))
+    return answer
+
+
+@strike("forward", "death", "crashed", gpu=True, held_out=True)
+def illegal_access(fault: Fault, go: Go, *args: Any) -> Any:
+    """A kernel writes to addresses with no memory behind them. The CUDA context is lost, the process stays.
+
+    Told: stage K crashed in step n: the CUDA error by its text, illegal access; the driver's XID where it tells.
+    """
+    from ppengine.stage.backends.cuda.dlpack import tensor_over
+
+    answer, card = go(*args), fault.site.runner.card
+    driver = card.progress.driver
+    nowhere = tensor_over(driver.reserve(driver.granularity), _BYTES, card.device)
+    with card.compute.use():
+        nowhere.fill_(1)
+    return answer
+
+
+@arm("death", "out_of_memory", gpu=True, needs="restart")
+def profile_oom(site: Site) -> None:
+    """When the stage is started anew, once, its profile run gets no memory beyond what its weights take.
+
+    Told: stage K ran out of memory in phase profile, how much was asked for and what there was.
+    """
+    from ppengine.drills.start_faults import leave_no_room
+
+    leave_no_room(site.run_dir, site.stage)

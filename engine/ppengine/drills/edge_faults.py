@@ -1,0 +1,186 @@
+"""Edges that lose, add, cut or hold back what they should carry: between stages, and from a stage to the core."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ppengine.common.ring import Kind as Op
+from ppengine.drills import tcp_sockets
+from ppengine.drills.fault_points import Fault
+from ppengine.drills.registry import Undo, edge_of, outside, strike
+from ppengine.drills.target import Target
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.steps import FromStage, Retired
+
+Go = Callable[..., Any]
+_CYCLE_BYTES = 64 << 20
+"""More than the kernel holds for a connection."""
+_NUMBER_BYTES = 8
+"""A header begins with the number of its message, from 1."""
+_LOOK_S = 0.001
+_BOTH_S = 0.05
+"""After so long the neighbour is told as well, and has begun a step since."""
+
+
+@strike("send", "hang", "mismatch", "link", clears=True, where="not last")
+def drop_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """Hidden states are not sent from now on, though the step loop goes on as if they were. Cleared: they are sent.
+
+    Told: stage K never sent step n, and says that it finished it; stage K+1 waits for it.
+    """
+    step, tensor = args
+    fault.keep(partial(go, step, tensor.clone()))
+
+
+@strike("send", "hang", "mismatch", "link", clears=True, where="last")
+def drop_token_return(fault: Fault, go: Go, *args: Any) -> Any:
+    """The last stage does not send its sampled tokens to the first one from now on. Cleared: they are sent.
+
+    Told: the last stage never sent the tokens of step n; stage 0 waits for them.
+    """
+    step, tensor = args
+    fault.keep(partial(go, step, tensor.clone()))
+
+
+@strike("send", "wrong", "mismatch")
+def skip_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """One message is not sent; the next stage takes those after it for the ones before.
+
+    Told: stage K sent one message less than its steps: step n was never sent, and what follows is off by one.
+    """
+    return None if fault.first() else go(*args)
+
+
+@strike("send", "wrong", "mismatch")
+def extra_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """One message is sent twice; the next stage takes the second one for the next step's.
+
+    Told: stage K sent one message more than its steps: step n twice.
+    """
+    if fault.first():
+        go(*args)
+    return go(*args)
+
+
+@strike("send", "wrong", "mismatch")
+def short_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """One message is sent without its last value.
+
+    Told: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
+    """
+    step, tensor = args
+    return go(step, tensor.flatten()[:-1].contiguous() if fault.first() else tensor)
+
+
+@strike("send", "wrong", "mismatch", held_out=True)
+def long_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """One message is sent with all of its values twice.
+
+    Told: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
+    """
+    step, tensor = args
+    return go(step, tensor.flatten().repeat(2) if fault.first() else tensor)
+
+
+@strike("send", "wrong", "mismatch")
+def wrong_dtype(fault: Fault, go: Go, *args: Any) -> Any:
+    """Messages are sent in a narrower type than the next stage expects.
+
+    Told: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
+    """
+    step, tensor = args
+    return go(step, tensor.half() if tensor.is_floating_point() else tensor.int())
+
+
+@strike("expect", "wrong", "mismatch", where="not first", held_out=True)
+def wrong_metadata(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage reads one token too many out of a step, and posts a receive that is too big.
+
+    Told: a mismatch at step n: the stage before sent X bytes, stage K expects Y.
+    """
+    step, tokens = args
+    return go(step, tokens + 1)
+
+
+@strike("step", "hang", "deadlock", pair=True)
+def send_cycle(fault: Fault, go: Go, *args: Any) -> Any:
+    """Two neighbours send to each other over their edge, and neither receives.
+
+    Told: stages K and K+1 wait for each other, both in a send.
+    """
+    site = fault.site
+    before, behind = edge_of(fault.aim, site.stages)
+    if site.stage == before:
+        if time.monotonic() - fault.since < _BOTH_S:
+            return go(*args)
+        edge, other = site.outbox.edge, behind
+    else:
+        edge, other = site.inlet.edge, before
+        if not _is_cycle(edge):
+            return go(*args)
+    with site.ring.operation(Op.ROOM, args[0].number, other, _CYCLE_BYTES):  # type: ignore[attr-defined]
+        edge.wire.send([memoryview(bytes(_CYCLE_BYTES))])
+    return go(*args)
+
+
+def _is_cycle(edge: Any) -> bool:
+    """Wait for the next message; whether it is a neighbour's part of the cycle: zeros, with which no header begins.
+
+    Both must begin with the same message, or the one takes for a message what the other has sent.
+    """
+    while not edge.wire.readable:
+        if edge.meanwhile is None or not edge.meanwhile():
+            time.sleep(_LOOK_S)
+    return not any(edge.wire._socket.recv(_NUMBER_BYTES, socket.MSG_PEEK))
+
+
+@strike("ack", "hang", "link", clears=True)
+def drop_ack(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage finishes its steps and tells the core of none. Cleared: it tells of all.
+
+    Told: stage K has finished step n, and the core does not know: the acknowledgement was lost.
+    """
+    fault.late.append(partial(go, *args))
+
+
+@strike("ack", "hang", "link", "mismatch", held_out=True)
+def stale_ack(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage acknowledges steps of another generation, which the core rightly does not take.
+
+    Told: stage K has finished step n, and the core does not know: what it acknowledged is of another generation.
+    """
+    message = Codec(FromStage).decode(args[0])
+    if not isinstance(message, Retired):
+        return go(*args)
+    return go(encode(msgspec.structs.replace(message, generation=message.generation + 1)))
+
+
+@outside("hang", "link", pair=True)
+def link_reset(target: Target) -> None:
+    """The connection between two stages is shut down from outside; both processes live.
+
+    Told: the link between stages K and K+1 is broken: both lost the connection, neither process has ended.
+    """
+    for connection in tcp_sockets.between(*target.edge_pids):
+        connection.shut_down()
+
+
+@outside("hang", "link", pair=True, clears=True, held_out=True)
+def link_stall(target: Target) -> Undo:
+    """The connection between two stages delivers nothing more: what arrives stays in the kernel, and no side is told.
+
+    Told: the link between stages K and K+1 has stalled: one has sent what the other does not get.
+    """
+    undoings = [connection.stall() for connection in tcp_sockets.between(*target.edge_pids)]
+
+    def undo() -> None:
+        for one in undoings:
+            one()
+
+    return undo

@@ -1,0 +1,163 @@
+"""Stages that end, or are brought to a stop."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ppengine.drills import cgroups
+from ppengine.drills.fault_points import Fault
+from ppengine.drills.registry import Undo, outside, strike
+from ppengine.drills.target import Target
+from ppengine.drills.tracer import Tracer
+
+Go = Callable[..., Any]
+_MIB = 2**20
+_ROOM = 64 * _MIB
+_WANTED = 1024 * _MIB
+_SEEN_S = 0.3
+
+
+class InjectedError(Exception):
+    """What a step fails with."""
+
+
+@outside("death", "dead")
+def sigkill(target: Target) -> None:
+    """The stage gets SIGKILL.
+
+    Told: stage K was killed by SIGKILL, and no cgroup ran out of memory.
+    """
+    os.kill(target.pid, signal.SIGKILL)
+
+
+@outside("death", "dead", held_out=True)
+def sigterm(target: Target) -> None:
+    """The stage gets SIGTERM, as from an operator's kill or a machine that goes down.
+
+    Told: stage K was killed by SIGTERM.
+    """
+    os.kill(target.pid, signal.SIGTERM)
+
+
+@strike("forward", "death", "crashed")
+def sigsegv(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage reads where it has no memory, inside a forward.
+
+    Told: stage K crashed by SIGSEGV in a forward.
+    """
+    return ctypes.string_at(1)
+
+
+@strike("forward", "death", "crashed")
+def sigabrt(fault: Fault, go: Go, *args: Any) -> Any:
+    """C code aborts inside a forward.
+
+    Told: stage K crashed by SIGABRT in a forward.
+    """
+    os.abort()
+
+
+@strike("forward", "death", "crashed", held_out=True)
+def sigbus(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage reads shared memory whose file was cut short behind it, inside a forward.
+
+    Told: stage K crashed by SIGBUS in a forward.
+    """
+    descriptor = os.memfd_create("cut")
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    shared = mmap.mmap(descriptor, mmap.PAGESIZE)
+    os.ftruncate(descriptor, 0)
+    return shared[0]
+
+
+@strike("forward", "death", "crashed")
+def exception(fault: Fault, go: Go, *args: Any) -> Any:
+    """A step raises an exception that nobody expects. The process stays, and does nothing more.
+
+    Told: stage K crashed in step n: InjectedError.
+    """
+    raise InjectedError(f"fault on demand at stage {fault.site.stage}")
+
+
+@strike("step", "death", "crashed", "dead")
+def sys_exit(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop calls sys.exit(3).
+
+    Told: stage K ended with exit code 3 though nobody had told it to leave.
+    """
+    sys.exit(3)
+
+
+@strike("step", "death", "dead", "crashed", held_out=True)
+def quiet_exit(fault: Fault, go: Go, *args: Any) -> Any:
+    """The process ends with exit code 0 in the middle of a step, without a word.
+
+    Told: stage K ended with exit code 0 though nobody had told it to leave.
+    """
+    os._exit(0)
+
+
+@strike("forward", "death", "out_of_memory")
+def memory_error(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage asks for 1 GiB where its address space is limited to 64 MiB more than it has.
+
+    Told: stage K ran out of memory in step n.
+    """
+    have = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (have + _ROOM, resource.RLIM_INFINITY))
+    args[0].new_ones(_WANTED // args[0].itemsize)
+    return go(*args)
+
+
+def _limit(target: Target) -> Undo:
+    return cgroups.limit_memory(target.pid, _ROOM)
+
+
+@strike("forward", "death", "killed_oom", before=_limit)
+def oom_kill(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage gets a memory cgroup of 64 MiB and, a moment later, writes to 1 GiB: the kernel's OOM killer ends it.
+
+    Told: stage K was killed by the OOM killer of its cgroup (oom_kill +1).
+    """
+    # In life a process is in its group long before: who watches looks five times a second.
+    time.sleep(_SEEN_S)
+    bytearray(_WANTED)[:: resource.getpagesize()] = b"x" * (_WANTED // resource.getpagesize())
+    return go(*args)
+
+
+@outside("hang", "stopped", clears=True)
+def sigstop(target: Target) -> Undo:
+    """The stage gets SIGSTOP.
+
+    Told: stage K is stopped by a signal (state T); SIGCONT lets it go on.
+    """
+    pid = target.pid
+    os.kill(pid, signal.SIGSTOP)
+    return lambda: os.kill(pid, signal.SIGCONT)
+
+
+@outside("hang", "stopped", clears=True)
+def traced(target: Target) -> Undo:
+    """Somebody's debugger attaches to the stage's main thread and leaves it stopped.
+
+    Told: stage K is stopped by a tracer (state t), whose pid is known.
+    """
+    return Tracer(target.pid).detach
+
+
+@outside("hang", "stopped", "self_stuck", clears=True, held_out=True)
+def frozen(target: Target) -> Undo:
+    """The stage is frozen by the cgroup freezer, which no signal and no state T tells of.
+
+    Told: stage K is stopped: its cgroup is frozen.
+    """
+    return cgroups.freeze(target.pid)

@@ -1,0 +1,206 @@
+"""The gateway's side: carries a fault command out, from outside or by a word to the stage, and answers it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from ppengine.common.config import EngineConfig
+from ppengine.drills.fault_messages import Done, FromFaults, Inject, Lift
+from ppengine.drills.registry import FaultError, Kind, find, kinds
+from ppengine.drills.target import Pids, Target
+from ppengine.protocol.control import Accepted, ClearFaults, Command, Fault, Outcome, Refused
+from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.inspection import FaultsDetail
+
+ANSWER_S = 3.0
+"""For the fault thread of a stage; one that holds the GIL has none."""
+Reply = Accepted | Outcome | Refused
+
+
+@dataclass
+class _On:
+    """A fault that was begun in process `pid`. `undo`: of what was done from outside."""
+
+    kind: Kind
+    stage: int | None
+    pid: int | None
+    undo: Callable[[], None] | None = None
+
+    def take_back(self) -> None:
+        """Undo what was done from outside, as far as the process is still there for it."""
+        if self.undo is not None:
+            with contextlib.suppress(OSError, FaultError):
+                self.undo()
+
+    @property
+    def text(self) -> str:
+        where = self.kind.on if self.stage is None else f"stage {self.stage}"
+        return f"{self.kind.name} at {where}"
+
+
+@dataclass
+class _Open:
+    """A command that stages are to answer."""
+
+    command: Command
+    missing: set[int]
+    deadline: float
+    texts: list[str] = field(default_factory=list)
+    failed: bool = False
+    begins: _On | None = None
+    """The fault that is on unless it fails."""
+
+
+class FaultDesk:
+    """One engine's faults. `socket` is to be polled; `answers` and `expire` give what has become of commands."""
+
+    def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], pids: Pids) -> None:
+        self._config, self._pids = config, pids
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # The successor of a stage that was killed comes under its name, maybe before its socket is known to be gone.
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket.bind(config.endpoint("faults"))
+        self._codec = Codec(FromFaults)
+        self._open: dict[str, _Open] = {}
+        self._on: list[_On] = []
+
+    def listing(self) -> FaultsDetail:
+        """Return what can be injected, and what is on."""
+        on = [fault.text for fault in self._on if self._lives(fault)]
+        return FaultsDetail(faults=[kind.info() for kind in kinds().values()], on=on)
+
+    def close(self) -> None:
+        """Undo what was done from outside, so that nothing stays frozen or limited, and close the socket."""
+        for fault in self._on:
+            fault.take_back()
+        self.socket.close()
+
+    def begin(self, command: Command) -> list[Reply]:
+        """Carry out a `Fault` or `ClearFaults`; return the answers so far. The end may come by `answers`."""
+        try:
+            if isinstance(command.verb, Fault):
+                return self._inject(command, command.verb)
+            return self._clear(command)
+        except FaultError as error:
+            return [Refused(id=command.id, code="INVALID", text=str(error))]
+        except OSError as error:
+            return [Refused(id=command.id, code="FAILED", text=f"{_name(command)}: {error.strerror or error}")]
+
+    def answers(self) -> list[Reply]:
+        """Take what stages have answered; return the commands that have come to their end by it."""
+        ends: list[Reply] = []
+        while self.socket.poll(0):
+            try:
+                done = self._codec.decode(self.socket.recv_multipart()[-1])
+            except ProtocolError:
+                continue
+            waiting = self._open.get(done.id) if isinstance(done, Done) else None
+            if waiting is None or not isinstance(done, Done):
+                continue
+            waiting.missing.discard(done.stage)
+            waiting.texts += [text for text in (done.text, done.error) if text]
+            waiting.failed |= bool(done.error)
+            if not waiting.missing:
+                ends.append(self._end(waiting))
+        return ends
+
+    def expire(self, now: float) -> list[Reply]:
+        """Return the ends of commands whose stage is gone, or that some stage has not answered in time."""
+        struck = []
+        for waiting in self._open.values():
+            fault = waiting.begins
+            gone = fault is not None and fault.pid is not None and not self._lives(fault)
+            if fault is None or not gone or fault.stage not in waiting.missing:
+                continue
+            # It killed before the thread that was asked had answered: that is what such a fault is for.
+            waiting.texts.append(f"{fault.text}: its process ended before it answered")
+            waiting.missing.discard(fault.stage)
+            if not waiting.missing:
+                struck.append(waiting)
+        late = [one for one in self._open.values() if one.missing and one.deadline < now]
+        for waiting in late:
+            names = ", ".join(str(stage) for stage in sorted(waiting.missing))
+            waiting.texts.append(f"the fault thread of stage {names} gave no answer")
+            waiting.failed = True
+        return [self._end(waiting) for waiting in struck + late]
+
+    # --- one command ----------------------------------------------------------------------------------------
+
+    def _inject(self, command: Command, verb: Fault) -> list[Reply]:
+        kind = find(verb.kind)
+        kind.check(verb.stage, self._config.stages)
+        on = _On(kind, verb.stage, self._pids(kind.on, verb.stage))
+        if command.dry_run:
+            text = f"{on.text}: {kind.does}"
+            return [Outcome(id=command.id, op="", state="planned", text=text, plan=[text])]
+        target = Target(self._config, verb.stage, self._pids)
+        if kind.how == "outside":
+            on.undo = kind.act(target)
+        elif kind.before is not None:
+            on.undo = kind.before(target)
+        self._on.append(on)
+        if kind.how == "outside":
+            text = f"{on.text} is done, from outside"
+            return [Outcome(id=command.id, op=_op(command), state="applied", text=text)]
+        assert verb.stage is not None  # only stages have points
+        stages = kind.stages(verb.stage, self._config.stages)
+        waiting = _Open(command, set(), time.monotonic() + ANSWER_S, begins=on)
+        return self._tell(waiting, stages, Inject(command.id, kind.name, verb.stage))
+
+    def _clear(self, command: Command) -> list[Reply]:
+        on = self._on
+        if command.dry_run:
+            text = "clear " + (", ".join(fault.text for fault in on) or "nothing: no fault is on")
+            return [Outcome(id=command.id, op="", state="planned", text=text, plan=[text])]
+        ended = [fault for fault in on if not self._lives(fault)]
+        cleared = [fault for fault in on if fault.kind.clears and fault not in ended]
+        self._on = [fault for fault in on if not fault.kind.clears and fault not in ended]
+        for fault in ended + cleared:
+            fault.take_back()
+        waiting = _Open(command, set(), time.monotonic() + ANSWER_S, failed=bool(self._on))
+        waiting.texts += [f"{fault.text} has ended its process" for fault in ended]
+        waiting.texts += [f"{fault.text} cannot be cleared" for fault in self._on]
+        waiting.texts += ["cleared " + ", ".join(fault.text for fault in cleared)] if cleared else []
+        inside = [fault for fault in cleared if fault.kind.how != "outside"]
+        stages = {at for fault in inside for at in fault.kind.stages(fault.stage or 0, self._config.stages)}
+        return self._tell(waiting, sorted(stages), Lift(command.id))
+
+    def _lives(self, fault: _On) -> bool:
+        return fault.pid is not None and self._pids(fault.kind.on, fault.stage) == fault.pid
+
+    def _tell(self, waiting: _Open, stages: Sequence[int], message: Inject | Lift) -> list[Reply]:
+        waiting.missing.update(stages)
+        self._open[waiting.command.id] = waiting
+        for stage in stages:
+            try:
+                self.socket.send_multipart([f"f{stage}".encode(), encode(message)], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                waiting.missing.discard(stage)
+                waiting.failed = True
+                waiting.texts.append(f"the fault thread of stage {stage} cannot be reached: {error.strerror}")
+        accepted = Accepted(id=waiting.command.id, op=_op(waiting.command))
+        return [accepted] if waiting.missing else [self._end(waiting)]
+
+    def _end(self, waiting: _Open) -> Outcome:
+        command = waiting.command
+        self._open.pop(command.id, None)
+        if waiting.failed and waiting.begins in self._on:
+            self._on.remove(waiting.begins)
+            waiting.begins.take_back()
+        text = "; ".join(waiting.texts) or "no fault is on"
+        return Outcome(id=command.id, op=_op(command), state="failed" if waiting.failed else "applied", text=text)
+
+
+def _name(command: Command) -> str:
+    return "clear" if isinstance(command.verb, ClearFaults) else getattr(command.verb, "kind", "fault")
+
+
+def _op(command: Command) -> str:
+    return f"g-{command.id[-8:]}"

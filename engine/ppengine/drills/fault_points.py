@@ -1,0 +1,202 @@
+"""Where a fault can strike in a stage: the stage's own parts, each behind a stand-in that asks the points first.
+
+The hot path knows nothing of this: a stage that may fail on demand is put together from stand-ins once, after boot.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppengine.common.ring import RingWriter
+from ppengine.drills.registry import Kind
+
+
+@dataclass
+class Site:
+    """The stage as a fault sees it, in its present generation. `inlet`, `outbox`: None where the stage has none."""
+
+    stage: int
+    stages: int
+    ring: RingWriter
+    runner: Any
+    inlet: Any
+    outbox: Any
+    control: threading.Thread
+    run_dir: Path = Path()
+
+
+class Fault:
+    """A fault that is on, aimed at stage `aim`: this one, or its neighbour. `over` is set when it is lifted."""
+
+    def __init__(self, kind: Kind, site: Site, aim: int) -> None:
+        self.kind, self.site, self.aim = kind, site, aim
+        self.since = time.monotonic()
+        self.tool: Any = None
+        """What `Kind.prepare` made."""
+        self.over = threading.Event()
+        self.late: deque[Callable[[], object]] = deque()
+        """What it kept back, to be done by the step loop once it is lifted: a socket belongs to one thread."""
+        self._kept: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._struck = False
+
+    def hold(self) -> None:
+        """Wait, without the GIL, until it is lifted."""
+        self.over.wait()
+
+    def keep(self, call: Callable[[], object]) -> None:
+        """Keep `call` back until the fault is lifted; then the fault thread does it, in order."""
+        with self._lock:
+            if not self.over.is_set():
+                self._kept.append(call)
+                return
+        call()
+
+    def lift(self) -> None:
+        """Do what was kept back, and let go who waits."""
+        with self._lock:
+            while self._kept:
+                self._kept.popleft()()
+            self.over.set()
+
+    def first(self) -> bool:
+        """Whether it strikes for the first time."""
+        struck, self._struck = self._struck, True
+        return not struck
+
+    def strike(self, go: Callable[..., Any], *args: Any) -> Any:
+        """Do the fault's thing in place of `go(*args)`."""
+        return self.kind.act(self, go, *args)
+
+
+class Points:
+    """The faults that are on, by the point where they strike. The fault thread changes it, the others read it."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, Fault] = {}
+        self._late: deque[Callable[[], object]] = deque()
+
+    def add(self, fault: Fault, point: str) -> None:
+        """Let `fault` strike at `point` from now on, in place of what struck there."""
+        self._at[point] = fault
+
+    def lift(self, fault: Fault) -> None:
+        """Take `fault` away, let go who waits in it, and see to what it kept back."""
+        fault.lift()
+        for point in [point for point, other in self._at.items() if other is fault]:
+            del self._at[point]
+        self._late.extend(fault.late)
+
+    def through(self, point: str, go: Callable[..., Any], *args: Any) -> Any:
+        """Do `go(*args)`, or what a fault at `point` makes of it."""
+        while point == "poll" and self._late:
+            self._late.popleft()()
+        fault = self._at.get(point)
+        return go(*args) if fault is None else fault.strike(go, *args)
+
+
+class _StandIn:
+    """Stands for one part: all that a subclass does not name is the part's own."""
+
+    def __init__(self, part: Any, points: Points) -> None:
+        self._part, self._points = part, points
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+class RunnerPoint(_StandIn):
+    """Executes steps."""
+
+    def execute(self, step: Any) -> Any:
+        """Point `step`."""
+        return self._points.through("step", self._part.execute, step)
+
+
+class InletPoint(_StandIn):
+    """Receives hidden states."""
+
+    def take(self, step: int) -> Any:
+        """Point `receive`."""
+        return self._points.through("receive", self._part.take, step)
+
+    def expect(self, step: int, tokens: int) -> Any:
+        """Point `expect`."""
+        return self._points.through("expect", self._part.expect, step, tokens)
+
+
+class OutboxPoint(_StandIn):
+    """Sends tensors."""
+
+    def put(self, step: int, tensor: Any) -> Any:
+        """Point `send`."""
+        return self._points.through("send", self._part.put, step, tensor)
+
+
+class ModelPoint(_StandIn):
+    """The layers of the stage."""
+
+    def run(self, *args: Any) -> Any:
+        """Point `forward`."""
+        return self._points.through("forward", self._part.run, *args)
+
+
+class GraphsPoint(_StandIn):
+    """The layers of a stage on a GPU, where a step is the replay of a graph."""
+
+    def run(self, *args: Any) -> Any:
+        """Point `forward`, with the stream of the layers as the current one, as it is without a graph."""
+        with self._part.compute.use():
+            return self._points.through("forward", self._part.run, *args)
+
+
+class CachePoint(_StandIn):
+    """The KV cache of a stage on a CPU."""
+
+    def map_blocks(self, count: int) -> Any:
+        """Point `map`."""
+        return self._points.through("map", self._part.map_blocks, count)
+
+
+class SegmentsPoint(_StandIn):
+    """The memory behind the cache of a stage on a GPU, as the thread that maps it sees it."""
+
+    def shrink(self, handles: int) -> Any:
+        """Point `map`: every change begins with it."""
+        return self._points.through("map", self._part.shrink, handles)
+
+
+class HostPoint(_StandIn):
+    """The host's swap pool."""
+
+    @property
+    def layers(self) -> Any:
+        """Point `copy`: whoever takes the pool's layers is about to copy."""
+        return self._points.through("copy", lambda: self._part.layers)
+
+
+class SocketPoint(_StandIn):
+    """The step loop's socket to the core. `leave` is called before it closes."""
+
+    def __init__(self, part: Any, points: Points, leave: Callable[[], None]) -> None:
+        super().__init__(part, points)
+        self._leave = leave
+
+    def poll(self, timeout_ms: int) -> Any:
+        """Point `poll`."""
+        return self._points.through("poll", self._part.poll, timeout_ms)
+
+    def send(self, body: bytes) -> Any:
+        """Point `ack`."""
+        return self._points.through("ack", self._part.send, body)
+
+    def close(self) -> None:
+        """End the fault thread, then close."""
+        self._leave()
+        self._part.close()

@@ -1,0 +1,207 @@
+"""Stages that stand still while their process lives."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.registry import FaultError, Undo, arm, strike
+
+Go = Callable[..., Any]
+
+
+@strike("send", "hang", "self_stuck", clears=True)
+def sleep_before_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop sleeps before it hands its hidden states to the next stage.
+
+    Told: stage K is stuck in itself, in Python; the stages after it starve.
+    """
+    fault.hold()
+    return go(*args)
+
+
+@strike("receive", "hang", "self_stuck", clears=True)
+def sleep_before_receive(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop sleeps before it takes the hidden states of a step (at the first stage: before it begins a step).
+
+    Told: stage K is stuck in itself; the stages before it are blocked on K, those after it starve.
+    """
+    fault.hold()
+    return go(*args)
+
+
+@strike("forward", "hang", "self_stuck", clears=True)
+def sleep_in_forward(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop sleeps in the middle of its layers.
+
+    Told: stage K is stuck in itself, in a forward, in Python; the stages before it wait for K, those after it starve.
+    """
+    fault.hold()
+    return go(*args)
+
+
+@strike("forward", "hang", "self_stuck", clears=True)
+def python_loop(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop spins in Python without end, inside a forward.
+
+    Told: stage K is stuck in itself: it computes without getting on, in this frame; the GIL is passed on as usual.
+    """
+    while not fault.over.is_set():
+        pass
+    return go(*args)
+
+
+@strike("forward", "hang", "gil_held")
+def gil_regex(fault: Fault, go: Go, *args: Any) -> Any:
+    """A regular expression that backtracks for years runs inside a forward. It is C code that keeps the GIL.
+
+    Told: stage K's main thread holds the GIL in C code; its ticks are frozen.
+    """
+    re.match(r"(a+)+$", "a" * 64 + "b")
+    return go(*args)
+
+
+@strike("forward", "hang", "gil_held", held_out=True)
+def gil_sleep(fault: Fault, go: Go, *args: Any) -> Any:
+    """C code sleeps without end and keeps the GIL: the process uses no processor time at all.
+
+    Told: stage K's main thread holds the GIL in C code; its ticks are frozen.
+    """
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.pause()
+
+
+@strike("forward", "hang", "self_stuck", held_out=True)
+def c_loop(fault: Fault, go: Go, *args: Any) -> Any:
+    """C code without the GIL computes for an hour inside a forward.
+
+    Told: stage K is stuck in itself: its main thread computes in C; its other threads tick.
+    """
+    hashlib.pbkdf2_hmac("sha256", b"ppconsole", b"salt", 2**31 - 1)
+    return go(*args)
+
+
+@strike("forward", "hang", "self_stuck", clears=True, held_out=True)
+def pipe_read(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop reads from a pipe into which nobody writes.
+
+    Told: stage K is stuck in itself, in a read that nobody answers.
+    """
+    read_end, write_end = os.pipe()
+
+    def wake() -> None:
+        fault.over.wait()
+        os.write(write_end, b"x")
+
+    threading.Thread(target=wake, daemon=True).start()
+    os.read(read_end, 1)
+    os.close(read_end)
+    os.close(write_end)
+    return go(*args)
+
+
+@strike("send", "hang", "self_stuck", "deadlock", clears=True)
+def internal_deadlock(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop takes a lock before it sends, and another thread of its own process has it and keeps it.
+
+    Told: stage K is stuck in itself: its step loop waits for a lock in a send that its peer does not hold up.
+    """
+    lock, taken = threading.Lock(), threading.Event()
+
+    def keep() -> None:
+        with lock:
+            taken.set()
+            fault.over.wait()
+
+    threading.Thread(target=keep, name="keeper", daemon=True).start()
+    taken.wait()
+    with lock:
+        return go(*args)
+
+
+@arm("hang", "self_stuck", clears=True)
+def send_thread_stuck(site: Site) -> Undo:
+    """Messages wait for the send thread, as big ones do, and it does not get on with them; they pile up.
+
+    Told: stage K is stuck in itself, in its send thread; the next stage waits for data that K has and does not send.
+    """
+    outbox, over = _crowded(site, "send-thread-stuck"), threading.Event()
+    deliver = outbox._deliver
+
+    def held(parcel: Any) -> None:
+        over.wait()
+        deliver(parcel)
+
+    outbox._deliver = held
+
+    def undo() -> None:
+        del outbox._deliver
+        over.set()
+        outbox._count(-1)
+
+    return undo
+
+
+@arm("hang", "self_stuck", clears=True, held_out=True)
+def send_thread_gone(site: Site) -> Undo:
+    """Messages wait for the send thread, as big ones do, and it has ended without a word.
+
+    Told: stage K is stuck in itself: it has data to send and no thread that sends.
+    """
+    outbox = _crowded(site, "send-thread-gone")
+    if outbox._thread is None:
+        outbox._begin()
+    outbox.finish()
+
+    def again() -> None:
+        outbox._count(-1)
+        outbox._begin()
+
+    return again
+
+
+@strike("copy", "hang", "self_stuck", clears=True, needs="swap")
+def swap_hang(fault: Fault, go: Go, *args: Any) -> Any:
+    """A copy between device and host blocks never ends. It shows when a request is swapped.
+
+    Told: stage K is stuck in itself, in a swap.
+    """
+    fault.hold()
+    return go(*args)
+
+
+@strike("map", "hang", "self_stuck", clears=True, needs="resize")
+def map_hang(fault: Fault, go: Go, *args: Any) -> Any:
+    """Mapping memory never ends. It shows when memory utilization is changed.
+
+    Told: stage K is stuck in itself, in a map; the resize waits for it, and on a CPU so do the steps.
+    """
+    fault.hold()
+    return go(*args)
+
+
+@strike("poll", "hang", "link", "self_stuck", clears=True)
+def socket_unread(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop turns, but does not look into its steps socket: what the core sends stays in there.
+
+    Told: steps for stage K have been sent and not been taken up; its loop turns and sees none.
+    """
+    fault.over.wait(args[0] / 1e3)
+    return 0
+
+
+def _crowded(site: Site, name: str) -> Any:
+    """Return the outbox of a stage as if a message were under way on its thread: the next ones queue behind it."""
+    if site.outbox is None:
+        raise FaultError(f"{name} strikes a send, and stage {site.stage} sends to no other stage")
+    if site.outbox.by_device:
+        raise FaultError(f"{name} strikes a thread, and messages of stage {site.stage} go from card to card")
+    site.outbox._count(1)
+    return site.outbox

@@ -1,0 +1,193 @@
+"""Known failures of pipeline engines, replayed: what each does wrong, and the same program put right.
+
+Each incident runs a few lines as the engine of its report had them, on fake streams or on those of a GPU, gives what it
+computed and what it should have, and declares everything to the ledger of the runtime that it is given. `fixed` adds
+what was missing; the rest stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.ledger.runtime import Memory, PlayStream, Runtime, StreamError
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of one run. `error`: what a call returned instead of doing its work."""
+
+    got: list[float]
+    expected: list[float]
+    error: str = ""
+
+    @property
+    def corrupt(self) -> bool:
+        """Whether the result is wrong (a NaN is never right), or was never computed."""
+        return bool(self.error) or self.got != self.expected
+
+
+def stale_seqstart(runtime: Runtime, fixed: bool = False) -> Played:
+    """Stage 0 reads the sequence offsets of a step back on a side stream, while their copy still waits.
+
+    The copy is queued on the compute stream behind the first layer. Pickling on the metadata stream reads the memory
+    at once, finds an earlier step's offsets there, and broadcasts them; the next stages index with them.
+    """
+    prompts = [[5.0, 9.0, 2.0], [4.0, 4.0, 6.0]]
+    pool = runtime.pool()
+    compute = runtime.stream("compute", "compute", lag=True)
+    metadata = runtime.stream("metadata", "metadata broadcast")
+    broadcast: list[float] = []
+    offsets: list[float] = []
+    for step, lengths in enumerate(prompts):
+        offsets = [0.0, *(sum(lengths[: index + 1]) for index in range(len(lengths)))]
+        seqstart = pool.take(len(offsets), "seqstart", compute)
+        hidden = pool.take(8, "hidden", compute)
+        compute.launch(f"layer 0 of m{step}", lambda: None, writes=[hidden])
+        _copy_to_device(compute, seqstart, offsets)
+        if fixed:
+            metadata.wait(compute.record("seqstart copied"))
+        broadcast = []
+        _pickle(metadata, seqstart, broadcast)
+        metadata.synchronize()  # Only of its own stream, as the blocking copy that pickling makes.
+        compute.synchronize()
+        pool.give(hidden, compute)
+        pool.give(seqstart, compute)
+    runtime.close()
+    return Played(broadcast, offsets)
+
+
+def _copy_to_device(stream: PlayStream, target: Memory, values: list[float]) -> None:
+    stream.launch("copy of seqstart", lambda: target.set(values), writes=[target])
+
+
+def _pickle(stream: PlayStream, source: Memory, into: list[float]) -> None:
+    stream.launch("pickling of seqstart", lambda: source.read(into), reads=[source])
+
+
+class _Global:
+    """A current stream that is one for the whole process: the mistake."""
+
+    def __init__(self, ledger: Ledger, stream: PlayStream) -> None:
+        self._ledger = ledger
+        self.stream = stream
+        ledger.make_current(stream.actor, depth=1)
+
+    def set(self, stream: PlayStream) -> None:
+        self.stream = stream
+        self._ledger.make_current(stream.actor, depth=1)
+
+
+def _all_reduce(current: _Global, stream: PlayStream | None, parts: Memory, total: Memory) -> None:
+    """Sum over ranks, on the current stream unless one is given: the default that the report blames."""
+    into = stream or current.stream
+    into.launch("all_reduce", lambda: total.double(parts), reads=[parts], writes=[total], depth=1)
+
+
+def _redirected(runtime: Runtime, foreign: bool, fixed: bool) -> Played:
+    """A main thread whose collective takes the current stream, which a connector's thread has set to its own."""
+    ledger = runtime.ledger
+    runtime.enter()
+    pool = runtime.pool()
+    compute = runtime.stream("compute", "compute", lag=True)
+    current = _Global(ledger, compute)
+    streams: list[PlayStream] = []
+
+    def connector() -> None:
+        ledger.thread("kv-connector")
+        (runtime.stray if foreign else runtime.enter)()
+        streams.append(runtime.stream("kv-load", "loading of KV blocks"))
+        current.set(streams[0])  # `with torch.cuda.stream(...)` of the connector, still inside of it.
+        ledger.leave()
+
+    worker = threading.Thread(target=connector, name="kv-connector")
+    worker.start()
+    worker.join()
+    parts, total = pool.take(3, "partial sums", compute), pool.take(3, "summed", compute)
+    parts.preset([math.nan] * 3)  # What lay in that memory before.
+    compute.launch("row-parallel layer", lambda: parts.set([1.0, 2.0, 3.0]), writes=[parts])
+    error, result = "", [math.nan] * 3
+    try:
+        _all_reduce(current, compute if fixed else None, parts, total)
+        (compute if fixed else streams[0]).synchronize()
+        result = total.values()
+    except StreamError as problem:
+        error = str(problem)
+    compute.synchronize()
+    runtime.close()
+    return Played(result, [2.0, 4.0, 6.0], error)
+
+
+def global_stream(runtime: Runtime, fixed: bool = False) -> Played:
+    """A connector's thread redirects the process-global current stream; the main thread's collective follows it.
+
+    The collective runs without an order to the kernels that write its input and gives NaN. `fixed` passes the stream.
+    """
+    return _redirected(runtime, foreign=False, fixed=fixed)
+
+
+def foreign_device(runtime: Runtime, fixed: bool = False) -> Played:
+    """As `global_stream`, and the connector's thread has never set its device: its stream is one of device 0.
+
+    In the main thread, on another device, that handle is invalid. `fixed` passes the stream explicitly.
+    """
+    return _redirected(runtime, foreign=True, fixed=fixed)
+
+
+@contextmanager
+def _send_stream(runtime: Runtime) -> Any:
+    compute = runtime.stream("compute", "compute")
+    send = runtime.stream("send", "send to the next stage", lag=True)
+    yield runtime.pool(), compute, send
+    runtime.close()
+
+
+def overwritten_in_flight(runtime: Runtime, fixed: bool = False) -> Played:
+    """A persistent send buffer is filled for the next micro-batch while the send stream still reads the last one."""
+    sent: list[float] = []
+    with _send_stream(runtime) as (pool, compute, send):
+        buffer, delivered = pool.take(2, "hidden", compute), None
+        for step in (1.0, 2.0):
+            if fixed and delivered is not None:
+                compute.wait(delivered)
+            compute.launch(f"forward of m{step:.0f}", partial(buffer.set, [step, step]), writes=[buffer])
+            send.wait(compute.record("filled"))
+            compute.synchronize()
+            send.launch(f"send of m{step:.0f}", partial(buffer.read, sent), reads=[buffer])
+            delivered = send.record("delivered")
+        send.synchronize()
+    return Played(sent, [1.0, 1.0, 2.0, 2.0])
+
+
+def freed_in_flight(runtime: Runtime, fixed: bool = False) -> Played:
+    """A send's buffer goes back to the pool when the program drops it, and is handed out before the send is done."""
+    sent: list[float] = []
+    with _send_stream(runtime) as (pool, compute, send):
+        first = pool.take(2, "hidden", compute)
+        compute.launch("forward of m1", partial(first.set, [1.0, 1.0]), writes=[first])
+        send.wait(compute.record("filled"))
+        send.launch("send of m1", partial(first.read, sent), reads=[first])
+        if fixed:
+            compute.wait(send.record("delivered"))
+        pool.give(first, compute)
+        second = pool.take(2, "logits", compute)
+        compute.launch("head", partial(second.set, [7.0, 7.0]), writes=[second])
+        compute.synchronize()
+        send.synchronize()
+    return Played(sent, [1.0, 1.0])
+
+
+INCIDENTS: dict[str, Callable[[Runtime, bool], Played]] = {
+    "stale-seqstart": stale_seqstart,
+    "global-stream": global_stream,
+    "foreign-device": foreign_device,
+    "overwritten-in-flight": overwritten_in_flight,
+    "freed-in-flight": freed_in_flight,
+}
+"""By name; the first three are those of public reports."""

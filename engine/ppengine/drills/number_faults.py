@@ -1,0 +1,40 @@
+"""Stages that compute wrong numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.registry import Undo, arm, strike
+
+Go = Callable[..., Any]
+
+
+@strike("forward", "wrong", "non_finite", clears=True, lossless=False, needs="finite")
+def nan(fault: Fault, go: Go, *args: Any) -> Any:
+    """One value of every forward's output becomes NaN. What was computed with it stays wrong after a clear.
+
+    Told: the first value that is not finite came from stage K, layer L, step n.
+    """
+    answer = go(*args)
+    # A graph has more to give than its output; and graphs run again once the check has found what it looks for.
+    out: Any = getattr(answer, "out", answer)
+    out.view(-1)[0] = float("nan")
+    return answer
+
+
+@arm("wrong", "non_finite", clears=True, lossless=False, held_out=True, needs="finite")
+def inf_weight(site: Site) -> Undo:
+    """One weight of the stage's first layer becomes infinite. What was computed with it stays wrong after a clear.
+
+    Told: the first value that is not finite came from stage K, layer L, step n.
+    """
+    weight = next(iter(site.runner._model.parameters())).data.view(-1)
+    before = weight[0].item()
+    weight[0] = float("inf")
+
+    def undo() -> None:
+        weight[0] = before
+
+    return undo

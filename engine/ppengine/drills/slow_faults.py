@@ -1,0 +1,76 @@
+"""Stages that get on, but slowly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ppengine.drills import cgroups
+from ppengine.drills.fault_points import Fault
+from ppengine.drills.registry import Undo, outside, strike
+from ppengine.drills.target import Target
+
+Go = Callable[..., Any]
+_FACTOR = 4.0
+"""How much longer than its own work a slow forward takes."""
+_LEAST_S = 0.005
+_SEND_S = 0.05
+_WIDTH = 384
+_SHARE = 0.1
+_CORE_SHARE = 0.001
+
+
+@strike("forward", "slow", "straggler", clears=True)
+def slow_sleep(fault: Fault, go: Go, *args: Any) -> Any:
+    """Every forward takes five times as long, asleep.
+
+    Told: stage K is a straggler: its forwards take 5 times its own baseline.
+    """
+    begun = time.monotonic()
+    answer = go(*args)
+    fault.over.wait(max(_LEAST_S, _FACTOR * (time.monotonic() - begun)))
+    return answer
+
+
+@strike("forward", "slow", "straggler", clears=True, held_out=True)
+def slow_matmul(fault: Fault, go: Go, *args: Any) -> Any:
+    """Every forward takes five times as long, in matrix products that nobody needs.
+
+    Told: stage K is a straggler: its forwards take 5 times its own baseline.
+    """
+    begun = time.monotonic()
+    answer = go(*args)
+    until = time.monotonic() + max(_LEAST_S, _FACTOR * (time.monotonic() - begun))
+    matrix = args[0].new_ones(_WIDTH, _WIDTH)
+    while time.monotonic() < until:
+        matrix @ matrix
+    return answer
+
+
+@outside("slow", "straggler", clears=True)
+def cpu_throttle(target: Target) -> Undo:
+    """The stage gets a tenth of a processor from its cgroup.
+
+    Told: stage K is a straggler: throttled by its cgroup.
+    """
+    return cgroups.throttle(target.pid, _SHARE)
+
+
+@strike("send", "slow", "link", "straggler", clears=True)
+def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
+    """Every message to the next stage waits for 50 ms before it is sent.
+
+    Told: the link behind stage K is slow.
+    """
+    fault.over.wait(_SEND_S)
+    return go(*args)
+
+
+@outside("slow", "driver", clears=True, on="core", held_out=True)
+def core_throttle(target: Target) -> Undo:
+    """The engine core gets a thousandth of a processor from its cgroup.
+
+    Told: the engine core is slow: the stages wait for steps that it does not send.
+    """
+    return cgroups.throttle(target.role("core"), _CORE_SHARE)

@@ -1,0 +1,142 @@
+"""The stage's side: stand-ins at the points, and a thread that begins and ends faults when the gateway says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ppengine.common.config import EngineConfig
+from ppengine.common.ring import RingWriter
+from ppengine.drills import fault_points as at
+from ppengine.drills.fault_messages import Done, Inject, Lift, ToFaults
+from ppengine.drills.registry import FaultError, Kind, find
+from ppengine.protocol.frames import Codec, ProtocolError, encode
+
+_POLL_MS = 100
+_ANSWER_S = 0.05
+
+
+class Arms:
+    """Puts the stage's parts behind stand-ins: the socket once, runner and edges in each generation."""
+
+    def __init__(
+        self, config: EngineConfig, stage: int, context: zmq.Context[Any], control: threading.Thread, ring: RingWriter
+    ) -> None:
+        self._points = at.Points()
+        self._site = at.Site(stage, config.stages, ring, None, None, None, control, Path(config.run_dir))
+        self._thread = FaultThread(context, config, self._points, self._site)
+
+    def socket(self, socket: Any) -> Any:
+        """Return the step loop's socket behind a stand-in; with it the fault thread closes."""
+        return at.SocketPoint(socket, self._points, self._thread.close)
+
+    def runner(self, runner: Any) -> Any:
+        """Return `runner` behind a stand-in. The first one lets the fault thread begin."""
+        points, site = self._points, self._site
+        site.runner, site.inlet, site.outbox = runner, runner._inlet, runner.outbox
+        if runner._inlet is not None:
+            runner._inlet = at.InletPoint(runner._inlet, points)
+        if runner.outbox is not None:
+            runner.outbox = at.OutboxPoint(runner.outbox, points)
+        runner._model = at.ModelPoint(runner._model, points)
+        card = runner.card
+        if card is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in card.graphs):
+            card.graphs = [at.GraphsPoint(graphs, points) for graphs in card.graphs]  # For life, as the card is.
+        segments = getattr(runner.cache, "_segments", None)
+        if segments is None:
+            runner.cache = at.CachePoint(runner.cache, points)
+        elif not isinstance(segments, at.SegmentsPoint):
+            runner.cache._segments = at.SegmentsPoint(segments, points)  # For life, as the cache is.
+        runner._host = at.HostPoint(runner._host, points)
+        if not self._thread.ident:
+            self._thread.start()
+        return at.RunnerPoint(runner, points)
+
+
+class FaultThread(threading.Thread):
+    """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, unless that holds the GIL."""
+
+    def __init__(self, context: zmq.Context[Any], config: EngineConfig, points: at.Points, site: at.Site) -> None:
+        super().__init__(name="faults", daemon=True)
+        self._points, self._site = points, site
+        self._closed = threading.Event()
+        self._on: list[tuple[Kind, at.Fault | None, Callable[[], None] | None]] = []
+        self._deadly: list[tuple[at.Fault, str]] = []
+        self._context, self._endpoint = context, config.endpoint("faults")
+
+    def run(self) -> None:
+        """Serve until closed."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, f"f{self._site.stage}".encode())
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(self._endpoint)
+        codec = Codec(ToFaults)
+        try:
+            while not self._closed.is_set():
+                if socket.poll(_POLL_MS):
+                    socket.send(encode(self._serve(codec, socket.recv())))
+                    self._kill()
+        finally:
+            socket.close()
+
+    def close(self) -> None:
+        """End the thread; returns within a poll."""
+        self._closed.set()
+        if threading.current_thread() is not self:
+            self.join()
+
+    def _serve(self, codec: Codec, body: bytes) -> Done:
+        stage, message = self._site.stage, None
+        try:
+            message = codec.decode(body)
+            if isinstance(message, Inject):
+                return Done(message.id, stage, text=self._inject(find(message.kind), message.stage))
+            if isinstance(message, Lift):
+                self._lift()
+                return Done(message.id, stage)
+        except (FaultError, ProtocolError) as error:
+            return Done(getattr(message, "id", ""), stage, error=str(error))
+        return Done("", stage, error="not a message for the fault thread")
+
+    def _inject(self, kind: Kind, aim: int) -> str:
+        if kind.gpu and self._site.runner.card is None:
+            raise FaultError(f"{kind.name} strikes a GPU, and stage {self._site.stage} has none")
+        if kind.how == "arm":
+            self._on.append((kind, None, kind.act(self._site)))
+            return f"{kind.name} at stage {self._site.stage} is on"
+        fault, point = at.Fault(kind, self._site, aim), self._point(kind)
+        if kind.prepare is not None:
+            fault.tool = kind.prepare(self._site)
+        self._on.append((kind, fault, None))
+        if kind.effect == "death":
+            self._deadly.append((fault, point))
+        else:
+            self._points.add(fault, point)
+        return f"{kind.name} strikes stage {self._site.stage} at its next {point}"
+
+    def _kill(self) -> None:
+        """Let what ends this process strike, once the answer has had time to leave."""
+        while self._deadly:
+            self._closed.wait(_ANSWER_S)
+            self._points.add(*self._deadly.pop())
+
+    def _point(self, kind: Kind) -> str:
+        """Return where it strikes here: the first stage receives nothing but steps, a last one may send nothing."""
+        if kind.point == "receive" and self._site.inlet is None:
+            return "step"
+        if kind.point == "send" and self._site.outbox is None:
+            raise FaultError(f"{kind.name} strikes a send, and stage {self._site.stage} sends to no other stage")
+        return kind.point
+
+    def _lift(self) -> None:
+        lifted = [entry for entry in self._on if entry[0].clears]
+        self._on = [entry for entry in self._on if not entry[0].clears]
+        for _, fault, undo in lifted:
+            if fault is not None:
+                self._points.lift(fault)
+            if undo is not None:
+                undo()

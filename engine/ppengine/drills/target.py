@@ -1,0 +1,40 @@
+"""The processes of an engine as a fault from outside sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppengine.common.config import EngineConfig
+from ppengine.drills.registry import FaultError, edge_of
+
+Pids = Callable[[str, int | None], int | None]
+"""(role, stage) to pid; None: no such process is known."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be struck. `stage` None: not a stage."""
+
+    config: EngineConfig
+    stage: int | None
+    find: Pids
+
+    @property
+    def pid(self) -> int:
+        """Process of the stage. Raises FaultError if it is not known."""
+        return self.role("stage", self.stage)
+
+    @property
+    def edge_pids(self) -> tuple[int, int]:
+        """Processes at both ends of the stage's edge."""
+        assert self.stage is not None  # `Kind.check` has seen to it
+        ends = edge_of(self.stage, self.config.stages)
+        return self.role("stage", ends[0]), self.role("stage", ends[1])
+
+    def role(self, role: str, stage: int | None = None) -> int:
+        """Return the process of a role. Raises FaultError if there is none on this host."""
+        pid = self.find(role, stage)
+        if pid is None:
+            raise FaultError(f"no process of {role if stage is None else f'stage {stage}'} runs on this host")
+        return pid

@@ -1,0 +1,138 @@
+"""What schedules, watches and shows fails, rather than a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.registry import Undo, arm, outside, strike
+from ppengine.drills.target import Target
+
+Go = Callable[..., Any]
+
+
+@outside("hang", "driver", clears=True, on="core")
+def core_stop(target: Target) -> Undo:
+    """The engine core gets SIGSTOP.
+
+    Told: the engine core is stopped by a signal; the stages wait for it and are not at fault.
+    """
+    return _stop(target.role("core"))
+
+
+@outside("death", "driver", on="core")
+def core_kill(target: Target) -> None:
+    """The engine core gets SIGKILL. Without a core, the supervisor ends the engine.
+
+    Told: the engine core was killed by SIGKILL.
+    """
+    os.kill(target.role("core"), signal.SIGKILL)
+
+
+@outside("blind", "undetermined", clears=True, on="agent")
+def agent_stop(target: Target) -> Undo:
+    """The agent gets SIGSTOP: nobody looks at the stages, which go on.
+
+    Told: no fault; samples are old, and are shown as old.
+    """
+    return _stop(target.role("agent"))
+
+
+@outside("blind", "undetermined", on="agent", held_out=True)
+def agent_kill(target: Target) -> None:
+    """The agent gets SIGKILL: nobody looks at the stages, which go on.
+
+    Told: no fault; samples are old, and are shown as old.
+    """
+    os.kill(target.role("agent"), signal.SIGKILL)
+
+
+def _blind(target: Target) -> Undo:
+    return _stop(target.role("agent"))
+
+
+@strike("forward", "hang", "undetermined", clears=True, before=_blind, held_out=True)
+def blind_hang(fault: Fault, go: Go, *args: Any) -> Any:
+    """The agent is stopped, and then the stage's step loop sleeps: the work stands still and nobody has seen why.
+
+    Told: undetermined: the work stands still, and what is missing is a fresh sample of the stages.
+    """
+    fault.hold()
+    return go(*args)
+
+
+@arm("blind", "undetermined", "self_stuck")
+def control_dead(site: Site) -> None:
+    """The stage's control thread ends; its tick stops, while the step loop goes on.
+
+    Told: no hang, and above all no GIL that is held: steps still retire.
+    """
+    site.control.close()  # type: ignore[attr-defined]
+
+
+@outside("blind", "undetermined", clears=True, held_out=True)
+def rings_gone(target: Target) -> Undo:
+    """The ring files of the stage disappear from their folder; the stage goes on to write what it has mapped.
+
+    Told: no fault; the stage is not seen any more, and is shown so.
+    """
+    folder = Path(target.config.ring_dir)
+    aside = folder / "aside"
+    aside.mkdir(exist_ok=True)
+    moved = [path.rename(aside / path.name) for path in folder.glob(f"s{target.stage}.*.ring")]
+
+    def undo() -> None:
+        for path in moved:
+            with contextlib.suppress(OSError):
+                path.rename(folder / path.name)
+
+    return undo
+
+
+@outside("none", clears=True, on="gateway")
+def slow_subscriber(target: Target) -> Undo:
+    """A console subscribes to everything and reads nothing.
+
+    Told: nothing; the engine is unaffected, and what the console misses is dropped.
+    """
+    context: zmq.Context[Any] = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.RCVHWM, 1)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(target.config.endpoint("state"))
+    socket.subscribe(b"")
+
+    def undo() -> None:
+        socket.close()
+        context.term()
+
+    return undo
+
+
+@outside("none", clears=True, held_out=True)
+def no_space(target: Target) -> Undo:
+    """The stage can make no file longer, as on a disk that is full: its log lines are lost.
+
+    Told: nothing; a stage needs no file to serve.
+    """
+    pid = target.pid
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+    def undo() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+    return undo
+
+
+def _stop(pid: int) -> Undo:
+    os.kill(pid, signal.SIGSTOP)
+    return lambda: os.kill(pid, signal.SIGCONT)

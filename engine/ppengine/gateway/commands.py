@@ -1,0 +1,306 @@
+"""Commands of consoles: checked, recorded, forwarded to the core, and answered once however often they come.
+
+Order of the checks: session and role, repeat, epoch, age, record, core there. Nothing has an effect before its line
+in the audit log is written.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from ppengine.gateway.audit import AuditError, AuditLog, verb_name
+from ppengine.gateway.events import EventLog
+from ppengine.gateway.roles import may_command
+from ppengine.gateway.sessions import Session, Sessions
+from ppengine.protocol.control import (
+    Accepted,
+    ClearFaults,
+    Command,
+    Continue,
+    Deferred,
+    ErrorCode,
+    Fault,
+    Outcome,
+    Refused,
+    Stop,
+    Submit,
+)
+from ppengine.protocol.discovery import process_start
+from ppengine.protocol.frames import Header
+
+Reply = Accepted | Deferred | Outcome | Refused
+KEPT = 4096
+"""Commands whose answers are kept for repeats."""
+_ID_MOST, _REASON_MOST = 128, 1000
+
+
+class EngineAccess(Protocol):
+    """What the desk needs of the gateway."""
+
+    def core_missing(self) -> str:
+        """Return why the core cannot take a command; empty: it can."""
+
+    def forward(self, command: Command) -> bool:
+        """Send to the core; return whether it was taken."""
+
+    def fault(self, command: Command) -> list[Accepted | Outcome | Refused]:
+        """Begin a `Fault` or `ClearFaults`; return the answers so far."""
+
+    def stage_process(self, stage: int) -> tuple[int, int] | None:
+        """Return (pid, start time) of a stage."""
+
+    def supervisor_pid(self) -> int | None:
+        """Return the pid of the supervisor, which is this process's parent; None if that is not so."""
+
+
+class Kept(msgspec.Struct):
+    """One command and what was answered so far."""
+
+    command: Command
+    client: bytes
+    program: str
+    replies: list[Reply] = []
+    over: bool = False
+
+
+class CommandDesk:
+    """Takes commands of consoles and answers of the core."""
+
+    def __init__(
+        self,
+        epoch: str,
+        audit: AuditLog,
+        events: EventLog,
+        sessions: Sessions,
+        answer: Callable[[bytes, msgspec.Struct], None],
+        engine: EngineAccess,
+        kept: int = KEPT,
+    ) -> None:
+        self._epoch, self._audit, self._events, self._sessions = epoch, audit, events, sessions
+        self._answer, self._engine = answer, engine
+        self._most = kept
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self.stopping = False
+        """A Stop is under way."""
+
+    def handle(self, client: bytes, head: Header, command: Command, session: Session | None) -> None:
+        """Check one command and set it going; every path answers."""
+        if session is None:
+            self._answer(client, Refused(id=command.id, code="DENIED", text="say Hello before the first command"))
+            return
+        # The session says who it is; with keys this will be the key's owner.
+        command.by = session.user
+        command.reason = command.reason[:_REASON_MOST]
+        if not 0 < len(command.id) <= _ID_MOST:
+            text = f"a command's id has {len(command.id)} characters; it must be 1 to {_ID_MOST}"
+            self._answer(client, Refused(id=command.id[:_ID_MOST], code="INVALID", text=text))
+            return
+        known = self._kept.get(command.id)
+        if known is not None:
+            self._repeat(client, command, known)
+            return
+        kept = Kept(command, client, session.program)
+        if not self._record(kept, "received"):
+            text = "the audit log cannot be written; no command is carried out"
+            self._answer(client, Refused(id=command.id, code="FAILED", text=text))
+            return
+        refusal = self._check(head, command, session)
+        if refusal is not None:
+            # Not kept: it would push out others' answers, and the same checks give the same answer.
+            self._reply(kept, refusal)
+            return
+        self._kept[command.id] = kept
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        self._begin(kept)
+
+    def on_reply(self, reply: Reply, *, core: bool = True) -> bool:
+        """Pass an answer on, of the core or of who else was asked; return False if it belongs to no open command."""
+        kept = self._kept.get(reply.id)
+        if kept is None or kept.over:
+            return False
+        # The core makes the event of an end itself: it also ends operations that came by other ways.
+        self._reply(kept, reply, told=core and isinstance(reply, Outcome))
+        return True
+
+    def core_lost(self, why: str) -> None:
+        """End every open command: the core will not."""
+        for kept in [kept for kept in self._kept.values() if not kept.over]:
+            op = next((reply.op for reply in kept.replies if isinstance(reply, Accepted)), None)
+            if isinstance(kept.command.verb, Stop) and not kept.command.dry_run:
+                # What the core said last is lost with its connection; that it has left is what was asked.
+                op = op or f"g-{kept.command.id[-8:]}"
+                self._reply(kept, Outcome(id=kept.command.id, op=op, state="applied", text=why))
+            elif op is None:
+                self._reply(kept, _refused(kept.command, "NO_CORE", why))
+            else:
+                text = f"{why}; how far it came is not known"
+                self._reply(kept, Outcome(id=kept.command.id, op=op, state="failed", text=text))
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def _check(self, head: Header, command: Command, session: Session) -> Refused | None:
+        if not may_command(session.role):
+            return _refused(command, "DENIED", f"{session.user} is attached read-only: {verb_name(command)} is refused")
+        if command.epoch != self._epoch:
+            text = f"the engine was restarted: epoch {command.epoch[:64]!r} has ended, {self._epoch} runs"
+            return _refused(command, "STALE_EPOCH", text)
+        # Consoles are on this host, where both clocks are one. The wall clock goes on in a suspend, the other
+        # does not jump: whichever says that the command is old is believed.
+        age_ms = max(time.time() - head.wall, (time.monotonic_ns() - head.mono_ns) / 1e9) * 1e3
+        if not age_ms <= command.ttl_ms:
+            return _refused(command, "EXPIRED", f"sent {age_ms:.0f} ms ago, it was good for {command.ttl_ms} ms")
+        return None
+
+    def _repeat(self, client: bytes, command: Command, known: Kept) -> None:
+        """Give a repeat the answers of the first, and have it hear the rest."""
+        if known.command.by != command.by or known.command.verb != command.verb:
+            text = f"id {command.id} belongs to another command; every command needs an id of its own"
+            self._answer(client, Refused(id=command.id, code="CONFLICT", text=text))
+            return
+        known.client = client
+        for reply in known.replies:
+            self._answer(client, reply)
+
+    # --- effects --------------------------------------------------------------------------------------------
+
+    def _begin(self, kept: Kept) -> None:
+        command = kept.command
+        if isinstance(command.verb, Continue):
+            self._continue(kept, command.verb.stage)
+            return
+        if isinstance(command.verb, Fault | ClearFaults):
+            for reply in self._engine.fault(command):
+                self._reply(kept, reply)
+            return
+        missing = self._engine.core_missing()
+        if isinstance(command.verb, Stop):
+            self.stopping = self.stopping or not command.dry_run
+            if missing:
+                self._stop_without_core(kept, missing)
+                return
+        if missing or not self._engine.forward(command):
+            self._reply(kept, _refused(command, "NO_CORE", missing or "the engine core takes no more commands now"))
+
+    def _continue(self, kept: Kept, stage: int) -> None:
+        """Send SIGCONT; the core need not know, and may be stuck."""
+        command, op = kept.command, f"g-{kept.command.id[-8:]}"
+        process = self._engine.stage_process(stage)
+        if process is None or process_start(process[0]) != process[1]:
+            self._reply(kept, _refused(command, "NOT_FOUND", f"no process of stage {stage} runs"))
+            return
+        plan = [f"send SIGCONT to pid {process[0]} of stage {stage}"]
+        if command.dry_run:
+            self._reply(kept, Outcome(id=command.id, op=op, state="planned", text=plan[0], plan=plan))
+            return
+        self._reply(kept, Accepted(id=command.id, op=op, plan=plan))
+        try:
+            os.kill(process[0], signal.SIGCONT)
+        except OSError as error:
+            text = f"SIGCONT to pid {process[0]}: {error.strerror}"
+            self._reply(kept, Outcome(id=command.id, op=op, state="failed", text=text))
+            return
+        text = f"sent SIGCONT to stage {stage} (pid {process[0]})"
+        self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
+
+    def _stop_without_core(self, kept: Kept, missing: str) -> None:
+        command, op, pid = kept.command, f"g-{kept.command.id[-8:]}", self._engine.supervisor_pid()
+        if pid is None:
+            self._reply(kept, _refused(command, "NO_CORE", f"{missing}; the supervisor is not known here"))
+            return
+        plan = [f"send SIGTERM to the supervisor, pid {pid} ({missing})"]
+        if command.dry_run:
+            self._reply(kept, Outcome(id=command.id, op=op, state="planned", text=plan[0], plan=plan))
+            return
+        self._reply(kept, Accepted(id=command.id, op=op, plan=plan))
+        os.kill(pid, signal.SIGTERM)
+        text = f"the supervisor was told to stop the engine ({missing})"
+        self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
+
+    # --- what came of it ------------------------------------------------------------------------------------
+
+    def _reply(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
+        waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
+        kept.replies.append(reply)
+        kept.over = isinstance(reply, Outcome | Refused)
+        # What has happened has happened: a log that cannot be written must not hide it from the console.
+        self._record(kept, _outcome_name(reply), reply)
+        self._answer(kept.client, reply)
+        if kept.over and isinstance(kept.command.verb, Stop) and getattr(reply, "state", "") != "applied":
+            self.stopping = False
+        self._note_request(kept, reply)
+        # One event tells how a command ended. That it was accepted is one only when the end is yet to come.
+        if told or kept.command.dry_run or isinstance(reply, Accepted):
+            return
+        if isinstance(reply, Deferred) and not waited:
+            for earlier in kept.replies[:-1]:
+                self._tell(kept.command, earlier)
+        self._tell(kept.command, reply)
+
+    def _note_request(self, kept: Kept, reply: Reply) -> None:
+        verb, request = kept.command.verb, getattr(reply, "request", None)
+        session = self._sessions.get(kept.client)
+        if session is None or not request or not isinstance(verb, Submit) or not verb.abort_on_detach:
+            return
+        if request not in session.requests:
+            session.requests.append(request)
+
+    def _record(self, kept: Kept, outcome: str, reply: Reply | None = None) -> bool:
+        try:
+            self._audit.write(
+                kept.command,
+                outcome,
+                text=reply_text(reply) if reply else "",
+                code=reply.code if isinstance(reply, Refused) else "",
+                op="" if reply is None or isinstance(reply, Refused) else reply.op,
+                client=kept.program,
+            )
+        except AuditError as error:
+            self._events.say("audit.failed", str(error))
+            return False
+        return True
+
+    def _tell(self, command: Command, reply: Reply) -> None:
+        detail, reason = reply_text(reply), f" ({command.reason})" if command.reason else ""
+        self._events.say(
+            f"op.{_outcome_name(reply)}",
+            f"{brief(command)}{': ' if detail else ''}{detail}{reason}",
+            by=command.by,
+            op=None if isinstance(reply, Refused) else reply.op,
+            request=getattr(reply, "request", None) or getattr(command.verb, "request", None),
+            stage=getattr(command.verb, "stage", None),
+            step=reply.step if isinstance(reply, Outcome) else None,
+        )
+
+
+def brief(command: Command) -> str:
+    """Return `set-memory 0.6`: the verb and its short arguments, no prompt."""
+    verb = command.verb
+    if isinstance(verb, Submit):
+        return "submit"
+    words = [value for value in msgspec.structs.astuple(verb) if value is not None and not isinstance(value, bool)]
+    return " ".join([verb_name(command), *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
+
+
+def reply_text(reply: Reply) -> str:
+    """Return the one line of a reply."""
+    if isinstance(reply, Accepted):
+        return "; ".join(reply.plan)
+    return f"{reply.code}: {reply.text}" if isinstance(reply, Refused) else reply.text
+
+
+def _outcome_name(reply: Reply) -> str:
+    if isinstance(reply, Outcome):
+        return reply.state
+    return "accepted" if isinstance(reply, Accepted) else "deferred" if isinstance(reply, Deferred) else "refused"
+
+
+def _refused(command: Command, code: ErrorCode, text: str) -> Refused:
+    return Refused(id=command.id, code=code, text=text)

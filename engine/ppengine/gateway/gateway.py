@@ -1,0 +1,289 @@
+"""The gateway: one process an engine, one loop. Owns the public sockets, the events, the audit log and the verdicts.
+
+`python -m ppengine.gateway.gateway --engine RUN_DIR/engine.json --lifeline FD`. Consoles reach the engine through it
+alone; nothing that they do, or leave undone, makes it wait. When the supervisor is gone it clears away what is left.
+`consoles` is its public side, `access` what it asks of the engine, `collector` what the engine reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ppengine.common import lifeline, logs
+from ppengine.common.config import EngineConfig
+from ppengine.gateway import departure, fault_record
+from ppengine.gateway.audit import AuditError, AuditLog
+from ppengine.gateway.collector import Collector
+from ppengine.gateway.consoles import Consoles
+from ppengine.gateway.engine_access import Access
+from ppengine.gateway.events import EventLog
+from ppengine.gateway.gateway_sockets import Sockets, drain
+from ppengine.gateway.publisher import Publisher
+from ppengine.gateway.questions import LocalAnswers
+from ppengine.gateway.stack_probe import NONCE, StackProbe
+from ppengine.protocol import frames
+from ppengine.protocol.control import (
+    Accepted,
+    Deferred,
+    Failed,
+    Fetched,
+    FromBulk,
+    Inspected,
+    Outcome,
+    Refused,
+)
+from ppengine.protocol.offline import FromFront
+from ppengine.protocol.reports import ToCollector
+from ppengine.protocol.snapshot import Event
+
+log = logging.getLogger("ppengine.gateway")
+
+JUDGE_S = 0.4
+"""The verdict is made anew with every report of an agent, and by the clock when none comes for so long."""
+_JUDGE_LEAST_S = 0.05
+_AWAY_S, _SETTLE_S = 1.0, 1.0
+"""A judgement that comes so late waits once for so long."""
+SLOW_S, _SLACK_S = 1.0, 0.1
+"""Once a second, but in step with the judgements: one turn of the loop for both, and a picture that was just judged."""
+_LOGGED = ("audit.", "console.", "op.refused", "verdict.")
+"""Events that the gateway's log tells of; the core's has those of the core."""
+_REFRESH_S = 0.05
+"""A new subscriber gets a snapshot at once, but no more often than this."""
+
+
+class Gateway:
+    """Everything between the engine and its consoles."""
+
+    def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Open sockets and the audit log. Raises OSError, zmq.ZMQError, AuditError."""
+        self._config = config
+        audit = AuditLog(Path(config.run_dir), config.name, config.id)
+        self._sockets = Sockets(context, config)
+        self._publisher = Publisher(self._sockets.state, config.id, config.epoch)
+        self._events = EventLog(self._publish_event)
+        self._collector = Collector(config, self._events)
+        self._access = Access(config, context, self._sockets, self._collector)
+        self._box = fault_record.BlackBox(self._access.ask_agent)
+        self._probe = StackProbe(self._access.ask_agent)
+        local = LocalAnswers(config, lambda: self._box.kept, self._collector.findings)
+        self._consoles = Consoles(
+            config, audit, self._sockets, self._events, self._collector, self._access, local, self._pulse
+        )  # fmt: skip
+        self._to_collector = frames.Codec(ToCollector)
+        self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
+        self._refresh: set[bytes] = set()
+        self._published = 0.0
+        self._spacing = min(_REFRESH_S, 0.5 / config.profile.console.publish_hz)
+        self._core_was_there = False
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set."""
+        poller = zmq.Poller()
+        handlers = {
+            self._sockets.state: self._on_state,
+            self._sockets.control: self._consoles.on_control,
+            self._sockets.bulk: self._consoles.on_bulk,
+            self._sockets.front: self._on_front,
+            self._sockets.collect: self._on_collect,
+            self._sockets.agent: self._on_agent,
+        }
+        if self._access.faults is not None:
+            handlers[self._access.faults.socket] = self._on_faults
+        for socket in handlers:
+            poller.register(socket, zmq.POLLIN)
+        period = 1.0 / self._config.profile.console.publish_hz
+        now = time.monotonic()
+        judge_due, fast_due, slow_due = now, now, now
+        settling = False
+        while not stop.is_set():
+            wait = min(judge_due, slow_due + _SLACK_S) - time.monotonic()
+            if self._publisher.wanted(frames.TOPIC_SNAPSHOT):
+                wait = min(wait, fast_due - time.monotonic())
+            if self._refresh:
+                wait = min(wait, self._published + self._spacing - time.monotonic())
+            for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
+                handlers[socket]()
+            now = time.monotonic()
+            judging = now >= judge_due or (self._collector.news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
+            if judging and now - judge_due > _AWAY_S and not settling:
+                # This process had no turn, and perhaps none had one: all that is known looks old. They tell it anew.
+                judge_due, judging, settling = now + _SETTLE_S, False, True
+                self._collector.begin_anew()
+            if judging:
+                judge_due, settling = now + JUDGE_S, False
+                self._judge()
+            if now >= fast_due and self._publisher.wanted(frames.TOPIC_SNAPSHOT):
+                fast_due = max(fast_due + period, now)
+                self._refresh.add(frames.TOPIC_SNAPSHOT)
+            if now >= slow_due + _SLACK_S or (judging and now >= slow_due - _SLACK_S):
+                slow_due = now + SLOW_S
+                self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
+                self._publisher.hugz(self._collector.step(), self._collector.core_age_ms())
+                self._consoles.bulk.expire(now)
+                self._on_faults()
+            self._publish(now)
+            self._publisher.flush()
+
+    def _judge(self) -> None:
+        self._take_report()
+        try:
+            changed = self._diagnose()
+        except Exception as error:
+            # Whoever trips over what is seen must not end the engine, which goes on behind it.
+            changed = self._collector.tripped(error)
+            if changed:
+                log.exception("the diagnosis failed")
+        if changed:
+            # What an operator must see at once does not wait for the second to be full.
+            self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
+        missing = self._collector.core_process_ended()
+        if missing and self._core_was_there:
+            self._consoles.commands.core_lost(missing)
+        self._core_was_there = not missing
+
+    def _diagnose(self) -> bool:
+        changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks)
+        # The rings before the stacks: taking those stops a stage for a moment.
+        waits = self._collector.waits() if self._collector.verdicts else []
+        self._box.look(self._collector.verdicts, waits, self._collector.retired())
+        self._probe.look(self._collector.verdicts, self._collector.pids())
+        return changed
+
+    def _publish(self, now: float) -> None:
+        """Send snapshots to whoever listens; nobody listens, nothing is built."""
+        if not self._refresh or now < self._published + self._spacing:
+            return
+        self._published = now
+        topics = [topic for topic in sorted(self._refresh) if self._publisher.wanted(topic)]
+        self._refresh.clear()
+        consoles = self._consoles.sessions.count(now)
+        if topics:
+            self._take_report()
+            self._publisher.snapshot(self._collector.snapshot(consoles), topics)
+
+    def _publish_event(self, event: Event) -> None:
+        if event.kind.startswith(_LOGGED):
+            log.info("%s%s", f"{event.by} " if event.by else "", event.text)
+        self._publisher.event(event)
+
+    # --- consoles -------------------------------------------------------------------------------------------
+
+    def _on_state(self) -> None:
+        fresh = self._publisher.read_subscriptions()
+        self._refresh |= fresh & {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
+
+    def _pulse(self) -> tuple[int, float | None]:
+        self._take_report()
+        return self._collector.step(), self._collector.core_age_ms()
+
+    # --- the engine -----------------------------------------------------------------------------------------
+
+    def _on_collect(self) -> None:
+        # The core answers a command before it tells of its end: the log should say `accepted` first.
+        self._on_front()
+        self._take_report()
+        for parts in drain(self._sockets.collect):
+            self._collect(parts)
+
+    def _take_report(self) -> None:
+        """Take what the core reports. Nothing polls for it: ten times a second it would wake the loop for nothing."""
+        for parts in drain(self._sockets.report):
+            self._collect(parts)
+
+    def _collect(self, parts: list[bytes]) -> None:
+        try:
+            self._collector.take(self._to_collector.decode(frames.split(parts, 1)[0]))
+        except frames.ProtocolError:
+            self._collector.unreadable += 1
+
+    def _on_front(self) -> None:
+        for parts in drain(self._sockets.front):
+            self._on_answer(parts, self._from_front)
+
+    def _on_agent(self) -> None:
+        for parts in drain(self._sockets.agent):
+            self._on_answer(parts, self._from_agent)
+
+    def _on_answer(self, parts: list[bytes], codec: frames.Codec) -> None:
+        try:
+            message = codec.decode(frames.split(parts, 1)[0])
+        except frames.ProtocolError:
+            self._collector.unreadable += 1
+            return
+        if isinstance(message, Accepted | Deferred | Outcome | Refused):
+            self._consoles.commands.on_reply(message)
+        elif isinstance(message, Inspected | Failed) and message.nonce == NONCE:
+            if (stacks := self._probe.take(message)) is not None:
+                self._box.take_stacks(stacks)
+        elif isinstance(message, Inspected | Failed) and message.nonce == fault_record.NONCE:
+            self._box.take(message)
+        elif isinstance(message, Fetched | Inspected | Failed):
+            self._consoles.bulk.on_answer(message)
+
+    def _on_faults(self) -> None:
+        if self._access.faults is not None:
+            for end in self._access.faults.answers() + self._access.faults.expire(time.monotonic()):
+                self._consoles.commands.on_reply(end, core=False)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def leave(self, orphaned: bool) -> None:
+        """Publish the end. `orphaned`: the supervisor is gone; clear away processes and files."""
+        # The last answers of the core may wait here, and who has none should not have to guess.
+        self._on_collect()
+        self._take_report()
+        self._collector.judge(self._consoles.commands.stopping)
+        self._consoles.commands.core_lost("the engine stops")
+        self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was told to end")
+        last = self._collector.snapshot(self._consoles.sessions.count(time.monotonic()), stopped=True)
+        self._publisher.snapshot(last, [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW])
+        if self._access.faults is not None:
+            self._access.faults.close()
+        self._sockets.close(linger_ms=500)
+        if orphaned:
+            for pid in departure.clear_away(self._config.id, self._collector.others()):
+                log.warning("killed pid %d, which had not left with its supervisor", pid)
+
+
+def main() -> int:
+    """Serve until SIGTERM (exit 0) or until the parent is gone (clears away, exit 0). Exit 1: cannot start."""
+    parser = argparse.ArgumentParser(prog="ppengine.gateway", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json in the engine's run folder")
+    lifeline.add_argument(parser)
+    args = parser.parse_args()
+    stop, orphaned = threading.Event(), threading.Event()
+
+    def on_parent_gone() -> None:
+        orphaned.set()
+        stop.set()
+
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Ctrl-C in a terminal is for the supervisor, which ends us in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lifeline.adopt(args.lifeline, on_parent_gone)
+    logs.start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        config = EngineConfig.load(args.engine)
+        gateway = Gateway(config, context)
+    except (OSError, zmq.ZMQError, AuditError, msgspec.MsgspecError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)
+    gateway.run(stop)
+    log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "told to")
+    gateway.leave(orphaned.is_set())
+    context.term()
+    return 0

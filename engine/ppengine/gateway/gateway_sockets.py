@@ -1,0 +1,102 @@
+"""Sockets of the gateway, with the options that keep a slow or hostile peer from costing anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import zmq
+
+from ppengine.common.config import EngineConfig
+from ppengine.common.sockets import NOBLOCK, readable
+from ppengine.protocol.frames import MAX_FRAME_BYTES
+
+Socket = zmq.Socket[bytes]
+STATE_HWM = 20
+"""Messages that wait for one slow subscriber; then the newest are dropped for it."""
+BURST = 200
+"""Messages taken from one socket before the others get their turn."""
+_PATH_MOST = 107
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class Sockets:
+    """Binds the public sockets, `collect` and `report`, connects to core and agent."""
+
+    def __init__(self, context: zmq.Context[Socket], config: EngineConfig) -> None:
+        """Open all. Raises OSError (zmq.ZMQError is not one: a path that is too long is told beforehand)."""
+        longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len(
+            "ipc://"
+        )
+        if longest > _PATH_MOST:
+            raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
+        # A socket file's mode follows the umask; the 0700 folder guards it as well.
+        before = os.umask(0o077)
+        try:
+            self.state = self._bind(context, config, "state", zmq.XPUB, STATE_HWM)
+            self.control = self._bind(context, config, "control", zmq.ROUTER, 1000)
+            self.bulk = self._bind(context, config, "bulk", zmq.ROUTER, 100)
+            self.collect = self._bind(context, config, "collect", zmq.PULL, 1000)
+            self.report = self._bind(context, config, "report", zmq.PULL, 1000)
+        finally:
+            os.umask(before)
+        self.front = self._connect(context, config, "front")
+        self.agent = self._connect(context, config, "agent")
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close all; give what is queued `linger_ms` to go out."""
+        for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
+            socket.close(linger=linger_ms)
+
+    @staticmethod
+    def _bind(context: zmq.Context[Socket], config: EngineConfig, name: str, kind: int, hwm: int) -> Socket:
+        socket = context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.SNDHWM, hwm)
+        socket.setsockopt(zmq.RCVHWM, 1000)
+        if kind != zmq.PULL:
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        if kind == zmq.XPUB:
+            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        socket.bind(config.endpoint(name))
+        return socket
+
+    @staticmethod
+    def _connect(context: zmq.Context[Socket], config: EngineConfig, name: str) -> Socket:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IDENTITY, b"gateway")
+        socket.setsockopt(zmq.SNDHWM, 1000)
+        # Nothing queues for a peer that is not there: the sender hears it at once.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.connect(config.endpoint(name))
+        return socket
+
+
+def drain(socket: Socket) -> Iterator[list[bytes]]:
+    """Yield what waits in `socket`, at most a burst."""
+    for _ in range(BURST):
+        if not readable(socket):
+            return
+        try:
+            yield socket.recv_multipart(NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def send(socket: Socket, frames: list[bytes]) -> bool:
+    """Send without waiting; return whether it was taken (a peer that is gone or full drops it)."""
+    try:
+        for frame in frames[:-1]:
+            socket.send(frame, _MORE)
+        socket.send(frames[-1], NOBLOCK)
+    except zmq.ZMQError as error:
+        if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            return False
+        raise
+    return True

@@ -1,0 +1,86 @@
+"""Stacks for verdicts: taken once, in the background, when a verdict needs the line of code that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from ppengine.diagnosis import STACKS_WANTED
+from ppengine.diagnosis.evidence import Stack
+from ppengine.protocol import frames
+from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import MAIN_THREAD, StacksDetail, StageStacks
+from ppengine.protocol.snapshot import Verdict
+
+NONCE = -1
+"""Of the gateway's own questions; consoles' are counted from 1."""
+_AGAIN_S = 1.0
+_LOST_S = 10.0
+"""For each process asked about: the agent takes one after the other, and half as long for each at most."""
+
+
+class StackProbe:
+    """Asks the agent for every fault, once unless no answer comes; what it says is evidence until the fault is gone."""
+
+    def __init__(self, ask: Callable[[Inspect], str]) -> None:
+        """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
+        self._ask = ask
+        self._asked: dict[tuple[int | None, int], float] = {}
+        """Stage (None: the core) and process, and when they were asked about last."""
+        self._not_before = 0.0
+        self.stacks: Mapping[int, Stack] = {}
+        """By pid."""
+
+    def look(self, verdicts: list[Verdict], pids: Mapping[int | None, int]) -> None:
+        """Ask for the stacks that `verdicts` lack. `pids`: of each stage the process, and (None) of the core."""
+        wanted: set[tuple[int | None, int]] = set()
+        for verdict in verdicts:
+            of_one = verdict.stage is not None or verdict.cause == "driver"
+            if verdict.root and of_one and verdict.cause in STACKS_WANTED:
+                # Who waits for each other is only understood together.
+                several = [stage for stage in pids if stage is not None]
+                stages = several if verdict.cause == "deadlock" else [verdict.stage]
+                wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
+        if not wanted:
+            self._asked, self.stacks = {}, {}
+            return
+        now, lost_s = time.monotonic(), _LOST_S * len(wanted)
+        for stage, pid in sorted(wanted, key=lambda one: one[1]):
+            asked = self._asked.get((stage, pid))
+            if asked is not None and (pid in self.stacks or now - asked < lost_s):
+                continue
+            if now < self._not_before:
+                return
+            if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
+                self._not_before = now + _AGAIN_S
+                return
+            self._asked[stage, pid] = now
+
+    def take(self, answer: Inspected | Failed) -> StacksDetail | None:
+        """Keep what the agent answers, for as long as it is asked for; return it, None where there is nothing."""
+        if isinstance(answer, Failed):
+            return None
+        detail = frames.decode_as(StacksDetail, bytes(answer.data))
+        known = {stage.pid: newest(stage) for stage in detail.all if stage.pid is not None}
+        asked = {pid for _, pid in self._asked}
+        self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in asked}}
+        return detail
+
+
+def newest(found: StageStacks) -> Stack:
+    """Return what a verdict tells of stacks: where the main thread is, and who holds the GIL."""
+    main = next((thread for thread in found.threads if thread.name == MAIN_THREAD), None)
+    owner = next((thread for thread in found.threads if thread.owns_gil), None)
+    return Stack(
+        pid=found.pid or 0,
+        main=() if main is None else _top(main.frames),
+        gil_owner="" if owner is None else f"{owner.name} at {' < '.join(_top(owner.frames))}",
+        error=found.error,
+    )
+
+
+def _top(frames: list[str], python: int = 3) -> tuple[str, ...]:
+    """Return the innermost frame that has a name, and the innermost Python ones."""
+    named = [frame for frame in frames if not frame.startswith("? ")]
+    inner = [frame for frame in named if ".py:" in frame or "<string>:" in frame][:python]
+    return tuple(inner if not named or named[0] in inner else [named[0], *inner])

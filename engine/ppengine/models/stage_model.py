@@ -1,0 +1,98 @@
+"""A model's layers `[start, end)` with what the ends need: the embedding on the first stage, the head on the last."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from ppkernels.batch import Batch
+from ppkernels.paged_attention import AttentionPlan, plan_attention
+from torch import Tensor, nn
+
+from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.models.layers import Linear, Source, WeightTable
+from ppengine.models.residual import Residual
+
+
+class StageModel(nn.Module, ABC):
+    """One pipeline stage of a model. The residual stream travels between stages as one tensor [T, boundary_size].
+
+    Call it in inference mode: to enter that for each method would cost as much as a small operation. No method writes
+    its arguments, the KV cache excepted.
+    """
+
+    def __init__(self, spec: ModelSpec, layers: tuple[int, int], first: bool, last: bool, table: WeightTable) -> None:
+        super().__init__()
+        self.spec = spec
+        self.layer_range = layers
+        self.first = first
+        self.last = last
+        self._table = table
+
+    @property
+    def boundary_size(self) -> int:
+        """Width of the hidden states that go to the next stage."""
+        return self.spec.hidden_size
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all parameters of this stage."""
+        return self._table.bytes
+
+    @property
+    def sources(self) -> list[Source]:
+        """Checkpoint tensors of this stage and where they go."""
+        return self._table.sources
+
+    def pack(self) -> None:
+        """Bring the weights, all loaded, into the form that this machine's kernels take (see `Linear.pack`)."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """First stage: return hidden states [T, H] of `token_ids` [T] at `positions` [T]."""
+        return self._embed(token_ids, positions)
+
+    def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor], behind: Callable[[], None] | None = None) -> Tensor:
+        """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
+
+        `kv` has one tensor a layer of this stage (see `ppkernels.kv_layout`). `behind` is called behind each part of
+        a layer, see `parts`; no number changes by it.
+        """
+        if behind is None:
+            return self._run(hidden, batch, kv)
+        looked = ((residual, behind()) for _, _, residual in self._residuals(hidden, batch, kv))
+        return deque(looked, 1)[0][0].values
+
+    def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
+        """As `run`; a model that has something faster than its parts overrides it."""
+        # A deque of one takes an iterator to its end without a loop of Python's.
+        return deque(self._residuals(hidden, batch, kv), 1)[0][2].values
+
+    def parts(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Tensor]]:
+        """Run as `run` does, and yield layer, part (`attention` or `MLP`) and the residual stream behind it.
+
+        What is yielded is good until the next part is asked for. Call it in inference mode.
+        """
+        return ((index, part, residual.values) for index, part, residual in self._residuals(hidden, batch, kv))
+
+    def _residuals(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Residual]]:
+        plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
+        return self._parts(Residual(hidden), batch, plan, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last stage: return [R, V] of the rows `hidden` [R, H]."""
+        return self._logits(hidden)
+
+    @abstractmethod
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _parts(
+        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
+    ) -> Iterator[tuple[int, str, Residual]]: ...
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor: ...

@@ -1,0 +1,77 @@
+"""Moving blocks of a stage on a GPU: to the host, back, and within the cache, each in the order that streams need.
+
+Here is the order alone; `lanes` has the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ppkernels.block_copy import Pairs
+
+from ppengine.protocol.steps import MoveKind
+from ppengine.stage.backends.cuda.streams import Ordered, Waitable
+
+
+class Lane(Protocol):
+    """A way that blocks go: one stream, and copies in its order."""
+
+    @property
+    def stream(self) -> Ordered:
+        """Where the copies go."""
+
+    def copy(self, pairs: Pairs) -> None:
+        """Copy block `src` to block `dst` for each (src, dst), in list order; does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    stream: Ordered
+    event: Waitable
+    touched: frozenset[tuple[bool, int]]
+    """(is a device block, number) of every block that is read or written."""
+
+
+class BlockMover:
+    """Puts copies on their lanes, and between lanes the waits that list order asks for.
+
+    Events, each named by its producer: a swap waits for `compute before swap`, since older kernels write what goes out
+    and read what is overwritten; `compute` waits for `swapped in`; a copy waits for any copy under way on another
+    lane that touches one of its blocks. What `move` returns is for the caller: the blocks of a swap may be used for
+    something else, and the step that asked be acknowledged, only when that event is done.
+    """
+
+    def __init__(self, compute: Ordered, lanes: Mapping[MoveKind, Lane]) -> None:
+        self._compute = compute
+        self._lanes = lanes
+        self._under_way: list[_UnderWay] = []
+
+    def move(self, kind: MoveKind, pairs: Pairs) -> Waitable | None:
+        """Begin copies (src, dst) of one kind; return the event of a swap, None for one that is in compute's order.
+
+        Raises IndexError for a block outside of its memory.
+        """
+        lane = self._lanes[kind]
+        touched = frozenset(_touched(kind, pairs))
+        self._under_way = [copy for copy in self._under_way if not copy.event.done()]
+        for copy in self._under_way:
+            if copy.stream is not lane.stream and copy.touched & touched:
+                lane.stream.wait(copy.event)
+        if kind is MoveKind.DEVICE:
+            lane.copy(pairs)
+            return None
+        lane.stream.wait(self._compute.record("compute before swap"))
+        lane.copy(pairs)
+        event = lane.stream.record("swapped out" if kind is MoveKind.OUT else "swapped in")
+        self._under_way.append(_UnderWay(lane.stream, event, touched))
+        if kind is MoveKind.IN:
+            self._compute.wait(event)
+        return event
+
+
+def _touched(kind: MoveKind, pairs: Pairs) -> Iterable[tuple[bool, int]]:
+    for source, target in pairs:
+        yield kind is not MoveKind.IN, source
+        yield kind is not MoveKind.OUT, target

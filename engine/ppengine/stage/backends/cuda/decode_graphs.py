@@ -1,0 +1,155 @@
+"""Decode steps as CUDA graphs: one for each padded batch size, over buffers that never move.
+
+A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are padding: slot -1 and
+length 0, which store and read nothing. Each graph holds the layers of the stage, with the embedding on the first and
+the head on the last one; sampling comes after it, because its launches depend on what requests ask for.
+
+Layers are seen with all of their reserved addresses, so that a cache that grows or shrinks leaves every graph right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ppkernels.batch import Batch
+from torch import Tensor
+
+from ppengine.models import StageModel
+from ppengine.stage.backends.cuda.staging import Staging
+from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.batch_state import Plan
+
+_COLUMNS = 5
+"""Tokens, slots, positions, slot mapping, lengths; block tables behind them."""
+_PADDING = (0, 0, 0, -1, 0)
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """Return the padded sizes up to `largest`: 1, 2, 4, multiples of 8, above 128 of 16, and above 256 of 32."""
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16), *range(288, largest, 32), largest]
+    return sorted({size for size in sizes if size <= largest})
+
+
+class Launched(NamedTuple):
+    """What a step has on the device once the stream is through."""
+
+    out: Tensor
+    """Logits [R, V] of the last stage, hidden states [T, H] of others."""
+    slots: Tensor
+    """[R] of the rows that sample."""
+    positions: Tensor
+    """[R] where their tokens go."""
+
+
+def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None) -> Tensor:
+    """Return the embeddings [T, H] of tokens [T]; one below 0 is the newest sampled one of its slot, in `latest`."""
+    ids = tokens if latest is None else torch.where(tokens < 0, latest[slots], tokens)
+    return model.embed(ids, positions)
+
+
+class DecodeGraphs:
+    """Graphs of one stage for steps of up to `rows` decodes.
+
+    `latest` [slots] has the newest sampled token of each slot, for rows whose token only the device knows; the first
+    stage has it. `hidden` [rows, H] is where a stage that is not the first finds what came in.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        layers: list[Tensor],
+        compute: Stream,
+        rows: int,
+        blocks: int,
+        block_size: int,
+        latest: Tensor | None,
+        hidden: Tensor | None,
+    ) -> None:
+        self.sizes = batch_sizes(rows)
+        self._model, self._layers, self.compute = model, layers, compute
+        self._rows, self._blocks, self._block_size = rows, blocks, block_size
+        self._latest, self._hidden = latest, hidden
+        device = layers[0].device
+        length = rows * (_COLUMNS + blocks)
+        self._staging = Staging("decode integers", length, compute, device)
+        ints = self._staging.on_device
+        self._columns: list[Tensor] = list(torch.split(ints[: _COLUMNS * rows], rows))
+        self._tables = ints[_COLUMNS * rows :].view(rows, blocks)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._next = 0, 0
+        """Padded size and rows of the step that was loaded."""
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def capture(self, pool: Any, told: Callable[[int], None]) -> None:
+        """Capture all sizes, the largest first, so that the others fit into its memory; `told` hears how many are."""
+        for done, size in enumerate(reversed(self.sizes)):
+            told(done)
+            self._pad(self._staging.next(), 0, size)
+            self._staging.send(len(self._staging.on_device))
+            with self.compute.use():
+                self._forward(size)  # compiles, and sets up what must not happen while capturing
+                self.compute.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
+                output = self._forward(size)
+            self._graphs[size] = graph, output
+
+    def serves(self, plan: Plan) -> bool:
+        """Return whether a step can be run as a graph: decodes that all sample, not too many."""
+        rows = len(plan.slots)
+        return plan.batch.decode_only and rows <= self.sizes[-1] and len(plan.sampled) == rows
+
+    def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
+        """Launch the copy of a step's integers, before the stream waits for what comes from elsewhere.
+
+        `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
+        """
+        rows = len(plan.slots)
+        size = next(size for size in self.sizes if size >= rows)
+        array = self._staging.next()
+        self._pad(array, rows, size)
+        tables = plan.batch.block_tables.numpy()
+        columns = (ids, plan.slots, plan.starts, plan.batch.slot_mapping.numpy(), plan.ends)
+        for number, column in enumerate(columns):
+            array[number * self._rows : number * self._rows + rows] = column
+        array[_COLUMNS * self._rows :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
+        self._staging.send(_COLUMNS * self._rows + rows * self._blocks)
+        self._next = size, rows
+
+    def run(self) -> Launched:
+        """Launch the step that was loaded."""
+        size, rows = self._next
+        graph, output = self._graphs[size]
+        with self.compute.use():
+            graph.replay()
+        _, slots, _, _, lengths = self._columns  # after a row's last token comes what it samples
+        return Launched(output[:rows], slots[:rows], lengths[:rows])
+
+    def _pad(self, array: NDArray[np.int32], rows: int, size: int) -> None:
+        """Make rows [rows, size) padding."""
+        for column, value in enumerate(_PADDING):
+            first = column * self._rows
+            array[first + rows : first + size] = value
+
+    def _forward(self, size: int) -> Tensor:
+        tokens, slots, positions, mapping, lengths = (column[:size] for column in self._columns)
+        batch = Batch(
+            positions=positions,
+            slot_mapping=mapping,
+            query_start=self._starts[: size + 1],
+            query_lens=[1] * size,
+            seq_lens=lengths,
+            block_tables=self._tables[:size],
+            decode_only=True,
+            block_size=self._block_size,
+        )
+        if self._hidden is None:
+            hidden = embed(self._model, tokens, slots, positions, self._latest)
+        else:
+            hidden = self._hidden[:size]
+        out = self._model.run(hidden, batch, self._layers)
+        return self._model.logits(out) if self._model.last else out

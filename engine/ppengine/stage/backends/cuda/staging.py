@@ -1,0 +1,43 @@
+"""A step's integers on their way to the device: one copy from pinned memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ppengine.stage.backends.cuda.streams import Event, Stream
+
+STAGED = 4
+"""Steps whose integers may be on their way to the device; more than a stage has under way."""
+
+
+class Staging:
+    """`on_device` [length] int32, where graphs read, and buffers on the host that take turns."""
+
+    def __init__(self, name: str, length: int, compute: Stream, device: torch.device) -> None:
+        self.on_device = torch.zeros(length, dtype=torch.int32, device=device)
+        self._compute = compute
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(STAGED)]
+        self._copied: list[Event | None] = [None] * STAGED
+        self._ledger = compute.order.ledger
+        self._known = [self._ledger.buffer(f"{name} {turn}", size=4 * length) for turn in range(STAGED)]
+        self._turn = 0
+
+    def next(self) -> NDArray[np.int32]:
+        """Return the buffer to be filled; it holds what it held `STAGED` steps ago."""
+        self._turn = (self._turn + 1) % STAGED
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        if self._ledger.on:
+            self._ledger.write(self._known[self._turn], "integers of a step", depth=1)
+        array: NDArray[np.int32] = self._host[self._turn].numpy()
+        return array
+
+    def send(self, used: int) -> None:
+        """Launch the copy of the first `used` integers."""
+        with self._compute.doing("copy of integers", (self._known[self._turn],)), self._compute.use():
+            self.on_device[:used].copy_(self._host[self._turn][:used], non_blocking=True)
+        self._copied[self._turn] = self._compute.record("integers copied")

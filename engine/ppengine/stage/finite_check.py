@@ -1,0 +1,142 @@
+"""The finite check: values that leave a stage are looked at, and the first that is not finite is traced to its origin.
+
+While all is well it costs one pass over what leaves the stage (on a GPU the host looks when the step is done, and waits
+for nothing before: `cuda.runner`). At the first value that is no number, the step's layers
+run once more on the same input (they write the same keys and values) and stop at the first part that fails.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from ppkernels.batch import Batch
+from torch import Tensor
+
+from ppengine.models import StageModel
+from ppengine.protocol.reports import Finding
+from ppengine.stage.backends.cpu.kv_cache import KvCache
+from ppengine.stage.batch_state import BatchState, Ints, Plan
+from ppengine.stage.checks import StageChecks
+
+_SUMMARY_MOST = 100
+_NAMED = 4
+"""Requests, weights and blocks that are named; of the rest there is a count."""
+HOLD_S = 0.5
+"""How long a stage waits before it says that bad values came to it: who sent them knows better where they are from."""
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether no value is infinite or NaN, in one pass and without a copy."""
+    if not values.numel():
+        return True
+    return all(math.isfinite(end.item()) for end in torch.aminmax(values))
+
+
+class FiniteCheck:
+    """Looks at what one stage computes; `checks` takes what it finds."""
+
+    def __init__(self, stage: int, model: StageModel, state: BatchState, cache: KvCache, checks: StageChecks) -> None:
+        self._stage = stage
+        self._model = model
+        self._state = state
+        self._cache = cache
+        self._checks = checks
+
+    def look(self, number: int, plan: Plan, hidden: Tensor, out: Tensor) -> None:
+        """Check `out` [T, H], which the layers of this stage made of `hidden` [T, H] in step `number`."""
+        if not is_finite(out):
+            self.explain(number, plan, plan.batch, hidden, out)
+
+    def explain(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
+        """Find where what is not finite in `out` comes from. `batch` is the plan's where the kernels want it."""
+        if is_finite(hidden):
+            self._trace(number, plan, batch, hidden, out)
+        elif self._model.first:
+            self._tell(number, plan, "embedding", hidden, self._weights())
+        else:
+            text = f"it came so from stage {self._stage - 1}: if that one found nothing, the link between them did it"
+            self._tell(number, plan, f"input from stage {self._stage - 1}", hidden, [text], HOLD_S)
+
+    def look_at_logits(self, number: int, plan: Plan, logits: Tensor) -> None:
+        """Check `logits` [R, V]; what they were made of has been found finite."""
+        if not is_finite(logits):
+            self.explain_logits(number, plan, logits)
+
+    def explain_logits(self, number: int, plan: Plan, logits: Tensor) -> None:
+        """Say whose `logits` are not finite."""
+        self._tell(number, plan, "head", logits, self._weights(), rows=plan.sampled)
+
+    def _trace(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
+        for layer, part, behind in self._model.parts(hidden, batch, self._cache.layers):
+            if not is_finite(behind):
+                causes = self._weights(layer) or self._blocks(layer, plan)
+                name = f"layer {layer} {part}"
+                self._tell(number, plan, name, behind, causes or ["weights and KV blocks of the layer are finite"])
+                return
+        name = f"layers {self._model.layer_range[0]} to {self._model.layer_range[1] - 1}"
+        again = "a second run of the step is finite: no weight does it; something wrote where it should not"
+        self._tell(number, plan, name, out, [again, "try: ppconsole check ledger on"])
+
+    def _tell(
+        self,
+        number: int,
+        plan: Plan,
+        part: str,
+        values: Tensor,
+        more: list[str],
+        hold_s: float = 0.0,
+        rows: Ints | None = None,
+    ) -> None:
+        bad = ~torch.isfinite(values)
+        at = bad.any(1).nonzero().flatten().cpu().numpy()
+        if rows is None:
+            owners = np.unique(np.searchsorted(plan.query_start, at, side="right") - 1)
+        else:
+            owners = rows[at]
+        what = "NaN" if bool(torch.isnan(values).any()) else "infinite values"
+        names = [self._state.requests[int(slot)].request for slot in plan.slots[owners]]
+        token = f", first at position {self._position(plan, int(at[0]))}" if rows is None else ""
+        verb = "has" if part.startswith("input") else "gives"
+        text = f"stage {self._stage}: {part} {verb} {what} in m{number}, request {names[0]}"
+        others = len(names) - _NAMED
+        evidence = [
+            f"{part} {verb} {int(bad.sum())} of {bad.numel()} values that are not finite{token}",
+            f"requests: {', '.join(names[:_NAMED])}{f' and {others} more' if others > 0 else ''} "
+            f"({len(names)} of {len(plan.slots)} in the step)",
+        ]
+        if not part.startswith("input") and part != "embedding":
+            evidence.append("what came into it is finite: it is the first")
+        finding = Finding(
+            stage=self._stage,
+            cause="non_finite",
+            summary=text if len(text) <= _SUMMARY_MOST else text[: _SUMMARY_MOST - 3] + "...",
+            since_s=0.0,
+            evidence=evidence + more,
+        )
+        self._checks.non_finite(number, finding, hold_s)
+
+    def _position(self, plan: Plan, token: int) -> int:
+        row = int(np.searchsorted(plan.query_start, token, side="right")) - 1
+        return int(plan.starts[row]) + token - int(plan.query_start[row])
+
+    def _weights(self, layer: int | None = None) -> list[str]:
+        """Name weights that are not finite: of a layer, else of the embedding or the head."""
+        found = []
+        for name, weight in self._model.sources:
+            inside = f".layers.{layer}." in name if layer is not None else ".layers." not in name
+            if inside and not is_finite(weight):
+                bad = int((~torch.isfinite(weight)).sum())
+                found.append(f"weight {name} has {bad} of {weight.numel()} values that are not finite")
+        return found[:_NAMED]
+
+    def _blocks(self, layer: int, plan: Plan) -> list[str]:
+        """Name KV blocks of the step's requests that hold what is not finite."""
+        cache = self._cache.layers[layer - self._model.layer_range[0]]
+        used = torch.unique(plan.batch.block_tables)
+        bad = [block for block in used.tolist() if block and not is_finite(cache[block])]
+        if not bad:
+            return []
+        listed = ", ".join(str(block) for block in bad[:_NAMED])
+        return [f"weights of layer {layer} are finite, {len(bad)} of its KV blocks are not: {listed}"]

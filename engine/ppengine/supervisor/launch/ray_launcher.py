@@ -1,0 +1,106 @@
+"""Stages as Ray actors. Ray places them and watches over their lives; their sockets and tensors are our own.
+
+Ray lives in a process of its own, the driver (`ray_driver`), which begins a session. All that a local Ray starts
+stays in that session, so that nothing of it survives: Ray itself leaves two agents behind for half a minute when its
+driver is killed. Over one socket the driver gets orders (`StartStage`) and tells how stages fare (`ProcessInfo`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+from pathlib import Path
+
+import msgspec
+
+from ppengine.common.child_process import Child, kill_all, session, spawn, until
+from ppengine.common.config import EngineConfig
+from ppengine.protocol.reports import ProcessInfo, StartStage
+from ppengine.supervisor.launch.launcher import ExecutorError
+
+STOP_S = 5.0
+"""What Ray gets to shut down in order."""
+_WORD_BYTES = 65536
+
+
+class RayExecutor:
+    """One actor a stage. Raises ExecutorError where Ray is not installed."""
+
+    def __init__(self, module: str = "ppengine.supervisor.launch.ray_driver") -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ExecutorError("parallel.executor is ray, but Ray is not installed: pip install 'ppconsole[ray]'")
+        self._module = module
+        self._driver: Child | None = None
+        self._words: socket.socket | None = None
+        self._stages: dict[int, ProcessInfo] = {}
+        self._wanted: dict[int, int] = {}
+        """The generation of a stage's newest order: what is told of an older one does not matter."""
+
+    def start(self, config: EngineConfig) -> None:
+        """Start the driver, which starts or joins Ray and then the actors."""
+        folder = Path(config.run_dir)
+        self._words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._words.setblocking(False)
+        with theirs:
+            args = ["--engine", str(folder / "engine.json"), "--words", str(theirs.fileno())]
+            self._driver = spawn(self._module, args, log=folder / "ray.log", hand_over=(theirs.fileno(),))
+
+    def poll(self) -> list[ProcessInfo]:
+        """Return the driver and, as soon as Ray has placed them, the stages."""
+        if self._driver is None:
+            return []
+        self._read()
+        driver = self._driver.info("ray")
+        if driver.exit_code is not None:
+            for info in self._stages.values():
+                if info.exit_code is None:
+                    info.exit_code, info.detail = 1, "its Ray driver ended"
+        return [driver, *(msgspec.structs.replace(info) for _, info in sorted(self._stages.items()))]
+
+    def restart(self, stage: int, generation: int) -> None:
+        """Have the driver kill the stage's actor if there is one, and make another in its place."""
+        info = self._stages.get(stage)
+        if info is not None:
+            info.replaced = info.replaced or info.exit_code is None
+        self._wanted[stage] = generation
+        # A driver that is gone ends the engine.
+        with contextlib.suppress(OSError):
+            if self._words is not None:
+                self._words.send(msgspec.json.encode(StartStage(stage=stage, generation=generation)))
+
+    def stop(self, timeout: float) -> None:
+        """Have Ray take the stages down, then kill what is left of it."""
+        driver = self._driver
+        if driver is None:
+            return
+        if driver.poll() is None:
+            driver.terminate()
+            driver.wait(max(timeout, STOP_S))
+        self._read()
+        until(lambda: _killed(driver.pid), STOP_S)
+        driver.wait(1.0)
+        driver.close()
+        if self._words is not None:
+            self._words.close()
+            self._words = None
+
+    def _read(self) -> None:
+        """Take what the driver has said: how one stage is, in each packet."""
+        while self._words is not None:
+            try:
+                word = self._words.recv(_WORD_BYTES)
+            except (BlockingIOError, ConnectionError):
+                return
+            if not word:
+                return
+            info = msgspec.json.decode(word, type=ProcessInfo)
+            if info.stage is not None and info.generation >= self._wanted.get(info.stage, 0):
+                self._stages[info.stage] = info
+
+
+def _killed(leader: int) -> bool:
+    """Kill the session that `leader` began; tell whether nothing of it is left."""
+    left = session(leader)
+    kill_all(left)
+    return not left

@@ -1,0 +1,85 @@
+"""What the supervisor tells and hears: reports to the gateway and the core, one JSON line on stdout at each turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+
+import zmq
+
+from ppengine.common.config import EngineConfig
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
+from ppengine.protocol.reports import ProcessInfo, ProcessReport, StartStage
+
+_QUEUE = 64
+_STATE_WAIT_MS = 1000
+
+
+class Link:
+    """Sockets to `collect` and `front`. Nothing here blocks; what finds a queue full is dropped."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._context = zmq.Context()
+        self._collect = self._connect(zmq.PUSH, config.endpoint("collect"))
+        self.front = self._connect(zmq.DEALER, config.endpoint("front"))
+        self._codec = Codec(FromFront)
+        self._asked_at: float | None = None
+        self._nonce = 0
+
+    def _connect(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.sndhwm = _QUEUE
+        # The other side binds a moment later; zmq would try again after 100 ms.
+        socket.reconnect_ivl = 20
+        socket.connect(endpoint)
+        return socket
+
+    def report(self, processes: list[ProcessInfo]) -> None:
+        """Tell gateway and core how every process fares."""
+        message = encode(ProcessReport(mono_ns=time.monotonic_ns(), processes=processes))
+        for socket in (self._collect, self.front):
+            with contextlib.suppress(zmq.Again):
+                socket.send(message, zmq.NOBLOCK)
+
+    def ask_state(self) -> None:
+        """Ask the core for the engine's state, unless a question is open; it answers when loading is over."""
+        now = time.monotonic()
+        if self._asked_at is None or now - self._asked_at > 3 * _STATE_WAIT_MS / 1000:
+            self._asked_at = now
+            self._nonce += 1
+            with contextlib.suppress(zmq.Again):
+                self.front.send(encode(StateQuery(nonce=self._nonce, wait_ms=_STATE_WAIT_MS)), zmq.NOBLOCK)
+
+    def read(self) -> tuple[StateAnswer | None, list[StartStage]]:
+        """Return the newest state that the core has told, None if there is none, and its orders. Raises ProtocolError.
+
+        Of several orders for one stage the newest counts.
+        """
+        newest, orders = None, dict[int, StartStage]()
+        while self.front.poll(0):
+            message = self._codec.decode(self.front.recv())
+            if isinstance(message, StateAnswer):
+                newest, self._asked_at = message, None
+            elif isinstance(message, StartStage):
+                orders[message.stage] = message
+        return newest, list(orders.values())
+
+    def close(self) -> None:
+        """Close both sockets at once."""
+        self._context.destroy(linger=0)
+
+
+def announce(event: str, **fields: object) -> None:
+    """Write one machine-readable line to stdout, if anyone still reads it."""
+    with contextlib.suppress(OSError):
+        print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def tell(text: str) -> None:
+    """Write one line for a human to stderr, if anyone still reads it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
