@@ -136,7 +136,7 @@ def test_log_lines_of_all_processes_come_by_their_time(tmp_path):
 
 
 def test_lines_of_one_second_have_an_order():
-    told = "import logging; from ppengine import logs; logs.start(); logging.getLogger('ppengine').info('x')"
+    told = "import logging; from ppengine.common import logs; logs.start(); logging.getLogger('ppengine').info('x')"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} INFO x\n", done.stderr)
     assert logs.is_routine(done.stderr)

@@ -15,7 +15,7 @@ from ppengine.common import lifeline
 
 PARENT = """
 import subprocess, sys, threading
-from ppengine import lifeline
+from ppengine.common import lifeline
 read_end, write_end = lifeline.open_pipe()
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(read_end)], pass_fds=(read_end,))
 print(child.pid, flush=True)
@@ -24,7 +24,7 @@ threading.Event().wait()
 CHILD = """
 import sys, time
 from pathlib import Path
-from ppengine import lifeline
+from ppengine.common import lifeline
 lifeline.adopt(int(sys.argv[1]){on_close})
 Path({mark!r}).touch()
 while True:

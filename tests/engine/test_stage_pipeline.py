@@ -337,7 +337,7 @@ def test_sigusr2_writes_the_stacks(model: Path) -> None:
         core.serve()
         os.kill(core.children[0].pid, signal.SIGUSR2)
         file = Path(core.config.run_dir) / "s0.0.stack"
-        core.until(lambda: "_serve" in file.read_text() and "control.py" in file.read_text(), "all stacks")
+        core.until(lambda: "_serve" in file.read_text() and "control_thread.py" in file.read_text(), "all stacks")
 
 
 def test_load_failures_are_one_line(model: Path, tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_stale_seqstart_names_both_call_sites_and_the_wait_that_is_missing() -> 
     assert finding.summary == "stage 3: metadata reads seqstart without waiting for compute, which writes it"
     written, read, what, fix = finding.evidence[:4]
     assert written.startswith("written by: copy of seqstart on stream compute (cuda:0, owner main")
-    assert "streams/incidents.py:" in written and written.endswith(" _copy_to_device")
+    assert "drills/incident_programs.py:" in written and written.endswith(" _copy_to_device")
     assert read.startswith("read by: pickling of seqstart on stream metadata")
-    assert "streams/incidents.py:" in read and read.endswith(" _pickle")
+    assert "drills/incident_programs.py:" in read and read.endswith(" _pickle")
     assert "seqstart generation" in what
     assert fix == "to fix: record an event on compute behind the write, and let metadata wait for it before the read"
 
@@ -85,9 +85,9 @@ def test_global_stream_names_the_owner_and_who_redirected_it() -> None:
     assert (owner.cause, order.cause) == ("stream_owner", "stream_order")
     assert owner.summary == "stage 3: thread main launches on stream kv-load, which thread kv-connector owns"
     text = text_of(owner)
-    assert "launched: all_reduce by thread main, at streams/incidents.py:" in text
-    assert "was made at streams/incidents.py:" in text
-    assert "thread kv-connector made it the current stream at streams/incidents.py:" in text
+    assert "launched: all_reduce by thread main, at drills/incident_programs.py:" in text
+    assert "was made at drills/incident_programs.py:" in text
+    assert "thread kv-connector made it the current stream at drills/incident_programs.py:" in text
     assert "thread main itself had made compute current" in text
     assert order.summary == "stage 3: kv-load reads partial sums without waiting for compute, which writes it"
 
@@ -118,4 +118,4 @@ def test_setting_the_device_alone_mends_the_error_and_not_the_order() -> None:
 def test_buffers_in_flight(name: str, summary: str) -> None:
     (finding,) = play(name)[1]
     assert (finding.cause, finding.summary) == ("stream_order", summary)
-    assert sum("streams/incidents.py:" in line for line in finding.evidence) == 2
+    assert sum("drills/incident_programs.py:" in line for line in finding.evidence) == 2

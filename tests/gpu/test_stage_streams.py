@@ -179,7 +179,7 @@ def on_device(position: int) -> list[Row]:
     return decode(position, TOKEN_ON_DEVICE)
 
 
-RUNNER, LANES, EDGES = "cuda/runner.py", "cuda/lanes.py", "cuda/edges.py"
+RUNNER, LANES, EDGES = "cuda/cuda_runner.py", "cuda/copy_lanes.py", "cuda/device_edges.py"
 CASES: dict[str, tuple[Callable[[Leave], None], Callable[..., list[Found]], int, str, list[str]]] = {
     "upload to layers": (
         lambda leave: leave.stream("compute", "uploaded"), messages(False, 1),

@@ -58,7 +58,7 @@ def test_the_corruption_is_real_on_a_card_and_told_in_the_same_words(name: str) 
             assert findings[1].summary.startswith("stage 0: stream kv-load of cuda:")
             findings, expected = findings[:1], expected[:1]
         assert words(findings) == words(expected)
-        assert any("streams/incidents.py:" in line for line in findings[0].evidence)
+        assert any("drills/incident_programs.py:" in line for line in findings[0].evidence)
 
 
 @pytest.mark.parametrize("name", INCIDENTS)

@@ -158,9 +158,9 @@ def _at_least(name: str, value: int | None, least: int) -> None:
 
 def profiles_dir() -> Path:
     """Return the folder of the bundled profiles: inside the wheel, or beside the packages in an editable install."""
-    here = Path(__file__).resolve().parent
-    installed = here / "profiles"
-    return installed if installed.is_dir() else here.parent.parent / "profiles"
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "profiles"
+    return installed if installed.is_dir() else package.parents[1] / "profiles"
 
 
 def find_profile(name: str) -> Path:

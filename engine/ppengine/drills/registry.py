@@ -25,7 +25,10 @@ Undo = Callable[[], None]
 Action = Callable[..., Any]
 
 POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
-_MODULES = ("hangs", "edges", "ends", "slow", "numbers", "incidents", "watchers", "devices")
+_MODULES = (
+    "hang_faults", "edge_faults", "end_faults", "slow_faults", "number_faults", "incident_faults", "watcher_faults",
+    "device_faults",
+)  # fmt: skip
 _KINDS: dict[str, Kind] = {}
 
 
