@@ -7,7 +7,7 @@ import pytest
 import snapshots
 from ppconsole.model.steps import stage_steps
 from ppconsole.model.suggestion import suggestion
-from ppconsole.model.waits import DRIVER, arrows
+from ppconsole.model.waits import CORE, arrows
 from ppconsole.view import diagnosis, pipeline, steps
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
@@ -39,7 +39,7 @@ def test_a_stuck_stage_at_80_columns():
         " │ forward m18412│──►│ receive       │──►║ forward m18410║◄──│ forward m18409│",
         " │ for 6.1s      │   │ for 6.1s      │   ║ for 6.2s      ║   │ for 6.0s      │",
         " └───────────────┘   └───────────────┘   ╚═══════════════╝   └───────────────┘",
-        "  6.1s   driver waits for stage 2: m18410 to be retired",
+        "  6.1s   core waits for stage 2: m18410 to be retired",
         " WHY",
         "  - stage 2: forward of m18410 open for 6.2 s, expected 0.1 s",
         "  - its process is running (state R), CPU 100 %",
@@ -81,16 +81,16 @@ def test_the_arrows_point_from_who_waits():
     assert rows[2].count("◄─►") == 1 and rows[2].count("◄──") == 1
     words = "\n".join(texts(pipeline.words(arrows(picture.waits), 80, 8)))
     assert "stage 0 waits for the link to stage 1: message 3" in words
-    assert arrows([WaitInfo(waiter="the engine core", on="stage 1", what="x", since_s=1)])[0].waiter == DRIVER
+    assert arrows([WaitInfo(waiter="the engine core", on="stage 1", what="x", since_s=1)])[0].waiter == CORE
 
 
-def test_the_driver_as_the_root_and_a_healthy_pipeline():
+def test_the_core_as_the_root_and_a_healthy_pipeline():
     picture = snapshots.snapshot(2, 2)
     text = "\n".join(page(picture, rings=snapshots.rings(2, None)))
     assert "no fault found: serving" in text and "ROOT" not in text and "as of" in text
-    picture.verdicts = [Verdict(stage=None, cause="driver", summary="the engine core is stopped", since_s=3.0)]
+    picture.verdicts = [Verdict(stage=None, cause="core", summary="the engine core is stopped", since_s=3.0)]
     text = "\n".join(page(picture))
-    assert "! ROOT: the engine core, driver" in text and "! DRIVER driver, for 3.0s" in text
+    assert "! ROOT: the engine core" in text and "! CORE, for 3.0s" in text
     assert "asking for the last steps" in text
 
 

@@ -33,7 +33,7 @@ def verdict(one: Result) -> tuple[bool, bool, bool]:
         ({"first": [], "named": []}, (False, False, False)),
         ({"expects": ["undetermined"], "named": [(1, "undetermined")]}, (True, True, False)),
         ({"right_stages": [0, 1], "named": [(0, "self_stuck")]}, (True, True, False)),
-        ({"right_stages": [None], "expects": ["driver"], "named": [(None, "driver")]}, (True, True, False)),
+        ({"right_stages": [None], "expects": ["core"], "named": [(None, "core")]}, (True, True, False)),
     ],
 )
 def test_right_and_wrong(changes: dict[str, Any], expected: tuple[bool, bool, bool]) -> None:

@@ -145,7 +145,7 @@ async def test_a_core_that_hangs_is_named_with_its_line(engine: Served, injector
         assert root is not None
         print(f"core: line told after {took:.2f} s: {root.summary}")
         assert took < STACKS_S + BUSY_S
-        assert (root.stage, root.cause, root.suggest) == (None, "driver", "ppconsole stacks --core")
+        assert (root.stage, root.cause, root.suggest) == (None, "core", "ppconsole stacks --core")
         ran = await asyncio.to_thread(engine.cli, "stacks", "--core")
         assert ran.code == 0 and ran.out.startswith(f"pids: core {pid}\n")
         assert "core: MainThread" in ran.out and "pause_in_python " in ran.out

@@ -67,7 +67,7 @@ async def test_a_stopped_stage_is_drawn_frozen_and_continued(engine: Served) -> 
             await rig.until(lambda: "frozen at the fault" in body(rig) and "! stage 1 ROOT" in body(rig), "the record")
             text = body(rig)
             assert "╔═ 1 ROOT" in text
-            await rig.until(lambda: "──►" in body(rig) or "driver waits for stage 1" in body(rig), "who waits for it")
+            await rig.until(lambda: "──►" in body(rig) or "core waits for stage 1" in body(rig), "who waits for it")
             assert "ppconsole continue 1" in text and str(engine.pids["stage1"]) in text
             shown = rig.app.screen
             await rig.pilot.press("x")

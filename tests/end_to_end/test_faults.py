@@ -148,7 +148,7 @@ async def test_an_engine_that_was_held_as_a_whole_is_no_fault(engine: Served, lo
 @pytest.mark.parametrize("role", ["stage0", f"stage{LAST}", "core"])
 async def test_stopped_process_is_named_and_cleared_in_time(engine: Served, role: str, load: bool) -> None:
     """The best of three tries: what else this machine does is not what is judged."""
-    known = named(None, "driver") if role == "core" else named(int(role[-1]), "stopped")
+    known = named(None, "core") if role == "core" else named(int(role[-1]), "stopped")
     async with engine.operator() as op:
         await content(op)
         name = await op.submit(PROMPT, max_tokens=LONG) if load else ""
@@ -174,12 +174,12 @@ def test_continue_from_the_command_line(engine: Served) -> None:
         assert process_state(engine.pids["stage1"]) != "T"
 
 
-async def test_stopped_core_is_the_driver(engine: Served, folder: Path) -> None:
+async def test_a_stopped_core_is_named(engine: Served, folder: Path) -> None:
     async with engine.operator() as op:
         name = await op.submit(PROMPT, max_tokens=LONG)
         least = len(await op.written(name, 4))
         with engine.stopped("core"):
-            picture = await op.until(named(None, "driver"), "the core is named", core=False)
+            picture = await op.until(named(None, "core"), "the core is named", core=False)
             verdict = roots(picture)[0]
             assert f"the engine core (pid {engine.pids['core']}) is stopped by a signal" in verdict.summary
             assert f"kill -CONT {engine.pids['core']}" in verdict.suggest

@@ -126,7 +126,7 @@ async def test_a_known_incident_is_told_by_the_ledger(
         assert (verdict.stage, verdict.cause) == (1, cause)
         told = [verdict.summary, *verdict.evidence]
         assert any(words in line for line in told), told
-        assert any("faults/incidents.py:" in line or "streams/incidents.py:" in line for line in told)
+        assert any("drills/incident_faults.py:" in line or "drills/incident_programs.py:" in line for line in told)
         assert await op.tokens(name) == expected(folder)
         assert (await op.do(ClearFaults())).text == f"cleared {kind} at stage 1"
         await op.do(SetCheck(check="ledger", mode="off"))
@@ -176,7 +176,7 @@ async def test_the_last_picture_says_what_ended_the_engine(folder: Path) -> None
             await op.do(Fault(kind="core-kill"))
             ended = op.until(lambda picture: picture.engine.state == "stopped", "the engine has ended", core=False)
             (verdict,) = (await ended).verdicts
-            assert (verdict.stage, verdict.cause) == (None, "driver")
+            assert (verdict.stage, verdict.cause) == (None, "core")
             assert "killed by SIGKILL" in verdict.summary
         assert served.engine.wait(15) == 1
         assert served.engine.leftovers() == []

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
 from ppengine.diagnosis import PHASE_BUDGET_S, diagnose, stuck_limit_s
-from ppengine.diagnosis.evidence import DriverEvidence, Evidence
+from ppengine.diagnosis.evidence import CoreEvidence, Evidence
 from ppengine.diagnosis.phrases import exit_words
 
 PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
@@ -133,7 +133,7 @@ def test_a_late_or_different_death_is_a_root_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("driver", "words"),
+    ("core", "words"),
     [
         ({"process_state": "T", "stopped_for_s": 0.4, "report_age_s": 0.5}, "stopped by a signal"),
         ({"process_state": "t", "stopped_for_s": 1.1, "tracer": "gdb (pid 7)"}, "stopped by gdb (pid 7) (state t)"),
@@ -141,9 +141,9 @@ def test_a_late_or_different_death_is_a_root_of_its_own():
         ({"process_state": None, "exit_code": -6, "dead_for_s": 0.1, "report_age_s": 0.2}, "killed by SIGABRT"),
     ],
 )
-def test_the_driver(driver, words):
-    verdicts = diagnose(evidence(healthy(2), driver=DriverEvidence(pid=77, **driver)))
-    assert [(v.stage, v.cause) for v in verdicts] == [(None, "driver")]
+def test_the_core(core, words):
+    verdicts = diagnose(evidence(healthy(2), core=CoreEvidence(pid=77, **core)))
+    assert [(v.stage, v.cause) for v in verdicts] == [(None, "core")]
     assert words in verdicts[0].summary and "77" in verdicts[0].summary
 
 
@@ -252,13 +252,13 @@ def test_copies_and_mapping_of_a_step_get_their_time_whatever_it_is_at(op):
 
 def test_processes_that_end_with_the_engine_are_no_fault():
     stages = [stage(k, exit_code=0 if k else -15, dead_for_s=0.3) for k in range(2)]
-    driver = DriverEvidence(pid=7, exit_code=0, dead_for_s=0.5, report_age_s=9.0)
-    assert diagnose(evidence(stages, driver=driver, stopping=True)) == []
+    core = CoreEvidence(pid=7, exit_code=0, dead_for_s=0.5, report_age_s=9.0)
+    assert diagnose(evidence(stages, core=core, stopping=True)) == []
 
 
 def test_a_core_that_has_not_begun_to_report_is_no_fault():
     stages = [stage(k, phase="load", phase_age_s=30.0, op=None) for k in range(2)]
-    assert diagnose(evidence(stages, driver=DriverEvidence(pid=7, process_state="R"))) == []
+    assert diagnose(evidence(stages, core=CoreEvidence(pid=7, process_state="R"))) == []
 
 
 def test_nothing_known_is_no_fault():
@@ -308,7 +308,7 @@ def test_any_evidence_gives_a_sane_list(made, in_flight, since, stopping, report
     stages = tuple(stage(k, **changes) for k, changes in enumerate(made))
     given_evidence = Evidence(
         stages=stages, steps_in_flight=tuple(in_flight), since_retired_s=since, stopping=stopping,
-        driver=DriverEvidence(report_age_s=report_age),
+        core=CoreEvidence(report_age_s=report_age),
     )  # fmt: skip
     verdicts = diagnose(given_evidence)
     assert verdicts == diagnose(given_evidence), "a pure function"

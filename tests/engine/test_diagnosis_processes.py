@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
 from ppengine.diagnosis import build, diagnose
-from ppengine.diagnosis.evidence import DriverEvidence, Stack
+from ppengine.diagnosis.evidence import CoreEvidence, Stack
 from ppengine.diagnosis.wait_graph import main
 from ppengine.protocol.reports import UNKNOWN_STATUS, CpuShares, EdgeSample, Finding, Message, PaceSample
 
@@ -139,8 +139,8 @@ def test_an_end_while_the_engine_stops_is_none():
     ],
 )  # fmt: skip
 def test_the_core(core, words):
-    root, *others = diagnose(stuck(pipeline_held_at(3, 1), driver=DriverEvidence(pid=7, **core)))
-    assert (root.stage, root.cause) == (None, "driver") and words in root.summary
+    root, *others = diagnose(stuck(pipeline_held_at(3, 1), core=CoreEvidence(pid=7, **core)))
+    assert (root.stage, root.cause) == (None, "core") and words in root.summary
     assert all(not verdict.root for verdict in others)
 
 
@@ -148,24 +148,24 @@ def test_the_core(core, words):
 def test_where_a_core_stands_that_nobody_has_stopped(core):
     where = "schedule ppengine/scheduler/scheduler.py:136"
     stack = Stack(pid=1234567, main=("poll (libzmq.so)", where, "run ppengine/core/__main__.py:1"))
-    seen = DriverEvidence(pid=1234567, stack=stack, **core)
-    root = diagnose(stuck(pipeline_held_at(3, 1), driver=seen))[0]
+    seen = CoreEvidence(pid=1234567, stack=stack, **core)
+    root = diagnose(stuck(pipeline_held_at(3, 1), core=seen))[0]
     assert root.summary.endswith(", at schedule scheduler.py:136") and root.suggest == "ppconsole stacks --core"
     assert any(where in line for line in root.evidence) and "1234567" in root.evidence[0]
     other = msgspec.structs.replace(seen, pid=8)
-    assert ", at " not in diagnose(stuck(pipeline_held_at(3, 1), driver=other))[0].summary, "another process's stack"
+    assert ", at " not in diagnose(stuck(pipeline_held_at(3, 1), core=other))[0].summary, "another process's stack"
 
 
 @pytest.mark.parametrize("core", [{"unscheduled_for_s": 2.0}, {"report_age_s": 1.0}, {"stopped_for_s": 0.1}, {}])
 def test_a_core_that_is_only_late(core):
-    assert diagnose(evidence(healthy(2), driver=DriverEvidence(pid=7, **core))) == []
+    assert diagnose(evidence(healthy(2), core=CoreEvidence(pid=7, **core))) == []
 
 
 def test_stages_without_work_starve_by_a_core_that_is_stopped():
     held = {"unretired_age_s": 3.0, "op_age_s": 3.0}
     stages = [stage(0, op_age_s=3.0), stage(1, op="receive", op_step=8, op_peer=0, **held)]
-    root, *others = diagnose(stuck(stages, 3.0, driver=DriverEvidence(pid=7, stopped_for_s=3.0)))
-    assert root.cause == "driver"
+    root, *others = diagnose(stuck(stages, 3.0, core=CoreEvidence(pid=7, stopped_for_s=3.0)))
+    assert root.cause == "core"
     assert {v.stage: v.cause for v in others} == {0: "starved", 1: "starved"}
     assert "by the engine core" in others[0].summary
 
@@ -334,7 +334,7 @@ def test_no_root_waits_for_another_stage(made, in_flight, since, report_age, sto
     finding = Finding(stage=0, cause="non_finite", summary="nan", since_s=1.0)
     facts = evidence(
         stages, steps_in_flight=tuple(in_flight), since_retired_s=since, stopping=stopping,
-        driver=DriverEvidence(report_age_s=report_age), findings=(finding,) if found else (),
+        core=CoreEvidence(report_age_s=report_age), findings=(finding,) if found else (),
     )  # fmt: skip
     verdicts, graph = diagnose(facts), build(facts)
     assert verdicts == diagnose(facts), "a pure function"

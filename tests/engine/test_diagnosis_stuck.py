@@ -334,10 +334,10 @@ def test_one_that_has_only_begun_is_not_a_second_root():
 
 
 def test_nothing_is_said_of_a_stage_when_the_core_is_silent():
-    from ppengine.diagnosis.evidence import DriverEvidence
+    from ppengine.diagnosis.evidence import CoreEvidence
 
-    found = diagnose(stuck(pipeline_held_at(2, 0), driver=DriverEvidence(pid=7, process_state="S", report_age_s=4.0)))
-    assert [(v.stage, v.cause) for v in found if v.root] == [(None, "driver")]
+    found = diagnose(stuck(pipeline_held_at(2, 0), core=CoreEvidence(pid=7, process_state="S", report_age_s=4.0)))
+    assert [(v.stage, v.cause) for v in found if v.root] == [(None, "core")]
 
 
 def test_who_waits_for_whom_is_told_also_when_nothing_is_wrong():

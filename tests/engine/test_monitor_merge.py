@@ -321,15 +321,15 @@ def test_a_mapping_ages_with_its_sample_and_not_while_its_process_is_stopped(con
 def test_the_core_is_followed_by_its_process(config):
     teller = Teller(config)
     listed = processes(stage_process(0, role="core", stage=None, pid=42))
-    assert teller.at(1.0, listed=listed, core_state=(42, "T")).driver.stopped_for_s == 0.0
-    assert teller.at(1.5, listed=listed, core_state=(42, "T")).driver.stopped_for_s == 0.5
+    assert teller.at(1.0, listed=listed, core_state=(42, "T")).core.stopped_for_s == 0.0
+    assert teller.at(1.5, listed=listed, core_state=(42, "T")).core.stopped_for_s == 0.5
     core = core_report(config, mono_ns=1 * S)
-    assert teller.at(1.7, core=core, listed=listed, core_state=(42, "t")).driver.stopped_for_s == pytest.approx(0.7)
+    assert teller.at(1.7, core=core, listed=listed, core_state=(42, "t")).core.stopped_for_s == pytest.approx(0.7)
     fresh = core_report(config, mono_ns=int(1.9 * S))
-    assert teller.at(1.9, core=fresh, listed=listed, core_state=(42, "t")).driver.stopped_for_s == 0.0, "it reports on"
-    driver = teller.at(2.0, core=core, listed=listed, core_state=(42, "S")).driver
-    assert driver.stopped_for_s is None and driver.report_age_s == 1.0 and driver.pid == 42
-    assert teller.at(3.0, listed=listed, core_state=(42, None)).driver.dead_for_s == 0.0
+    assert teller.at(1.9, core=fresh, listed=listed, core_state=(42, "t")).core.stopped_for_s == 0.0, "it reports on"
+    seen = teller.at(2.0, core=core, listed=listed, core_state=(42, "S")).core
+    assert seen.stopped_for_s is None and seen.report_age_s == 1.0 and seen.pid == 42
+    assert teller.at(3.0, listed=listed, core_state=(42, None)).core.dead_for_s == 0.0
 
 
 def test_the_newest_process_is_the_one_that_runs():
@@ -383,7 +383,7 @@ def test_running_requests_without_a_step_count_only_while_the_engine_serves(conf
 
     def unscheduled(second, **changes):
         report = core_report(config, mono_ns=int(second * S), **{"queues": running} | changes)
-        return teller.at(second, core=report, core_state=(7, "S")).driver.unscheduled_for_s
+        return teller.at(second, core=report, core_state=(7, "S")).core.unscheduled_for_s
 
     quiet = msgspec.structs.replace(core_report(config).engine, state=state)
     assert unscheduled(1.0, engine=quiet) is None and unscheduled(5.0, engine=quiet) is None

@@ -135,9 +135,9 @@ PIDS = {0: 100, 1: 101, 2: 102}
 
 def test_a_core_that_stands_is_looked_at_and_one_that_is_held_up_is_not():
     agent = Agent()
-    agent.probe.look([verdict("driver", None)], PIDS)
+    agent.probe.look([verdict("core", None)], PIDS)
     assert agent.questions == []
-    agent.probe.look([verdict("driver", None)], {**PIDS, None: 99})
+    agent.probe.look([verdict("core", None)], {**PIDS, None: 99})
     assert [(question.stage, question.core) for question in agent.questions] == [(None, True)]
     core = StageStacks(stage=None, pid=99, text="x", threads=[ThreadStack(name="MainThread", frames=["f a.py:1"])])
     detail = StacksDetail(stages=[], core=core)

@@ -78,12 +78,17 @@ def unseen_stages(snapshot: Snapshot) -> str:
 
 
 def place(verdict: Verdict) -> str:
-    """Return where a fault is: `STAGE 2`, `DRIVER`, or `ENGINE` where no stage is known for it."""
+    """Return where a fault is: `STAGE 2`, `CORE`, or `ENGINE` where no stage is known for it."""
     if verdict.stage is not None:
         return f"STAGE {verdict.stage}"
-    return "DRIVER" if verdict.cause == "driver" else "ENGINE"
+    return "CORE" if verdict.cause == "core" else "ENGINE"
+
+
+def headline(verdict: Verdict) -> str:
+    """Return place and cause: `STAGE 2 stopped`, or `CORE` alone, which is both."""
+    return place(verdict) if verdict.cause == "core" else f"{place(verdict)} {verdict.cause}"
 
 
 def verdict_text(verdict: Verdict) -> str:
     """Return one verdict as a line: `STAGE 2 stopped 6.2s: summary`."""
-    return f"{place(verdict)} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
+    return f"{headline(verdict)} {age_text(verdict.since_s)}: {clean(verdict.summary)}"

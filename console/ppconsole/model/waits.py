@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import WaitInfo
 
-DRIVER = -1
+CORE = -1
 _STAGE = re.compile(r"stage (\d+)$")
 _LINK = re.compile(r"the link from stage (\d+) to stage (\d+)$")
 
 
 class Arrow(NamedTuple):
-    """`waiter` and `on` are stages, or the driver; `link`: it waits for the link to that stage, not for the stage."""
+    """`waiter` and `on` are stages, or the core; `link`: it waits for the link to that stage, not for the stage."""
 
     waiter: int
     on: int
@@ -42,6 +42,6 @@ def arrows(waits: Iterable[WaitInfo]) -> list[Arrow]:
 
 def _place(text: str) -> int | None:
     if text == "the engine core":
-        return DRIVER
+        return CORE
     match = _STAGE.search(text)
     return int(match[1]) if match else None

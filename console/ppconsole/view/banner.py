@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
-from ppconsole.model.facts import cordon_text, place, unseen_stages
+from ppconsole.model.facts import cordon_text, unseen_stages, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
@@ -116,7 +116,7 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
     bad = verdict.root and verdict.cause != "undetermined"
     others = len(snapshot.verdicts) - 1
     tail = (f" +{others}" if others else "") + "  d detail "
-    text = f"! {place(verdict)} {verdict.cause} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
+    text = f"! {verdict_text(verdict)}"
     style = "alert" if bad else "alert.warn"
     return row((fit(text, width - len(tail)) + tail, style))
 

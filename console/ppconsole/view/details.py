@@ -161,7 +161,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
     rows += field("operation", f"{stages.operation(stage)}", "", width)
     waiting = stage.waiting_on
     if waiting is not None:
-        peer = "the driver" if waiting.stage is None else f"stage {waiting.stage}"
+        peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
         rows += field("waits for", f"{waiting.what} of {peer}, {figures.age(waiting.since_ms)}", "warn", width)
     rows += grid(_stage_numbers(stage), width)
     rows += [EMPTY, heading("MEMORY", width), *memory_rows(stage, width)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
-from ppconsole.model.facts import place
+from ppconsole.model.facts import headline
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text
@@ -96,14 +96,13 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
         message = clean(snapshot.engine.message)
         return [row(("  no fault found", "ok"), (f": {snapshot.engine.state}{f', {message}' if message else ''}", ""))]
     now = root_verdict(snapshot)
-    where = place(verdict)
     found = []
     if now is None:
         over = known.fault.over_wall if known.fault is not None else None
         text = f"  no fault now; this one was cleared{f' at {_clock(over)}' if over else ''}"
         found.append(row((fit(text, width), "ok")))
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
-    found.append(row((fit(f" ! {where} {verdict.cause}, for {age_text(verdict.since_s)} ", width), style)))
+    found.append(row((fit(f" ! {headline(verdict)}, for {age_text(verdict.since_s)} ", width), style)))
     summary = verdict.summary.removeprefix(f"stage {verdict.stage}: ")
     found += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
     if verdict.cause.startswith("stream_"):
@@ -144,13 +143,13 @@ def _others(snapshot: Snapshot, verdict: Verdict, width: int) -> list[Row]:
     for other in snapshot.verdicts:
         if other is verdict:
             continue
-        where = place(other).lower()
+        head = headline(other).lower()
         if other.root:
-            rows += [EMPTY, row((fit(f" ! {where} {other.cause}, for {age_text(other.since_s)}", width), "alert"))]
+            rows += [EMPTY, row((fit(f" ! {head}, for {age_text(other.since_s)}", width), "alert"))]
             rows += [row(("  ", ""), (line, "strong")) for line in wrap(other.summary, width - 4)]
             rows += [*_todo(suggestion(other.suggest), width)[:1], *_evidence(other, width)]
         else:
-            text = f"{where} {other.cause} {age_text(other.since_s)}: {clean(other.summary)}"
+            text = f"{head} {age_text(other.since_s)}: {clean(other.summary)}"
             rows += [row(("  ", ""), (part, "warn")) for part in wrap(text, width - 2)]
     return rows
 

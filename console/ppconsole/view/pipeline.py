@@ -8,7 +8,7 @@ from itertools import groupby
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
 from ppconsole.model.units import age_text
-from ppconsole.model.waits import DRIVER, Arrow, arrows
+from ppconsole.model.waits import CORE, Arrow, arrows
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row, wrap
 from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_stages, root_verdict, stage_mark
@@ -38,14 +38,14 @@ def rows(snapshot: Snapshot, width: int) -> list[Row]:
     for word, names in left_out:
         found.append(clip(row((f"  {names} ", "dim"), (f"{word}", ""), (" (not drawn)", "dim")), width))
     found += words([arrow for arrow in known if not between_neighbours(arrow)], width, 3)
-    if root is not None and root.stage is None and root.cause == "driver":
-        found.append(row((fit(f"  ! ROOT: the engine core, {root.cause}", width), "bad")))
+    if root is not None and root.stage is None and root.cause == "core":
+        found.append(row((fit("  ! ROOT: the engine core", width), "bad")))
     return [clip(line, width) for line in found]
 
 
 def between_neighbours(arrow: Arrow) -> bool:
     """Return whether the picture has an arrow for this wait."""
-    return abs(arrow.waiter - arrow.on) == 1 and DRIVER not in (arrow.waiter, arrow.on)
+    return abs(arrow.waiter - arrow.on) == 1 and CORE not in (arrow.waiter, arrow.on)
 
 
 def _window(
@@ -148,4 +148,4 @@ def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:
 
 
 def _name(number: int) -> str:
-    return "driver" if number == DRIVER else f"stage {number}"
+    return "core" if number == CORE else f"stage {number}"

@@ -55,7 +55,7 @@ def stream_info(name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
         op=None if op is None else op_text(op),
         age_ms=None if op is None else in_ms(now_ns - op.enqueued_ns),
         pending=len(track.unfinished()),
-        waits_for=None if wait is None else ("driver" if wait.stage is None else f"stage {wait.stage}"),
+        waits_for=None if wait is None else ("core" if wait.stage is None else f"stage {wait.stage}"),
     )
 
 

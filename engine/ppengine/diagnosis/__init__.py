@@ -34,7 +34,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     message_rules.mismatched,
     process_rules.ended,
     process_rules.stopped,
-    core_rules.driver,
+    core_rules.core,
     wire_rules.broken,
     finding_rules.found,
     stuck_rules.gil_holders,
@@ -49,7 +49,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     slow_rules.stragglers,
     suffer_rules.sufferers,
 )
-STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined", "driver"})
+STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined", "core"})
 """Causes whose evidence is better with the line of code."""
 _MOST_CHARACTERS = 100
 

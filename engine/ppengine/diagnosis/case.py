@@ -21,11 +21,11 @@ class Case(NamedTuple):
 
     @property
     def guilty(self) -> set[int | None]:
-        """Stages that are a root already; None: the driver. What no stage is known for (wrong tokens) is nobody's."""
+        """Stages that are a root already; None: the core. What no stage is known for (wrong tokens) is nobody's."""
         return {
             verdict.stage
             for verdict in self.found
-            if verdict.root and (verdict.stage is not None or verdict.cause == "driver")
+            if verdict.root and (verdict.stage is not None or verdict.cause == "core")
         }
 
     def stage(self, number: int) -> StageEvidence:

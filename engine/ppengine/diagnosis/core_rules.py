@@ -9,9 +9,9 @@ from ppengine.protocol.reports import TRACED
 from ppengine.protocol.snapshot import Verdict
 
 
-def driver(case: Case) -> list[Verdict]:
+def core(case: Case) -> list[Verdict]:
     """Return the verdict on the engine core, if there is one."""
-    core, stopping, stack = case.evidence.driver, case.evidence.stopping, list[str]()
+    core, stopping, stack = case.evidence.core, case.evidence.stopping, list[str]()
     if core.dead_for_s is not None:
         if stopping:
             return []
@@ -40,4 +40,4 @@ def driver(case: Case) -> list[Verdict]:
     evidence += stack
     line = code_line(core) if stack else ""
     summary = f"the engine core {how}{line}" if line else f"the engine core (pid {core.pid or 'unknown'}) {how}"
-    return [Verdict(stage=None, cause="driver", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]
+    return [Verdict(stage=None, cause="core", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]

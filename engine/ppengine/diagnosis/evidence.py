@@ -97,7 +97,7 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Of one that has ended: what live checks had found there shortly before."""
 
 
-class DriverEvidence(msgspec.Struct, frozen=True, kw_only=True):
+class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's side. `report_age_s` None: it has not reported yet."""
 
     pid: int | None = None
@@ -119,7 +119,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment."""
 
     stages: tuple[StageEvidence, ...]
-    driver: DriverEvidence = DriverEvidence()
+    core: CoreEvidence = CoreEvidence()
     steps_in_flight: tuple[int, ...] = ()
     since_retired_s: float | None = None
     """Since any stage last acknowledged a step, or a stopped process was continued."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppengine.common.child_process import signal_name
-from ppengine.diagnosis.evidence import DriverEvidence, StageEvidence
+from ppengine.diagnosis.evidence import CoreEvidence, StageEvidence
 from ppengine.protocol.reports import UNKNOWN_STATUS
 
 
@@ -52,7 +52,7 @@ def let_go(tracer: str | None) -> str:
     return f"let the process go on in {tracer or 'the debugger that traces it'}, or detach that"
 
 
-def code_line(of: StageEvidence | DriverEvidence) -> str:
+def code_line(of: StageEvidence | CoreEvidence) -> str:
     """Return the line of code where the main thread stands, once its stack is taken: in a summary, without folders."""
     stack = of.stack
     if stack is None or stack.pid != of.pid or not stack.main:
@@ -61,7 +61,7 @@ def code_line(of: StageEvidence | DriverEvidence) -> str:
     return f", at {function} {place.rpartition('/')[2]}"
 
 
-def stack_lines(of: StageEvidence | DriverEvidence) -> list[str]:
+def stack_lines(of: StageEvidence | CoreEvidence) -> list[str]:
     """Return the newest frames of the main thread and of the GIL's owner, once they are taken."""
     stack = of.stack
     if stack is None or stack.pid != of.pid:

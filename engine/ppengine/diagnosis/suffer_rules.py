@@ -26,7 +26,7 @@ def _suffering(stage: StageEvidence, case: Case) -> Verdict | None:
     if reached is None:
         return None
     cause: Cause = "blocked" if stage.op in ("room", "send") else "starved"
-    root = "the engine core" if reached.on.kind == "driver" else f"stage {reached.on.stage}"
+    root = "the engine core" if reached.on.kind == "core" else f"stage {reached.on.stage}"
     between = _between(stage, chain, reached)
     via = f" through {between}" if between and between != root else ""
     return Verdict(
@@ -41,7 +41,7 @@ def _suffering(stage: StageEvidence, case: Case) -> Verdict | None:
 
 
 def _is_guilty(node: Node, guilty: set[int | None]) -> bool:
-    return None in guilty if node.kind == "driver" else node.stage in guilty
+    return None in guilty if node.kind == "core" else node.stage in guilty
 
 
 def _between(stage: StageEvidence, chain: list[Wait], reached: Wait) -> str:
@@ -49,6 +49,6 @@ def _between(stage: StageEvidence, chain: list[Wait], reached: Wait) -> str:
     for wait in chain:
         if wait is reached:
             return ""
-        if wait.on.kind == "driver" or wait.on.stage != stage.stage:
+        if wait.on.kind == "core" or wait.on.stage != stage.stage:
             return str(wait.on)
     return ""

@@ -13,7 +13,7 @@ import msgspec
 from ppengine.common.ptrace_pauses import Held
 from ppengine.diagnosis.budgets import TRACED_AFTER_S, UNSEEN_AFTER_S, expected_ms
 from ppengine.diagnosis.device_evidence import aged_stream
-from ppengine.diagnosis.evidence import DriverEvidence, Evidence, Key, Stack, StageEvidence
+from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.protocol.reports import TRACED, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
 
 TICK_OLD_S = 1.0
@@ -145,11 +145,11 @@ class EvidenceTracker:
         )
         known = stacks or {}
         stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
-        driver = self._driver(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
-        driver = msgspec.structs.replace(driver, stack=known.get(driver.pid or 0))
+        seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
+        seen = msgspec.structs.replace(seen, stack=known.get(seen.pid or 0))
         return Evidence(
             stages=stages,
-            driver=driver,
+            core=seen,
             steps_in_flight=tuple(core.steps_in_flight) if core else (),
             findings=tuple(core.findings) if core else (),
             losses=_aged(core, now_ns) if core else (),
@@ -275,18 +275,18 @@ class EvidenceTracker:
             streams=tuple(aged_stream(stream, age * 1e3) for stream in sample.streams if stream.on_device),
         )
 
-    def _driver(
+    def _core(
         self,
         now_ns: int,
         core: CoreReport | None,
         process: ProcessInfo | None,
         state: tuple[int, str | None] | None,
         tracer: str | None,
-    ) -> DriverEvidence:
+    ) -> CoreEvidence:
         pid = process.pid if process else state[0] if state else None
         age = None if core is None else (now_ns - core.mono_ns) / 1e9
         if pid is None:
-            return DriverEvidence(report_age_s=age, report_limit_s=self._limit_s)
+            return CoreEvidence(report_age_s=age, report_limit_s=self._limit_s)
         tracked = self._tracked("core", pid)
         if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
             self._retired_ns = now_ns
@@ -296,7 +296,7 @@ class EvidenceTracker:
         if stopped is not None and tracked.traced:
             stopped = min(stopped, age or 0.0)  # As of a stage: who reports on is only listened to.
         unscheduled = self._note_unscheduled(now_ns, core)
-        return DriverEvidence(
+        return CoreEvidence(
             pid=pid,
             exit_code=process.exit_code if process else None,
             exit_detail=process.detail if process else "",

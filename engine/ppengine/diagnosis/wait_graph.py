@@ -1,4 +1,4 @@
-"""Who waits for whom: nodes are threads, links and the driver; each waits for at most one other.
+"""Who waits for whom: nodes are threads, links and the core; each waits for at most one other.
 
 A thread that receives waits for its peer while the peer has not sent that message, one that sends while the peer has
 not posted it; where both have, both wait for the link. What is dead, stopped or cannot take the GIL waits for nobody.
@@ -28,10 +28,10 @@ class Node(NamedTuple):
             return f"the link from stage {self.stage} to stage {self.peer}"
         if self.kind == "send":
             return f"the send thread of stage {self.stage}"
-        return "the engine core" if self.kind == "driver" else f"stage {self.stage}"
+        return "the engine core" if self.kind == "core" else f"stage {self.stage}"
 
 
-DRIVER = Node("driver")
+CORE = Node("core")
 
 
 class Wait(NamedTuple):
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
     number: int | None = None
     known: bool = True
     soft: bool = False
-    """Nothing is owed: a stage without work waits for the driver, which waits for somebody."""
+    """Nothing is owed: a stage without work waits for the core, which waits for somebody."""
 
 
 class Graph(NamedTuple):
@@ -84,7 +84,7 @@ def build(evidence: Evidence) -> Graph:
     stages = {stage.stage: stage for stage in evidence.stages}
     found = [_main_wait(stage, stages, evidence) for stage in evidence.stages]
     found += [_send_wait(stage, stages) for stage in evidence.stages]
-    found.append(_driver_wait(evidence))
+    found.append(_core_wait(evidence))
     return Graph({wait.waiter: wait for wait in found if wait is not None})
 
 
@@ -126,7 +126,7 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
         owes = stage.unretired_age_s is not None
         if owes or not evidence.steps_in_flight:
             return None
-        return Wait(node, DRIVER, "its next step", since, soft=True)
+        return Wait(node, CORE, "its next step", since, soft=True)
     on_the_wire = stage.op == "room" and "poll" in (stage.wchan or "")
     if (
         stage.op == "room"
@@ -233,10 +233,10 @@ def _on_link(
     return Wait(node, on, f"{text}, sent and posted", since, step, number)
 
 
-def _driver_wait(evidence: Evidence) -> Wait | None:
+def _core_wait(evidence: Evidence) -> Wait | None:
     held = holding(evidence)
     if not evidence.steps_in_flight or not held:
         return None
     first = held[0]
     step = oldest_step(first)
-    return Wait(DRIVER, main(first.stage), f"m{step} to be retired", first.unretired_age_s or 0.0, step)
+    return Wait(CORE, main(first.stage), f"m{step} to be retired", first.unretired_age_s or 0.0, step)

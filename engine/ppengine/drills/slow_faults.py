@@ -67,7 +67,7 @@ def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
     return go(*args)
 
 
-@outside("slow", "driver", clears=True, on="core", held_out=True)
+@outside("slow", "core", clears=True, on="core", held_out=True)
 def core_throttle(target: Target) -> Undo:
     """The engine core gets a thousandth of a processor from its cgroup.
 

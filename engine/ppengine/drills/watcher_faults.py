@@ -19,7 +19,7 @@ from ppengine.drills.target import Target
 Go = Callable[..., Any]
 
 
-@outside("hang", "driver", clears=True, on="core")
+@outside("hang", "core", clears=True, on="core")
 def core_stop(target: Target) -> Undo:
     """The engine core gets SIGSTOP.
 
@@ -28,7 +28,7 @@ def core_stop(target: Target) -> Undo:
     return _stop(target.role("core"))
 
 
-@outside("death", "driver", on="core")
+@outside("death", "core", on="core")
 def core_kill(target: Target) -> None:
     """The engine core gets SIGKILL. Without a core, the supervisor ends the engine.
 

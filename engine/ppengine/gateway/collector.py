@@ -265,7 +265,7 @@ class Collector:
         if evidence is None:
             return {}
         pids: dict[int | None, int] = {stage.stage: stage.pid for stage in evidence.stages if stage.pid is not None}
-        core = evidence.driver
+        core = evidence.core
         if core.pid is not None and core.dead_for_s is None and (core.stopped_for_s or 0.0) < STOPPED_AFTER_S:
             pids[None] = core.pid
         return pids
@@ -324,7 +324,7 @@ class Collector:
                 sightings=self._sightings,
                 processes=self._processes,
                 gpus=self._gpus,
-                verdicts=[verdict for verdict in self.verdicts if not stopped or verdict.cause == "driver"],
+                verdicts=[verdict for verdict in self.verdicts if not stopped or verdict.cause == "core"],
                 waits=[] if stopped else self.waits(),
                 event_seq=self._events.newest,
                 consoles=consoles,

@@ -30,7 +30,7 @@ class BlackBox:
         self.kept: FaultDetail | None = None
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
-        """Begin a new record where `verdicts` name a stage (None: the driver) that was not a root before.
+        """Begin a new record where `verdicts` name a stage (None: the core) that was not a root before.
 
         What comes while the fault of the record stands is no new one: it may be its consequence, and has its turn
         when that is over.

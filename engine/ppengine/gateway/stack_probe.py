@@ -35,7 +35,7 @@ class StackProbe:
         """Ask for the stacks that `verdicts` lack. `pids`: of each stage the process, and (None) of the core."""
         wanted: set[tuple[int | None, int]] = set()
         for verdict in verdicts:
-            of_one = verdict.stage is not None or verdict.cause == "driver"
+            of_one = verdict.stage is not None or verdict.cause == "core"
             if verdict.root and of_one and verdict.cause in STACKS_WANTED:
                 # Who waits for each other is only understood together.
                 several = [stage for stage in pids if stage is not None]

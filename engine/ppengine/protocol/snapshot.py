@@ -21,7 +21,7 @@ StageState = Literal[
 RequestState = Literal["waiting", "running", "swapped", "held", "loading", "finished"]
 Cause = Literal[
     "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
-    "mismatch", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "driver",
+    "mismatch", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "core",
     "starved", "blocked", "undetermined",
 ]  # fmt: skip
 
@@ -82,7 +82,7 @@ class DeviceInfo(msgspec.Struct, kw_only=True):
 
 
 class Waiting(msgspec.Struct, kw_only=True):
-    """What a stage waits for: `what` is one of step, receive, send, collective; `stage` None means the driver."""
+    """What a stage waits for: `what` is one of step, receive, send, collective; `stage` None means the core."""
 
     stage: int | None
     what: str
@@ -172,7 +172,7 @@ class StageInfo(msgspec.Struct, kw_only=True):
     """Sends handed to the transport and not done."""
     micro_batches: list[int] = []
     retired_step: int | None = None
-    """Newest step that this stage has acknowledged to the driver."""
+    """Newest step that this stage has acknowledged to the core."""
     step_ms: StepMs = msgspec.field(default_factory=StepMs)
     idle_fraction: float | None = None
     """Share of the last seconds in which the main loop waited for others; of a GPU, in which it had nothing to do."""
@@ -248,7 +248,7 @@ class Throughput(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """One finding of the diagnosis. `stage` None means the driver (scheduler side)."""
+    """One finding of the diagnosis. `stage` None means the core."""
 
     stage: int | None
     cause: Cause
