@@ -252,7 +252,7 @@ def stage_pids(supervisor: int, stage: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            words = (path / "cmdline").read_bytes().split(b"\0")
+            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if parent == supervisor and b"--stage" in words and words[words.index(b"--stage") + 1] == b"%d" % stage:

@@ -190,7 +190,7 @@ def children_named(module: str, parent: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             fields = (path / "stat").read_text().rpartition(")")[2].split()
-            words = (path / "cmdline").read_bytes().decode().split("\0")
+            words = (path / "cmdline").read_bytes().decode().replace("\0", " ").split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[1]) == parent and module in words:

@@ -69,7 +69,7 @@ class Engine:
         found = {}
         for pid, fields in _processes():
             if int(fields[1]) == self.process.pid:
-                words = _cmdline(pid).decode().split("\0")
+                words = _cmdline(pid).decode().replace("\0", " ").split()
                 if "--engine" in words:
                     stage = words[words.index("--stage") + 1] if "--stage" in words else ""
                     module = words[words.index("-m") + 1]

@@ -137,7 +137,7 @@ def test_stage_is_started_anew_when_the_core_asks(start: Start, reports: Path) -
     wait_until(lambda: engine.find_processes(5)["stage1"] != pids["stage1"], "another process of the stage", 10)
     fresh = engine.pids["stage1"]
     assert engine.pids["stage0"] == pids["stage0"]
-    words = Path(f"/proc/{fresh}/cmdline").read_text().split("\0")
+    words = Path(f"/proc/{fresh}/cmdline").read_text().replace("\0", " ").split()
     assert words[words.index("--generation") + 1] == "2"
     wait_until(lambda: f"stage|1|{fresh}|None|" in reports.read_text(), "the report of the new one", 5)
     lines = reports.read_text().splitlines()
@@ -260,20 +260,20 @@ def test_long_runtime_folder_is_refused_with_the_limit(tmp_path: Path, reports: 
     engine.end()
 
 
-def test_nursery_that_cannot_load_ends_the_engine_with_its_words(start: Start) -> None:
+def test_fork_server_that_cannot_load_ends_the_engine_with_its_error(start: Start) -> None:
     engine = start(STANDIN_STATE="loading", STANDIN_STAGE="standins.nothing")
     assert engine.wait(15) == 1
     said = engine.errors.read_text().splitlines()[-1]
-    assert said.startswith("error: stage 0 ended: the process that makes stages ended: ModuleNotFoundError")
+    assert said.startswith("error: stage 0 ended: the fork server ended: ModuleNotFoundError")
     assert engine.leftovers() == []
 
 
-def test_engine_goes_on_without_its_nursery(start: Start) -> None:
+def test_engine_goes_on_without_its_fork_server(start: Start) -> None:
     engine = start()
     serve(engine)
-    nursery = next(pid for pid, words in command_lines(engine) if "ppengine.supervisor.launch.forkserver" in words)
-    os.kill(nursery, signal.SIGKILL)
-    wait_until(lambda: nursery not in dict(command_lines(engine)), "it is gone")
+    server = next(pid for pid, words in command_lines(engine) if "ppengine.supervisor.launch.forkserver" in words)
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: server not in dict(command_lines(engine)), "it is gone")
     engine.process.terminate()
     assert engine.wait(15) == 0
     assert engine.read() == {"event": "stopped", "code": 0, "reason": "SIGTERM received"}
@@ -285,7 +285,7 @@ def command_lines(engine: Engine) -> list[tuple[int, list[str]]]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            words = (path / "cmdline").read_bytes().decode().split("\0")
+            words = (path / "cmdline").read_bytes().decode().replace("\0", " ").split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if any(engine.event["id"] in word for word in words):

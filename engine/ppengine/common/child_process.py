@@ -1,6 +1,6 @@
 """How the processes of an engine are started: a fresh interpreter, a log file, a session of its own, a lifeline.
 
-Stages are forked instead (`nursery`), and are children like the others.
+Stages are forked instead (`supervisor/launch/forkserver`), and are children like the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The supervisor's side of the nursery (`forkserver`): orders for stages, and the children they become."""
+"""The supervisor's side of the fork server: orders for stages, and the children that come back."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from ppengine.common.child_process import Child, spawn
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 _PR_SET_CHILD_SUBREAPER = 36
-_ROOM = 1024
-"""Characters that the arguments of a stage may have to be shown whole."""
 _WAIT_S = 0.01
 _PID_BYTES = 32
 
 
 class Adopted:
-    """A child that this process did not fork itself, seen like one that it did (`subprocess.Popen`)."""
+    """A child that another process forked, with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,7 +51,7 @@ class Adopted:
         return code
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM), unless it has."""
+        """Send SIGTERM unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
 
@@ -64,12 +62,12 @@ class _Order(NamedTuple):
     words_from: int
 
 
-class Nursery:
-    """A process that forks stages on order, in order, from the moment that it has loaded."""
+class ForkServer:
+    """A process that forks one stage per order, in order, once it has loaded."""
 
     def __init__(self, module: str, folder: Path) -> None:
-        """Start it; it loads `module`, and leaves its log in `folder`. Raises ExecutorError, OSError."""
-        # An orphan falls to its nearest ancestor that has asked for it.
+        """Start the process, which loads `module` and logs to `folder`. Raises ExecutorError, OSError."""
+        # The kernel gives an orphan to its nearest ancestor with this flag.
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             reason = os.strerror(ctypes.get_errno())
@@ -78,12 +76,12 @@ class Nursery:
         self._orders.setblocking(False)
         self._open: deque[_Order] = deque()
         with theirs:
-            args = ["--module", module, "--orders", str(theirs.fileno()), "--run", str(folder), "--room", " " * _ROOM]
+            args = ["--module", module, "--orders", str(theirs.fileno()), "--run", str(folder)]
             try:
                 self._process = spawn(
                     "ppengine.supervisor.launch.forkserver",
                     args,
-                    log=folder / "nursery.log",
+                    log=folder / "forkserver.log",
                     hand_over=(theirs.fileno(),),
                 )
             except BaseException:
@@ -91,7 +89,7 @@ class Nursery:
                 raise
 
     def order(self, module: str, args: Sequence[str], log: Path) -> None:
-        """Ask for a stage: `main` of `module` with `args`, output to `log`. Raises OSError: nobody is there."""
+        """Order a stage: `main` of `module` with `args`, output to `log`. Raises OSError if the fork server is gone."""
         read_end, write_end = lifeline.open_pipe()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -105,8 +103,8 @@ class Nursery:
             os.close(output)
         self._open.append(_Order(log, write_end, words_from))
 
-    def born(self) -> Child | None:
-        """Return the stage of the oldest open order, None while it is not there."""
+    def take(self) -> Child | None:
+        """Return the stage of the oldest open order, None until it is forked."""
         try:
             pid = self._orders.recv(_PID_BYTES)
         except (BlockingIOError, ConnectionError):
@@ -116,18 +114,18 @@ class Nursery:
         order = self._open.popleft()
         return Child(Adopted(int(pid)), order.log, order.line, order.words_from)
 
-    def lost(self) -> str:
-        """Return how it ended, empty while it runs. What was ordered then will not come."""
-        info = self._process.info("nursery")
+    def exit_text(self) -> str:
+        """Return how the process ended, empty while it runs. Open orders are lost with it."""
+        info = self._process.info("forkserver")
         return "" if info.exit_code is None else info.detail or f"exit code {info.exit_code}"
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     def close(self) -> None:
-        """Kill it. Stages that are there go on."""
+        """Kill the fork server. Forked stages keep running."""
         self._process.kill()
         self._process.wait(1.0)
         self._process.close()

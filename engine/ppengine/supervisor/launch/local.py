@@ -1,4 +1,4 @@
-"""Stages as processes of this host, the default. A nursery loads once what they all need, and forks them."""
+"""Stages as processes of this host, the default. A fork server loads what they need once, and forks them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ppengine.common.child_process import Child, until
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import FIRST_GENERATION
-from ppengine.supervisor.launch.forkserver_client import Nursery
+from ppengine.supervisor.launch.forkserver_client import ForkServer
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 END_S = 2.0
-"""What a killed stage gets to be gone; a stage that hangs in the kernel must not hold up the next one."""
+"""Seconds a killed stage gets to be gone; one that hangs in the kernel must not block its successor."""
 
 
 class _Place(NamedTuple):
-    """Of one stage: its newest process that is there, if any, and the generation that it was begun for."""
+    """The newest process of one stage, if any, and the generation it was started for."""
 
     generation: int
     child: Child | None = None
     replaced: bool = False
-    """It was ended here, to make room: its end is no fault."""
+    """The launcher ended it for its successor: its end is no fault."""
     failed: ProcessInfo | None = None
-    """What is told where there will be none."""
+    """The report if the process could not be made."""
 
     def info(self, stage: int) -> ProcessInfo | None:
-        """Return what a report says of it; None: nothing yet."""
+        """Return the report of this stage, None until there is one."""
         if self.child is None:
             return self.failed
         info = self.child.info("stage", stage, 0)
@@ -44,14 +44,14 @@ class LocalExecutor:
     def __init__(self, module: str = "ppengine.stage.worker") -> None:
         self._module = module
         self._folder = Path()
-        self._nursery: Nursery | None = None
+        self._server: ForkServer | None = None
         self._places: list[_Place] = []
         self._wanted: list[int] = []
         """The generation of each stage's newest order."""
         self._ordered: deque[tuple[int, int]] = deque()
-        """Stages that the nursery was asked for and that are not there yet, with their generations."""
+        """Stages that were ordered and not yet forked, with their generations."""
         self._old: list[Child] = []
-        """Processes that were replaced and would not end."""
+        """Replaced processes that did not end in time."""
 
     def start(self, config: EngineConfig) -> None:
         """Order every stage."""
@@ -62,13 +62,13 @@ class LocalExecutor:
             self._order(stage)
 
     def poll(self) -> list[ProcessInfo]:
-        """Return all stages that are there, or could not be made, in order."""
-        self._take_born()
+        """Return the reports of all stages, forked or failed, in order."""
+        self._take_forked()
         infos = (place.info(stage) for stage, place in enumerate(self._places))
         return [info for info in infos if info is not None]
 
     def restart(self, stage: int, generation: int) -> None:
-        """Kill the stage if it still runs, stopped or not, and order it anew; the old one is told of until then."""
+        """Kill the stage if it still runs, stopped or not, and order a new one; the old one is reported until then."""
         place = self._places[stage]
         if place.child is not None:
             self._places[stage] = place._replace(replaced=place.replaced or place.child.poll() is None)
@@ -81,11 +81,11 @@ class LocalExecutor:
 
     def stop(self, timeout: float) -> None:
         """Wait for the stages, then kill what is left."""
-        if self._nursery is not None:
-            # None of those that were ordered is to come any more; one that comes yet has lost its lifeline.
-            self._take_born()
-            self._nursery.close()
-            self._nursery = None
+        if self._server is not None:
+            # A stage that is still forked after this loses its lifeline and leaves.
+            self._take_forked()
+            self._server.close()
+            self._server = None
             self._ordered.clear()
         children = [place.child for place in self._places if place.child is not None]
         until(lambda: all(child.poll() is not None for child in children), timeout)
@@ -97,36 +97,36 @@ class LocalExecutor:
             child.close()
 
     def _order(self, stage: int) -> None:
-        if self._nursery is not None and self._nursery.lost():
-            self._nursery.close()
-            self._nursery = None
-        if self._nursery is None:
-            self._nursery = Nursery(self._module, self._folder)
+        if self._server is not None and self._server.exit_text():
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkServer(self._module, self._folder)
         generation = self._wanted[stage]
         place = ["--stage", str(stage), "--rank", "0", "--generation", str(generation)]
         args = ["--engine", str(self._folder / "engine.json"), *place]
-        self._nursery.order(self._module, args, self._folder / f"stage{stage}.log")
+        self._server.order(self._module, args, self._folder / f"stage{stage}.log")
         self._ordered.append((stage, generation))
 
-    def _take_born(self) -> None:
-        """Give the stages that have come their places; where the nursery is gone, say so in those of the others."""
-        while self._nursery is not None and self._ordered:
-            child = self._nursery.born()
+    def _take_forked(self) -> None:
+        """Take the stages that were forked; if the fork server is gone, report the others as failed."""
+        while self._server is not None and self._ordered:
+            child = self._server.take()
             if child is None:
-                if reason := self._nursery.lost():
+                if reason := self._server.exit_text():
                     self._give_up(reason)
                 return
             stage, generation = self._ordered.popleft()
             if generation == self._wanted[stage]:
                 self._places[stage] = _Place(generation, child)
-            else:  # It was ordered again meanwhile.
+            else:  # A newer order replaced this one.
                 self._end(child)
 
     def _give_up(self, reason: str) -> None:
         while self._ordered:
             stage, generation = self._ordered.popleft()
-            if generation == self._wanted[stage] and self._nursery is not None:
-                self._fail(stage, self._nursery.pid, f"the process that makes stages ended: {reason}")
+            if generation == self._wanted[stage] and self._server is not None:
+                self._fail(stage, self._server.pid, f"the fork server ended: {reason}")
 
     def _fail(self, stage: int, pid: int, text: str) -> None:
         generation = self._wanted[stage]
