@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from bench_watchers import roles_of
 from ppengine.bench.sides import run_engine
-from ppengine.bench.watchers import roles_of
 from ppengine.bench.workload import random_jobs
 from ppengine.common.config import EngineConfig, load_profile
 from ppengine.common.ring import Kind, RingReader, Word
@@ -97,7 +97,7 @@ def rounds(profile: str, pairs: int, folder: Path) -> list[tuple[Side, Side]]:
         paths = [Path(config.ring_dir) / f"s{stage}.0.main.ring" for stage in range(config.stages)]
         rings = [RingReader(path) for path in paths]
         roles = roles_of(llm.llm_engine.supervisor_pid)
-        agents = [pid for pid in roles["watchers"] if b"monitor.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        agents = [pid for pid in roles["watchers"] if b"ppengine.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         heads = {True: 0, False: 0}
 
         def run(number: int, records: bool) -> Side:

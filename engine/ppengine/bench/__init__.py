@@ -1,1 +1,1 @@
-"""`ppconsole bench`: the engine's throughput, beside transformers' `generate` and with or without watchers."""
+"""`ppconsole bench`: the engine's throughput, beside transformers' `generate`."""

@@ -18,7 +18,6 @@ from typing import NoReturn
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
-from ppengine.bench.watchers import AttachedConsole, cpu_seconds, keep_apart, roles_of
 from ppengine.bench.workload import Job, file_jobs, random_jobs
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
@@ -27,12 +26,9 @@ from ppengine.common.partition import best_partition, longest_ms
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
 
-WINDOW_S = 5.0
-"""Each side of a pair with and without a console: several pictures of one that draws once a second."""
-
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, as the CLI's other verbs do."""
+    """Argument parser that reports an error in one line, as the CLI's verbs do."""
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with 2."""
@@ -53,11 +49,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-baseline", action="store_true", help="the engine alone")
     parser.add_argument("--gbps", type=float, help="of the device, for the limit; without it, what a copy here reaches")
     parser.add_argument("--tflops", type=float, help="of the device, for the limit; without it, what a product reaches")
-    parser.add_argument("--watch-pairs", type=int, default=0, metavar="N", help="N pairs with and without consoles")
-    parser.add_argument("--consoles", type=at_least_one, default=1, metavar="N", help="so many of them")
     parser.add_argument("--json", action="store_true", help="only the JSON lines on stdout, the tables on stderr")
     parser.add_argument("--timeout", type=above_zero, metavar="S", help="give up after S seconds (exit code 5)")
-    parser.add_argument("--apart", action="store_true", help="consoles on half of the cores, all else on the others")
     return parser.parse_args()
 
 
@@ -138,48 +131,6 @@ def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, ro
     print(f"ratio        {ratio:9.2f} ({spread})")
 
 
-def run_for(llm: LLM, work: Iterator[list[Job]], seconds: float = WINDOW_S) -> float:
-    """Return tokens a second of one workload after the other for at least `seconds`."""
-    tokens = took = 0.0
-    while took < seconds:
-        jobs = next(work)
-        tokens += sum(job.output_len for job in jobs)
-        took += run_engine(llm, jobs)
-    return tokens / took
-
-
-def with_watchers(llm: LLM, work: Iterator[list[Job]], pairs: int, consoles: int, apart: bool) -> None:
-    """Alternate runs with and without consoles and print what watching costs."""
-    roles = roles_of(llm.llm_engine.supervisor_pid)
-    cores = keep_apart([os.getpid(), *roles["engine"], *roles["watchers"]]) if apart else None
-    alone, watched, shares = [], [], []
-    for number in range(pairs):
-        # Each pair begins with the other side, so that a drift of the machine favours neither.
-        for attached in (False, True) if number % 2 else (True, False):
-            if not attached:
-                alone.append(run_for(llm, work))
-                continue
-            with contextlib.ExitStack() as stack:
-                several = [
-                    stack.enter_context(AttachedConsole(llm.llm_engine.engine_id, cores)) for _ in range(consoles)
-                ]
-                for console in several:
-                    console.settle()
-                watchers = [*roles["watchers"], *(console.pid for console in several)]
-                before = sum(map(cpu_seconds, roles["engine"])), sum(map(cpu_seconds, watchers))
-                watched.append(run_for(llm, work))
-                engine = sum(map(cpu_seconds, roles["engine"])) - before[0]
-                shares.append((sum(map(cpu_seconds, watchers)) - before[1]) / max(engine, 1e-9))
-        say(pair=number, alone_tok_s=round(alone[-1], 1), watched_tok_s=round(watched[-1], 1), cpu=round(shares[-1], 4))
-    ratios = sorted(w / a for w, a in zip(watched, alone, strict=True))
-    say(pairs=pairs, ratio=round(statistics.median(ratios), 4), cpu=round(statistics.median(shares), 4))
-    where = f", on cores {sorted(cores)} of their own" if cores else ""
-    print(f"{consoles} console{'s' * (consoles > 1)}{where}")
-    print(f"throughput with / without:        median {statistics.median(ratios):.3f}", end=" ")
-    print(f"(pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
-    print(f"watchers' CPU s per engine CPU s: median {statistics.median(shares):.4f} (max {max(shares):.4f})")
-
-
 def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments: argparse.Namespace) -> None:
     """Run once more, look at what the stages record meanwhile, and print where the time went, beside the limit."""
     config = EngineConfig.load(Path(llm.llm_engine.run_dir) / "engine.json")
@@ -249,7 +200,7 @@ def bench(arguments: argparse.Namespace) -> int:
     """Start the engine and measure; return the exit code."""
     try:
         profile = load_profile(arguments.profile, arguments.settings)
-        if profile.model.load_format == "dummy" and not (arguments.no_baseline or arguments.watch_pairs):
+        if profile.model.load_format == "dummy" and not arguments.no_baseline:
             raise ConfigError("model.load_format is dummy: transformers has no weights to compare; add --no-baseline")
         folder = Path(profile.model.path)
         spec = read_spec(folder)
@@ -260,18 +211,12 @@ def bench(arguments: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     cores = len(os.sched_getaffinity(0))
-    if arguments.apart and cores < 2:
-        print(f"error: --apart needs two cores or more; this process may use {cores}", file=sys.stderr)
-        return 2
     say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
     try:
         threads = profile.threads_per_stage or max(1, cores // profile.parallel.pipeline)
-        rates = None if arguments.watch_pairs else measured(profile, spec, threads)
+        rates = measured(profile, spec, threads)
         with LLM(profile) as llm:
             run_engine(llm, jobs)
-            if rates is None:
-                with_watchers(llm, work, arguments.watch_pairs, arguments.consoles, arguments.apart)
-                return 0
             if arguments.no_baseline:
                 for number in range(arguments.rounds):
                     jobs = next(work)
