@@ -18,7 +18,7 @@ from ppengine.common.ring import RingWriter
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import StageEvidence
-from ppengine.diagnosis.recent_deaths import Fallen
+from ppengine.diagnosis.recent_deaths import RecentDeaths
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import StreamInfo
 from ppengine.stage.backends.cuda.stream_progress import DeviceProgress, StreamProgress
@@ -281,15 +281,15 @@ def test_xids_of_a_card_go_to_the_stages_that_are_on_it() -> None:
 
 
 def test_the_streams_of_who_cannot_go_on_stay_when_its_page_is_gone() -> None:
-    fallen, before = Fallen(), StageEvidence(stage=0, pid=7, phase="serving", streams=(stream(),))
-    assert fallen.keep(1, (before,), {}, []) == (before,)
+    deaths, before = RecentDeaths(), StageEvidence(stage=0, pid=7, phase="serving", streams=(stream(),))
+    assert deaths.keep(1, (before,), {}, []) == (before,)
     lost = msgspec.structs.replace(before, lost="it failed", streams=(stream(step=9),))
-    assert fallen.keep(2, (lost,), {}, []) == (lost,)
+    assert deaths.keep(2, (lost,), {}, []) == (lost,)
     for later in (msgspec.structs.replace(lost, streams=()), StageEvidence(stage=0, pid=8, phase="load")):
-        (kept,) = fallen.keep(3, (later,), {}, [])
+        (kept,) = deaths.keep(3, (later,), {}, [])
         assert (kept.pid, kept.streams) == (7, (stream(step=9),))
     back = StageEvidence(stage=0, pid=8, phase="serving")
-    assert fallen.keep(3_000_000_000, (back,), {}, []) == (back,)
+    assert deaths.keep(3_000_000_000, (back,), {}, []) == (back,)
 
 
 def test_an_abort_behind_a_cuda_error_is_told_with_its_text() -> None:

@@ -172,7 +172,7 @@ def test_a_stage_without_a_sample_is_undetermined_and_says_what_is_missing():
     assert any("the agent does not run, or hangs" in line for line in verdict.evidence)
 
 
-@pytest.mark.parametrize(("finished", "words"), [(7, "has not got step 8"), (8, "the core has not heard of it")])
+@pytest.mark.parametrize(("finished", "words"), [(7, "has not got step 8"), (8, "the core has no report of it")])
 def test_a_message_between_core_and_stage_that_is_lost(finished, words):
     changes = {"unretired_age_s": 5.0, "unretired_tokens": 1, "op_age_s": 5.0, "finished_step": finished}
     stages = with_stage(healthy(2), 0, retired_step=7, **changes)

@@ -10,7 +10,7 @@ import pytest
 from monitor_helpers import core_report, make_config, processes, remove, sample, stage, stage_process, view
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis import recent_deaths
-from ppengine.diagnosis.recent_deaths import Fallen
+from ppengine.diagnosis.recent_deaths import RecentDeaths
 from ppengine.diagnosis.tracker import EvidenceTracker
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.events import EventLog
@@ -66,7 +66,7 @@ def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig, monkeypa
     assert rig.roots() == [(1, "dead")]
     rig.look(sample(0), sample(1, pid=NEW))
     assert rig.roots() == [(1, "dead")], "it was back sooner than anybody reads"
-    monkeypatch.setattr(recent_deaths, "_TOLD_NS", 0)
+    monkeypatch.setattr(recent_deaths, "_SHOWN_NS", 0)
     assert rig.roots() == []
     assert (rig.told("verdict.raised"), rig.told("verdict.cleared")) == (1, 1)
 
@@ -119,7 +119,7 @@ def test_a_process_that_was_replaced_on_purpose_is_no_fault(rig: Rig) -> None:
 
 
 def test_last_words_are_told_for_a_while_though_another_process_serves():
-    recent_deaths, second = Fallen(), 1_000_000_000
+    recent_deaths, second = RecentDeaths(), 1_000_000_000
     says = stage(0, pid=1, phase="serving", lost="ValueError: gone", lost_for_s=0.0)
     assert recent_deaths.keep(10 * second, (says,), {}, []) == (says,)
     back = stage(0, pid=2, phase="serving")
@@ -130,7 +130,7 @@ def test_last_words_are_told_for_a_while_though_another_process_serves():
 
 
 def test_words_of_a_successor_s_own_are_another_end():
-    recent_deaths, second = Fallen(), 1_000_000_000
+    recent_deaths, second = RecentDeaths(), 1_000_000_000
     dead = stage(0, pid=1, dead_for_s=0.0, exit_code=-9, oom_kills=1)
     assert recent_deaths.keep(10 * second, (dead,), {}, []) == (dead,)
     for phase in ("compile", "serving"):
@@ -176,7 +176,7 @@ def test_words_that_nobody_saw_before_another_process_served_are_told_once(rig: 
     told = rig.collector.snapshot(1).verdicts[0]
     assert "ValueError: gone" in told.summary and f"pid {NEW} takes its place" in told.suggest
     assert rig.collector._evidence.stages[1].pid == 1001, "what is told is of the one that said so"
-    monkeypatch.setattr(recent_deaths, "_TOLD_NS", 0)
+    monkeypatch.setattr(recent_deaths, "_SHOWN_NS", 0)
     assert rig.roots() == [], "the core still tells of it, and it was told"
     rig.collector.take(core_report(config, stages=[view(0), view(1, lost="ValueError: gone", lost_generation=2)]))
     assert rig.roots() == [(1, "crashed")], "those are its own"
@@ -205,7 +205,7 @@ def test_the_end_of_a_process_that_was_never_seen_is_told(rig: Rig) -> None:
 
 
 def test_a_process_that_serves_again_after_its_words_may_say_them_again() -> None:
-    recent_deaths, second = Fallen(), 1_000_000_000
+    recent_deaths, second = RecentDeaths(), 1_000_000_000
     lost = stage(0, pid=1, phase="serving", lost="gone", lost_for_s=0.0)
     assert recent_deaths.keep(10 * second, (lost,), {}, []) == (lost,)
     back = stage(0, pid=1, phase="serving")
@@ -217,7 +217,7 @@ def test_a_process_that_serves_again_after_its_words_may_say_them_again() -> Non
 
 def test_what_was_found_in_a_process_before_its_end_stays_with_it():
     """The core forgets findings as soon as its stages begin anew, which is before anybody has read the verdict."""
-    recent_deaths, second = Fallen(), 1_000_000_000
+    recent_deaths, second = RecentDeaths(), 1_000_000_000
     found = Finding(stage=0, cause="stream_owner", summary="stage 0: x", since_s=0.1)
     later = Finding(stage=0, cause="stream_order", summary="stage 0: y", since_s=0.0)
     others = [Finding(stage=1, cause="stream_owner", summary="stage 1: x", since_s=0.1)]
@@ -238,7 +238,7 @@ def test_what_was_found_in_a_process_before_its_end_stays_with_it():
 
 def test_a_successor_that_dies_while_it_loads_has_not_done_what_its_predecessor_did():
     """The core forgets what was found only when all stages have met."""
-    recent_deaths, second = Fallen(), 1_000_000_000
+    recent_deaths, second = RecentDeaths(), 1_000_000_000
     found = Finding(stage=0, cause="stream_owner", summary="stage 0: x", since_s=0.1)
     lost = stage(0, pid=1, phase="serving", dead_for_s=0.0, exit_code=-11)
     (told,) = recent_deaths.keep(10 * second, (lost,), {}, [], [found])

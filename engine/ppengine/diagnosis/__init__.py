@@ -1,7 +1,7 @@
 """The verdict: a pure function of evidence. Missing evidence gives "undetermined", never a guess.
 
-`graph` says who waits for whom; each family of causes has its rules in a file of its own; `RULES` is their order.
-A stage gets one verdict: that of the first rule that names it. Who only suffers is told last, and is never a root.
+`wait_graph` has the waits between threads; each family of causes has a file of rules; `RULES` is their order.
+A stage gets one verdict, from the first rule that names it. Stages that only suffer come last and are never a root.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     stuck_rules.gil_holders,
     stuck_rules.idlers_in_vain,
     slow_rules.slow_phases,
-    stuck_rules.standing_still,
+    stuck_rules.blocked_work,
     stuck_rules.hanging_maps,
     stuck_rules.without_control,
     message_rules.remembered,
@@ -65,7 +65,7 @@ def diagnose(evidence: Evidence) -> list[Verdict]:
 
 
 def waits(evidence: Evidence) -> list[WaitInfo]:
-    """Return who waits for whom now, as the picture of the pipeline shows it."""
+    """Return the waits of this moment, as the picture of the pipeline shows them."""
     return [
         WaitInfo(waiter=str(wait.waiter), on=str(wait.on), what=wait.text, since_s=wait.since_s)
         for wait in build(evidence).waits.values()
@@ -73,7 +73,7 @@ def waits(evidence: Evidence) -> list[WaitInfo]:
 
 
 def tripped(error: Exception) -> Verdict:
-    """Return what is told where judging failed, with the place in the code."""
+    """Return the verdict for a diagnosis that raised `error`, with the place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     evidence = [f"in {frame.name}, {Path(frame.filename).name}:{frame.lineno}: {frame.line}" for frame in frames[-1:]]
     return _one_line(

@@ -8,11 +8,11 @@ from ppengine.protocol.reports import TRACED, CpuShares
 STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""
 TRACED_AFTER_S = 0.7
-"""A profiler holds a process for less, and what an idle main loop or a held GIL look like is told later."""
+"""A profiler pauses a process for less; an idle main loop and a held GIL are judged later."""
 STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
-"""A hang is to be named within max(2 s, 5 x the expected time), and so much of that goes into looking and telling."""
+"""Budget of a hang: named within max(2 s, 5 x the expected time), less the time of sampling and reporting."""
 MOVED_S = 0.2
-"""What began so shortly before the look has not stood: reports of the core are as old."""
+"""An operation younger than this is not stuck: the reports of the core are as old."""
 HELD_BACK = 0.05
 """Share of a second from which a quota that holds a process back is what makes it slow."""
 UNKNOWN_MS_PER_TOKEN = 10.0
@@ -20,9 +20,9 @@ UNKNOWN_MS_PER_TOKEN = 10.0
 SLOWEST_COPY, SLOWEST_MAP = 500e6, 10e9
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
 GIL_AFTER_S = 1.25
-"""Before what waits for the holder has stood for long enough: the cause is told and not a consequence."""
+"""Shorter than the limit of the threads that wait for the holder, so that the cause is reported, not a consequence."""
 SAME_MOMENT_S = 0.5
-"""Who keeps the GIL stops main loop and control thread at once, as far as their ticks can tell."""
+"""A held GIL stops main loop and control thread at once, within the precision of their ticks."""
 CONTROL_GONE_S = 3.0
 IDLE_TURN_S = 1.25
 """The main loop turns ten times a second while it is idle."""
@@ -33,11 +33,11 @@ LEAST_SHARE = 0.1
 UNSEEN_AFTER_S = 2.0
 SUFFERS_AFTER_S = 0.5
 STRAGGLER_AFTER_S = 6.0
-"""A straggler is to be named within 10 s; seconds begin and end between two looks."""
+"""A straggler must be named within 10 s; a judged second begins and ends between two samples."""
 UNSCHEDULED_AFTER_S = 3.0
 HEALED_TOLD_S = 5.0
-"""A wire that broke is told for so long after all stages have met again: healing takes less than a second, and a
-verdict that nobody can read in time is none."""
+"""A broken wire is reported this long after all stages have met again. Healing takes less than a second, and an
+operator needs time to read the verdict."""
 PHASE_BUDGET_S = {
     "start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "meet": 10.0, "closing": 60.0,
 }  # fmt: skip
@@ -63,7 +63,7 @@ def _expected_s(stage: StageEvidence) -> float:
 def mapping_hangs(stage: StageEvidence) -> bool:
     """Return whether a thread that maps memory does not end while the stage's steps do, or while it has none.
 
-    Where its steps stand as well, what holds them up may hold up the thread.
+    If its steps are blocked too, the same cause may block the thread.
     """
     if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.mapping_age_s is None:
         return False
@@ -79,8 +79,8 @@ def wants_core(cpu: CpuShares) -> float:
 def really_waits(stage: StageEvidence) -> bool:
     """Return whether a stage whose open operation is a wait may be in it, by where its main thread is.
 
-    A message is waited for in a poll, and so is room on the wire; room behind messages that the send thread has, in a
-    futex. What spins, or sleeps elsewhere, is in code of its own between two records.
+    A thread waits in a poll for a message and for room on the wire, and in a futex for room behind the send thread.
+    A thread that spins, or sleeps elsewhere, is in code of its own between two records.
     """
     if stage.cpu is not None and wants_core(stage.cpu) >= SPINS:
         return False
@@ -100,7 +100,7 @@ def idles_in_vain(stage: StageEvidence) -> bool:
 
 
 def is_unseen(stage: StageEvidence) -> bool:
-    """Return whether nobody has looked at a stage for too long to judge it."""
+    """Return whether the newest sample of a stage is too old to judge it."""
     return stage.sample_age_s is None or stage.sample_age_s > UNSEEN_AFTER_S
 
 
@@ -128,7 +128,7 @@ def control_is_gone(stage: StageEvidence) -> bool:
 
 
 def _moved_s(stage: StageEvidence) -> float | None:
-    """Return for how long the main loop had stood when the stage was looked at; None: not known."""
+    """Return the seconds without a turn of the main loop at the newest sample; None: not known."""
     return None if stage.progress_age_s is None else stage.progress_age_s - (stage.sample_age_s or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What a rule is given, and what every verdict has in common."""
+"""The input of a rule, and the parts that all verdicts share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ppengine.protocol.snapshot import Verdict
 
 
 class Case(NamedTuple):
-    """The evidence, who waits for whom in it, and what the rules before have found."""
+    """The evidence, the waits in it, and the verdicts of the rules before."""
 
     evidence: Evidence
     graph: Graph
@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
     @property
     def guilty(self) -> set[int | None]:
-        """Stages that are a root already; None: the core. What no stage is known for (wrong tokens) is nobody's."""
+        """Stages that are a root already; None: the core. A verdict without a stage (wrong tokens) counts for none."""
         return {
             verdict.stage
             for verdict in self.found
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 def thread_lines(stage: StageEvidence) -> list[str]:
-    """Return what is known from outside: the main thread's state, kernel wait, cores, ticks, the device, stacks."""
+    """Return the evidence from outside: the main thread's state, kernel wait, cores, ticks, the device, stacks."""
     where = f" in {stage.wchan}" if stage.wchan else ""
     lines = [f"pid {stage.pid}: process state {stage.process_state or 'unknown'}"]
     state = stage.main_state or "unknown"

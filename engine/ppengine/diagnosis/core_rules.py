@@ -1,4 +1,4 @@
-"""What is wrong with the scheduler's side: dead, stopped, silent, or not scheduling."""
+"""Faults of the engine core: dead, stopped, silent, or not scheduling."""
 
 from __future__ import annotations
 

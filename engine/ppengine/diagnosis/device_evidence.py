@@ -1,4 +1,4 @@
-"""What a stage's device itself tells: how far its streams are, and errors that its driver has reported."""
+"""Evidence from a stage's device: the progress of its streams, and errors that its driver reported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import StreamInfo
 
 STREAM_AFTER_S = 1.0
-"""Work stands still for longer than it may, and a stream has not moved for this long: it is the stream that stands."""
+"""Least age of a stream without progress that makes it the cause of blocked work."""
 XID_TOLD_MS = 30_000.0
-"""What the driver said of a card longer ago is no evidence for what stands or dies now."""
+"""An older report of the driver is no evidence for a fault of this moment."""
 _XIDS = {
     13: "an exception of a kernel", 31: "a kernel touched memory that is not there", 43: "a channel was ended",
     45: "it ended work after an error", 48: "a memory error that cannot be corrected", 62: "it halted by itself",
@@ -28,15 +28,15 @@ _XIDS = {
 def stuck_stream(stage: StageEvidence) -> StreamInfo | None:
     """Return the stream that has begun a piece of work and does not end it; None: none, or a stage without a device.
 
-    A stream begins behind all that it waits for, so who has begun stands for nobody else; of several, that is the one
-    that the layers are on, then the one that has stood longest.
+    A stream begins after all that it waits for, so one that has begun is blocked by itself. Among several, the stream
+    of the layers comes first, then the one without progress for longest.
     """
     standing = [each for each in stage.streams if each.op is not None and (each.age_ms or 0.0) >= STREAM_AFTER_S * 1e3]
     return max(standing, key=lambda each: (each.name == "compute", each.age_ms or 0.0), default=None)
 
 
 def device_lines(stage: StageEvidence) -> list[str]:
-    """Return one line a stream that has anything to tell, and one an XID."""
+    """Return one line per stream with pending work, and one per XID."""
     lines = []
     for each in stage.streams:
         if each.begun_step is None or (each.name != "compute" and not each.pending):
@@ -57,7 +57,7 @@ def aged_stream(stream: StreamInfo, late_ms: float) -> StreamInfo:
 
 
 def with_xids(now_ns: int, stage: StageEvidence, gpus: Mapping[str, tuple[GpuInfo, int]]) -> StageEvidence:
-    """Return a stage with the newest XIDs of its card, with the ages of this moment; `gpus` by UUID, and when told."""
+    """Return a stage with the newest XIDs of its card, aged to this moment; `gpus` by UUID, with report times."""
     if stage.card is None or stage.card not in gpus:
         return stage
     gpu, seen_ns = gpus[stage.card]

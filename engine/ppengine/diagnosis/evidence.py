@@ -1,4 +1,4 @@
-"""What the diagnosis judges by: frozen facts with their ages. `monitor/tracker.py` gathers them from reports."""
+"""Input of the diagnosis: frozen facts with their ages, gathered from reports by `diagnosis/tracker.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Key = tuple[int, int]
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process was when its stacks were taken: the newest frames first, `function file:line`."""
+    """The stacks of a process in short: newest frames first, `function file:line`."""
 
     pid: int
     main: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot go on by its own last words, while its process may still be there."""
     lost_for_s: float | None = None
     lost_generation: int = 1
-    """That of the process which said so: the core tells of it until all stages have met again."""
+    """Generation of the process that reported it; the core repeats the report until all stages have met again."""
     successor: int | None = None
     """Pid of who takes its place already."""
     successor_phase: str | None = None
@@ -51,11 +51,11 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int | None = None
     """Out-of-memory kills of its cgroup in the last seconds before it died."""
     main_state: str | None = None
-    """Of the main thread alone, as `wchan`: where in the kernel it sleeps, empty when it does not."""
+    """Kernel function in which the main thread sleeps, as `wchan`; empty when it does not."""
     wchan: str | None = None
     cpu: CpuShares | None = None
     tick_age_s: float | None = None
-    """Of the control thread's 10 Hz tick, when it was last looked at; a stop does not count."""
+    """Age of the control thread's 10 Hz tick at the newest sample; time in a stop does not count."""
     tick_stale_for_s: float | None = None
     """From the first to the newest sample that found the tick old."""
     phase: str | None = None
@@ -85,16 +85,16 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     mapping_age_s: float | None = None
     """For how long its thread that maps a GPU's memory has been at a change; None: it is at none."""
     expected_s: float | None = None
-    """What that step should take here by the stage's own history."""
+    """Expected seconds of that step by the stage's own history."""
     cpu_s: float | None = None
     streams: tuple[StreamInfo, ...] = ()
     """Those of its device."""
     card: str | None = None
     """UUID of its GPU."""
     xids: tuple[Xid, ...] = ()
-    """What the driver has reported of its card lately, whoever of those that share the card it was."""
+    """Recent reports of the driver on its card, from any process that shares it."""
     findings: tuple[Finding, ...] = ()
-    """Of one that has ended: what live checks had found there shortly before."""
+    """Findings of live checks shortly before the process ended."""
 
 
 class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,10 +124,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     since_retired_s: float | None = None
     """Since any stage last acknowledged a step, or a stopped process was continued."""
     findings: tuple[Finding, ...] = ()
-    """What the live checks of the stages found."""
+    """Findings of the live checks of the stages."""
     losses: tuple[WireLoss, ...] = ()
     """Wires that broke between live processes, with the ages of this moment."""
     slowed: bool = False
     """A live check is on, or was a moment ago, that makes steps slower than they were."""
     stopping: bool = False
-    """The engine was told to stop: processes that end are no fault."""
+    """The engine is stopping on request: processes that end are no fault."""

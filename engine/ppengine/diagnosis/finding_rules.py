@@ -1,4 +1,4 @@
-"""What the live checks of the stages found, as verdicts: streams, buffers, numbers that are not finite."""
+"""Findings of the live checks as verdicts: streams, buffers, numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Verdict
 
 _ORDER = ("stream_owner", "stream_order", "stream_stuck", "non_finite", "mismatch")
-"""Which of several of one stage is told: who used the wrong stream also broke the order, and so on down."""
+"""Order in which one finding of a stage explains the others: a wrong stream also breaks the order, and so on down."""
 FRESH_S = 10.0
-"""What else goes wrong so soon after a finding is its consequence."""
+"""A fault this soon after a finding is its consequence."""
 _SUGGEST = {
     "stream_owner": "give each thread a stream of its own; compare `evidence` for both call sites",
-    "stream_order": "let the consumer wait for the producer's event; strict order tells whether that is all",
+    "stream_order": "let the consumer wait for the producer's event; check strict shows whether more is wrong",
     "stream_stuck": "ppconsole stacks{stage}",
     "non_finite": "{restart}ppconsole logs{stage}",
     "mismatch": "compare the tokens named in the evidence with the reference's",
@@ -22,7 +22,7 @@ _SUGGEST = {
 
 
 def found(case: Case) -> list[Verdict]:
-    """Return the findings that explain what goes wrong now: those of a moment ago, and of a stream that stands."""
+    """Return the findings that explain a fault of this moment: the recent ones, and those of a blocked stream."""
     return [verdict for verdict in _all(case) if _explains(verdict)]
 
 
@@ -45,18 +45,18 @@ def _all(case: Case) -> list[Verdict]:
 
 
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
-    """Return what the findings of one stage tell: the one that explains the others, and those behind it."""
+    """Return the verdict on the findings of one stage: the one that explains the others, then the others."""
     first, *others = sorted(findings, key=lambda finding: (_ORDER.index(finding.cause), -finding.since_s))
     stage, where, anew = first.stage, "", ""
     if stage is not None:
         where = f" --stage {stage}"
-        anew = f"ppconsole restart-stage {stage} (weights anew, and nothing stays cached that was computed); "
+        anew = f"ppconsole restart-stage {stage} (reloads weights and drops all cached blocks); "
     return Verdict(
         stage=stage,
         cause=first.cause,
         summary=first.summary,
         since_s=first.since_s,
         evidence=[*first.evidence, *(f"also {other.cause}: {other.summary}" for other in others)]
-        or ["told by the live check"],
+        or ["reported by the live check"],
         suggest=_SUGGEST[first.cause].format(stage=where, restart=anew),
     )

@@ -11,7 +11,7 @@ from ppengine.protocol.reports import EdgeSample, Message
 from ppengine.protocol.snapshot import Verdict
 
 FRESH_S = 10.0
-"""What else goes wrong so soon after a mismatch is its consequence."""
+"""A fault this soon after a mismatch is its consequence."""
 
 
 class Conflict(NamedTuple):

@@ -12,7 +12,7 @@ def exit_words(code: int | None) -> str:
     if code is None:
         return "is gone (exit status not known yet)"
     if code == UNKNOWN_STATUS:
-        return "has ended, and nobody has its exit status"
+        return "has ended; its exit status is unknown"
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
@@ -53,7 +53,7 @@ def let_go(tracer: str | None) -> str:
 
 
 def code_line(of: StageEvidence | CoreEvidence) -> str:
-    """Return the line of code where the main thread stands, once its stack is taken: in a summary, without folders."""
+    """Return the innermost line of code of the main thread, without folders; empty until its stack is taken."""
     stack = of.stack
     if stack is None or stack.pid != of.pid or not stack.main:
         return ""

@@ -1,6 +1,6 @@
-"""What became of processes: dead, killed for memory, crashed, out of memory by their own words, cut off, stopped.
+"""Ends of processes: dead, killed for memory, crashed, out of memory by their own report, cut off, stopped.
 
-The first death is the root; what it tore along within two seconds is an echo of it.
+The first death is the root; deaths within two seconds after it are its consequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppengine.protocol.snapshot import Cause, Verdict
 
 ECHO_S = 2.0
 STATUS_WITHIN_S = 0.5
-"""The parent tells an exit status within a turn of its own; a death is named with it, or after this long without."""
+"""The supervisor reports an exit status within one turn; a death is named with it, or without it after this long."""
 _ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "lost stage ")
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 _OUT_OF_MEMORY = re.compile(
@@ -164,9 +164,9 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
 
 
 def _explained(stage: StageEvidence, crash: Verdict) -> Verdict:
-    """Return the verdict of a crash with what broke the order of streams before it, where anything did.
+    """Return the verdict of a crash with the stream findings before it, if there are any.
 
-    An illegal access is the last that one sees of work on the wrong stream, and tells nothing of whose it was.
+    An illegal access is the end of work on a wrong stream, and does not show whose work it was.
     """
     broken = [finding for finding in stage.findings if finding.cause in _BREAKS]
     if not broken:

@@ -1,8 +1,8 @@
-"""Deaths that are being made good: a stage that died counts as dead until its successor serves.
+"""Recent deaths: a stage that died counts as dead until its successor serves.
 
-The supervisor starts another process within a moment, and what is known of the stage from then on is known of that
-one. Without this memory the verdict would be gone before anybody has read it. A process that was replaced on purpose
-is the opposite: its end is no fault. Last words count like a death: who said that it cannot go on is replaced as soon.
+The supervisor starts a successor within a moment, and new reports are of the successor. Without this memory the
+verdict would go before an operator has read it. A process that was replaced on purpose is no fault. A stage that
+reports that it cannot go on counts as dead too, for it is replaced as soon.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ppengine.diagnosis.finding_rules import FRESH_S
 from ppengine.diagnosis.tracker import newest_process
 from ppengine.protocol.reports import Finding, ProcessInfo, StageSample
 
-_TOLD_NS = 2_000_000_000
-"""An end is told for so long at least: a stage is back in less, and a verdict that nobody can read is none."""
+_SHOWN_NS = 2_000_000_000
+"""Least time for which an end is reported: a stage is back in less, and an operator must have time to read it."""
 _REPORTED_S = 0.5
-"""A finding is as old as in the newest report, an end as old as it is: so much younger may it seem."""
+"""Error of the ages of findings, which are those of the newest report; the age of an end is exact."""
 
 
 @dataclass(slots=True)
 class _End:
-    """Evidence of a process that is dead or said its last words, since when, and the count of OOM kills before."""
+    """Evidence of a process that is dead or cannot go on, its time, and the count of OOM kills before."""
 
     evidence: StageEvidence
     at_ns: float
@@ -34,25 +34,25 @@ class _End:
 
 @dataclass(slots=True)
 class _Found:
-    """What was found in process `pid`, which has ended."""
+    """Findings in process `pid`, which has ended."""
 
     pid: int | None
     findings: tuple[Finding, ...] = ()
     not_its_own: set[tuple[str, str]] = field(default_factory=set)
-    """What its predecessor had, for as long as the core tells of it."""
+    """Findings of its predecessor, as long as the core reports them."""
 
 
-class Fallen:
-    """Keeps the evidence of ends for as long as their places are not filled."""
+class RecentDeaths:
+    """Keeps the evidence of ends until a successor serves."""
 
     def __init__(self) -> None:
         self._ends: dict[Key, _End] = {}
         self._oom_base: dict[Key, tuple[int, int]] = {}
         self._findings: dict[Key, _Found] = {}
         self._seen: dict[Key, StageEvidence] = {}
-        """As it was last, whoever its process was; of one that cannot go on, with its streams."""
+        """Newest evidence of each stage, from any of its processes; with streams if it cannot go on."""
         self._told: dict[Key, int] = {}
-        """The newest generation whose process has an end that was told."""
+        """The newest generation whose end was reported."""
 
     def keep(
         self,
@@ -62,9 +62,9 @@ class Fallen:
         listed: list[ProcessInfo],
         findings: Iterable[Finding] = (),
     ) -> tuple[StageEvidence, ...]:
-        """Return `stages` as they are to be judged at `now_ns`. `samples`: the newest of each, also of predecessors.
+        """Return `stages` for the judgement at `now_ns`. `samples`: the newest of each, also of predecessors.
 
-        `findings`: of the live checks, which go where stages begin anew.
+        `findings`: those of the live checks, which a restart of stages clears.
         """
         judged = []
         for stage in stages:
@@ -88,7 +88,7 @@ class Fallen:
             return stage
         followed = stage.pid != end.evidence.pid
         back = stage.phase == "serving" and (followed or bool(end.evidence.lost))
-        if back and now_ns - end.at_ns >= _TOLD_NS:
+        if back and now_ns - end.at_ns >= _SHOWN_NS:
             del self._ends[key]
             if not followed:
                 del self._told[key]  # The same process serves again, and may be lost again.
@@ -97,7 +97,7 @@ class Fallen:
         return msgspec.structs.replace(told, successor=stage.pid, successor_phase=stage.phase) if followed else told
 
     def _with_findings(self, stage: StageEvidence, findings: Iterable[Finding]) -> StageEvidence:
-        """Return a stage that has ended with what was found in it shortly before, also when that is gone."""
+        """Return a stage that has ended with the findings shortly before, even if these are cleared by now."""
         key = stage.stage, stage.rank
         if key not in self._ends:
             self._findings.pop(key, None)
@@ -120,7 +120,7 @@ class Fallen:
         return msgspec.structs.replace(stage, findings=known.findings)
 
     def _ended(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
-        """Note the end of a process; returns its evidence, with what was seen of it before."""
+        """Note the end of a process and return its evidence, with that of samples before."""
         before, since_s = self._ends.get(key), stage.lost_for_s or 0.0
         if stage.dead_for_s is not None:
             since_s = stage.dead_for_s
@@ -136,9 +136,9 @@ class Fallen:
         return stage
 
     def _own(self, now_ns: int, key: Key, stage: StageEvidence) -> StageEvidence:
-        """Return a stage with words of its own process alone; those of another one are an end, told once.
+        """Return a stage with the last report of its own process; that of another process is an end, reported once.
 
-        A fork may be in the place of who said them before anybody has looked.
+        A fork may serve in its place before the first sample.
         """
         before = self._seen.get(key)
         if stage.lost and stage.lost_generation != stage.generation:

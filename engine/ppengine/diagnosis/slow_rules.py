@@ -1,4 +1,4 @@
-"""What takes too long without standing still: a declared phase over its budget, a stage slower than it was."""
+"""Work that is slow and not blocked: a declared phase over its budget, a stage slower than before."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ppengine.diagnosis.phrases import percent, seconds
 from ppengine.protocol.snapshot import Verdict
 
 _MEETS = "collective"
-"""What a stage that has loaded is in until its neighbours have."""
+"""Phase of a loaded stage that waits for its neighbours."""
 _FRESH_MS = 4000.0
 _ALL_SLOW = 1.2
-"""When every stage is so much slower than it was, the host is, and no stage: unless one stands out."""
+"""If every stage is this much slower than before, the host is slow, and a stage only if it exceeds the others."""
 _STANDS_OUT = 2.0
 """By so much more than another. A stage that gets fewer steps, because another is slow, is slower with each of them."""
 

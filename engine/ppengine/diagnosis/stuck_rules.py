@@ -1,4 +1,4 @@
-"""Work that stands still: the waits are followed to the one that waits for nobody, what that one is, is the cause."""
+"""Blocked work: the rules follow the waits to a node that waits for none; its state is the cause."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:
-    """Return the stages whose main loop stands although there is nothing to do: the next step would find it so."""
+    """Return the stages whose main loop is blocked while idle: the next step would hang."""
     return [
         _verdict(
-            stage, "self_stuck", f"stage {stage.stage}: its main loop stands while idle{code_line(stage)}",
+            stage, "self_stuck", f"stage {stage.stage}: its main loop is blocked while idle{code_line(stage)}",
             stage.progress_age_s or 0.0,
             [f"the main loop turned {seconds(stage.progress_age_s)} ago, ten times a second is right",
              *thread_lines(stage)],
@@ -58,11 +58,11 @@ def hanging_maps(case: Case) -> list[Verdict]:
 
 
 def without_control(case: Case) -> list[Verdict]:
-    """Return the stages that work on without a control thread: nobody could tell them anything if they got stuck."""
+    """Return the stages that run without a control thread: a stuck one could not be reached."""
     return [_control_gone(stage) for stage in case.evidence.stages if control_is_gone(stage)]
 
 
-def standing_still(case: Case) -> list[Verdict]:
+def blocked_work(case: Case) -> list[Verdict]:
     """Return who holds up the steps in flight, once none has retired for longer than the work explains."""
     evidence, graph = case.evidence, case.graph
     held = holding(evidence)
@@ -82,7 +82,7 @@ def standing_still(case: Case) -> list[Verdict]:
         on_the_way = {main(stage.stage), *(wait.on for wait in chain)}
         if any(node.stage in case.guilty or node.stage in found for node in on_the_way):
             continue
-        if found and not _stands_itself(case, chain, stage, limit):
+        if found and not _blocked_itself(case, chain, stage, limit):
             continue
         verdict = _at_the_end(case, stage, chain, since)
         if verdict is None:
@@ -93,14 +93,14 @@ def standing_still(case: Case) -> list[Verdict]:
     return list(found.values())
 
 
-def _stands_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: float) -> bool:
-    """Return whether a second end of waits has stood for as long, so that it is no mere consequence of the first."""
+def _blocked_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: float) -> bool:
+    """Return whether a second end of waits has been blocked as long, so that it is no consequence of the first."""
     last = chain[-1].on if chain else main(stage.stage)
     return last.kind == "main" and (case.stage(last.stage).op_age_s or 0.0) > limit
 
 
 def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict | None:
-    """Return the verdict on whom the waits of a stage lead to; None if that one has just begun to move again."""
+    """Return the verdict on the node at the end of a stage's waits; None if it has just moved."""
     cycle = case.graph.cycle(main(stage.stage))
     if cycle:
         return _deadlock(case, cycle, since)
@@ -115,7 +115,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         return _verdict(root, "self_stuck", text, since, lines)
     if is_unseen(root):
         age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
-        text = f"work stands still, and the agent has {age} looked at stage {root.stage}"
+        text = f"work is blocked, and the agent has {age} looked at stage {root.stage}"
         missing = "missing: a fresh sample; the agent does not run, or hangs"
         return _verdict(root, "undetermined", text, since, [missing], "ppconsole logs (what became of the agent)")
     if (stream := stuck_stream(root)) is not None:
@@ -129,9 +129,9 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
 
 
 def _moves(stage: StageEvidence) -> bool:
-    """Return whether a stage has begun something new just before it was looked at: the core's report is older.
+    """Return whether a stage began an operation just before its sample, later than the core's report.
 
-    A look at a device is begun anew with each step that comes, and says nothing.
+    The poll of a device begins again with each step, and does not count.
     """
     if stage.op is None or stage.op == "device" or stage.op_age_s is None:
         return False
@@ -154,13 +154,13 @@ def _in_own_code(stage: StageEvidence) -> bool:
 
 
 def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
-    """Return the verdict on a stage that waits, where nobody is to be found for whom it should."""
+    """Return the verdict on a stage that waits for no known cause."""
     k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
     if root.op == "idle" and last is not None and _left_out(root, last):
         return _without(root, last, since)
     if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
         if finished >= oldest:
-            text = f"stage {k} finished step {oldest}, and the core has not heard of it"
+            text = f"stage {k} finished step {oldest}, and the core has no report of it"
         else:
             text = f"stage {k} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"
         lines = [
@@ -173,7 +173,7 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
     kind = "send" if root.op == "room" else "receive"
     edge = edge_of(root, kind, peer) if peer is not None else None
     shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
-    missing = "missing: what was sent and posted on this edge" + ("" if edge else " by this stage")
+    missing = "missing: the messages sent and posted on this edge" + ("" if edge else " by this stage")
     return _verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
 
 
@@ -204,7 +204,9 @@ def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
     for number in numbers:
         parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
     if not all(wait.known for wait in cycle):
-        return _verdict(root, "undetermined", text, since, [*parts, "missing: what was sent and posted on each edge"])
+        return _verdict(
+            root, "undetermined", text, since, [*parts, "missing: the messages sent and posted on each edge"]
+        )
     return _verdict(root, "deadlock", text, since, parts)
 
 
@@ -259,7 +261,7 @@ def _who_waits(case: Case, root: StageEvidence) -> list[str]:
 
 
 def _suggest(stage: StageEvidence, cause: Cause) -> str:
-    """Return what to do: to look, and, once that is done and code stands, to begin anew."""
+    """Return the suggestion: to look, and, once stacks show blocked code, to restart."""
     look = f"ppconsole stacks --stage {stage.stage}"
     looked = stage.stack is not None and stage.stack.pid == stage.pid
     if not looked or cause not in ("self_stuck", "gil_held", "deadlock"):

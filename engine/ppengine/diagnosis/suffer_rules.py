@@ -1,4 +1,4 @@
-"""Stages that only suffer: starved or blocked, and by whom. Never a root."""
+"""Stages that only suffer, starved or blocked by another one. Never a root."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Run(msgspec.Struct):
 
 
 class Tracked(msgspec.Struct):
-    """Memory of one process. Another pid begins anew."""
+    """Memory of one process; reset with another pid."""
 
     pid: int
     stopped: Run | None = None
@@ -46,7 +46,7 @@ class Tracked(msgspec.Struct):
     """Whether the newest stop was a tracer's."""
     dead_ns: int | None = None
     lost: tuple[str, int] = "", 0
-    """What the core says of why its stage cannot go on and of which generation's process, and since when."""
+    """The core's reason why the stage cannot go on, the generation of that process, and the time."""
     lost_ns: int = 0
     resumed_ns: int | None = None
     stale: Run | None = None
@@ -116,7 +116,7 @@ class EvidenceTracker:
         self._unscheduled: Run | None = None
         self._slowed_ns: int | None = None
         self._cards: dict[Key, str] = {}
-        """UUIDs of GPUs, kept while a stage is started anew."""
+        """UUIDs of GPUs, kept while a stage restarts."""
         self.held: dict[str, Held] = {}
         """By node: when its stages were held for their stacks."""
 
@@ -161,7 +161,7 @@ class EvidenceTracker:
         )
 
     def begin_anew(self, now_ns: int) -> None:
-        """Count from now on how long nothing retires: nobody had a turn until now."""
+        """Restart the clock of retirements: no process had a turn until now."""
         self._retired_ns = now_ns
 
     def _note_slowed(self, now_ns: int, core: CoreReport | None) -> bool:

@@ -1,7 +1,7 @@
-"""Who waits for whom: nodes are threads, links and the core; each waits for at most one other.
+"""The graph of waits: nodes are threads, links and the core; each waits for at most one other.
 
-A thread that receives waits for its peer while the peer has not sent that message, one that sends while the peer has
-not posted it; where both have, both wait for the link. What is dead, stopped or cannot take the GIL waits for nobody.
+A receiver waits for its peer until the peer has sent that message, a sender until the peer has posted a receive for
+it; after both, both wait for the link. A thread that is dead, stopped or without the GIL waits for none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Graph(NamedTuple):
     waits: dict[Node, Wait]
 
     def follow(self, node: Node, soft: bool = False) -> list[Wait]:
-        """Return the waits from `node` on, up to the one that waits for nobody; one that closes a cycle is the last."""
+        """Return the waits from `node` on, up to a node that waits for none; a wait that closes a cycle is the last."""
         chain: list[Wait] = []
         seen = {node}
         while (wait := self.waits.get(node)) is not None and (soft or not wait.soft):
@@ -150,10 +150,10 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
 
 
 def _device_wait(stage: StageEvidence, stages: dict[int, StageEvidence], since: float) -> Wait | None:
-    """Return whom the device of a stage waits for: it has work, and has not begun it.
+    """Return the node that the device of a stage waits for: it has work, and has not begun it.
 
-    What lies before it in the stream is a wait for the stage before to have done the same step (for the first stage:
-    for tokens that the last one samples), or else for room at the next stage.
+    The wait before it in the stream is for the same step of the stage before (on the first stage: for tokens that the
+    last one samples), or else for room at the next stage.
     """
     compute = layers_of(stage)
     if compute is None or not compute.pending or any(each.op is not None for each in stage.streams):
@@ -196,7 +196,7 @@ def _receive_wait(stage: StageEvidence, peer: StageEvidence, since: float) -> Wa
 
 
 def _send_wait(stage: StageEvidence, stages: dict[int, StageEvidence]) -> Wait | None:
-    """Return whom the oldest message that is under way waits for."""
+    """Return the node that the oldest message under way waits for."""
     if _inert(stage) or is_unseen(stage):
         return None
     under_way = [

@@ -1,4 +1,4 @@
-"""Wires between stages that broke while both processes lived: the core heals them, and they are told nevertheless."""
+"""Wires that broke between two running stages: the core heals them, and the diagnosis reports them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _unexplained(case: Case) -> list[WireLoss]:
 
 
 def _verdict(loss: WireLoss) -> Verdict:
-    """Return what is told of a loss: what came and was not due is its sender's, as every mismatch."""
+    """Return the words for a loss; a message that was not due is its sender's fault, as every mismatch."""
     if loss.closed:
         summary = f"stage {loss.stage} lost its wire to stage {loss.peer}"
     else:
-        summary = f"stage {loss.peer} sent stage {loss.stage} what was not due"
+        summary = f"stage {loss.peer} sent stage {loss.stage} a message that was not due"
     lines = [f"stage {loss.stage}: {loss.text}", "no process had ended: the connection alone broke"]
     if not loss.closed:
         lines[1] = "no process had ended"
@@ -46,7 +46,7 @@ def _verdict(loss: WireLoss) -> Verdict:
         took = f"all stages met again after {seconds(loss.since_s - loss.healed_s)}"
         again = f", {loss.recomputed} requests recomputed" if loss.recomputed else ""
         summary += f"; {took}{again}"
-        lines.append(f"{took}{again}, {seconds(loss.healed_s)} ago; told for {HEALED_TOLD_S:g}s from then on")
+        lines.append(f"{took}{again}, {seconds(loss.healed_s)} ago; reported for {HEALED_TOLD_S:g}s from then on")
     return Verdict(
         stage=loss.stage if loss.closed else loss.peer,
         cause="link" if loss.closed else "mismatch",

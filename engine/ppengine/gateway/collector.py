@@ -16,7 +16,7 @@ from ppengine.diagnosis import diagnose, tripped, waits
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import Evidence, Key, Stack
-from ppengine.diagnosis.recent_deaths import Fallen
+from ppengine.diagnosis.recent_deaths import RecentDeaths
 from ppengine.diagnosis.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.merge import Inputs, merge, stage_state
@@ -48,7 +48,7 @@ class Collector:
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events
         self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
-        self._fallen = Fallen()
+        self._deaths = RecentDeaths()
         self._node = socket.gethostname()
         self._sightings: dict[Key, Sighting] = {}
         self._agent_ns: dict[str, int] = {}
@@ -225,7 +225,7 @@ class Collector:
         )  # fmt: skip
         samples = {key: seen.sample for key, seen in self._sightings.items()}
         listed = processes.processes if processes else []
-        stages = self._fallen.keep(now_ns, evidence.stages, samples, listed, evidence.findings)
+        stages = self._deaths.keep(now_ns, evidence.stages, samples, listed, evidence.findings)
         # What the driver says of a card comes up to a second late, when the stage may be dead already.
         stages = tuple(with_xids(now_ns, stage, self._gpus) for stage in stages)
         self._evidence = msgspec.structs.replace(evidence, stages=stages)
