@@ -27,7 +27,7 @@ def build(stages, waiting, *, running, ahead, by_blocks):
     sampling = SamplingParams(max_tokens=8000)
     for index in range(running + waiting):
         prompt = [index % 1000 + 5, *range(10, 41)]
-        scheduler.add([Request(id=f"r{index}", prompt_ids=prompt, sampling=sampling, seed=1)])
+        scheduler.admit([Request(id=f"r{index}", prompt_ids=prompt, sampling=sampling, seed=1)])
     return scheduler
 
 
@@ -55,8 +55,9 @@ def measure(stages, waiting, *, running=256, ahead=False, by_blocks=False):
         if count > skipped:
             retires.append(time.perf_counter() - begin)
     gc.enable()
-    if scheduler.queues().running != running or scheduler.preemptions_total:
-        raise SystemExit(f"{scheduler.queues().running} run and {scheduler.preemptions_total} were preempted")
+    found, preempted = scheduler.queues.counts().running, scheduler.fences.preemptions_total
+    if found != running or preempted:
+        raise SystemExit(f"{found} run and {preempted} were preempted")
     return statistics.median(schedules) * 1e6, statistics.median(retires) * 1e6
 
 

@@ -8,6 +8,7 @@ import msgspec
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
 from ppengine.core.engine import Engine
+from ppengine.core.scheduler import invariants
 from ppengine.protocol.control import Command, SetMemory, Submit
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
@@ -115,7 +116,7 @@ class CoreWorld:
     def _token(self, step, row):
         if not self.counting:
             return self.next_token
-        record = next(r for r in self.engine.scheduler._pipeline.unretired if r.number == step.number)
+        record = next(r for r in self.engine.scheduler.steps.unretired if r.number == step.number)
         request = next(request for request, _, _ in record.rows if request.slot == row.slot)
         return row.start + row.count - request.num_prompt
 
@@ -165,6 +166,6 @@ class CoreWorld:
     def check(self):
         """Raise AssertionError on a broken invariant, or where what is mapped and what is given out differ."""
         scheduler = self.engine.scheduler
-        scheduler.check()
+        invariants.check(scheduler)
         if not self.engine.resizer.busy:
-            assert scheduler.device.size == scheduler.device.limit == self.engine.resizer.mapped_blocks
+            assert scheduler.blocks.device.size == scheduler.blocks.device.limit == self.engine.resizer.mapped_blocks

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from ppengine.common.config import SchedulerConfig
-from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler
+from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, invariants, wait_reasons
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from stage_model import StageModel, continuation
@@ -69,7 +69,7 @@ class World:
             Request(id=f"{name}.{i}", prompt_ids=list(prompt), sampling=params, seed=seed, sample=i, leader=leader)
             for i in range(1, n)
         ]
-        self.scheduler.add(group)
+        self.scheduler.admit(group)
         self.all.update({request.id: request for request in group})
         self.verify()
         return group
@@ -85,28 +85,28 @@ class World:
 
     def new(self):
         """Return the requests that never held a block, and whose sample 0 never did."""
-        return [r for r in self.scheduler.requests.values() if not {r.id, r.group} & self.began]
+        return [r for r in self.scheduler.queues.requests.values() if not {r.id, r.group} & self.began]
 
     # --- steps ----------------------------------------------------------------------------------------------
 
     def schedule(self):
         """Let the scheduler make one step, if it can, and send it."""
-        waiting, new = list(self.scheduler._lines.waiting), self.new()
+        waiting, new = list(self.scheduler.queues.waiting), self.new()
         step = self.scheduler.schedule()
-        if self.scheduler.cordon:
+        if self.scheduler.batcher.cordon:
             assert all(request.state != "running" for request in new), "a new request was admitted past the cordon"
             waiting = [request for request in waiting if request not in new]
         admitted = [request.arrival for request in waiting if request.state == "running"]
-        left = [request.arrival for request in self.scheduler._lines.waiting if request in waiting]
+        left = [request.arrival for request in self.scheduler.queues.waiting if request in waiting]
         assert not admitted or not left or max(admitted) < min(left), "somebody who came later was admitted first"
         if step is not None:
             self.model.send(step)
-            flying = sum(1 for number in self.scheduler.steps_in_flight if self.model.steps[number - 1].rows)
+            flying = sum(1 for record in self.scheduler.steps.unretired if self.model.steps[record.number - 1].rows)
             assert flying <= self.scheduler.depth
             tokens = sum(row.count for row in step.rows)
             assert tokens <= self.config.max_num_batched_tokens
             assert len({row.slot for row in step.rows}) == len(step.rows)
-            assert len(self.scheduler._lines.running) <= self.config.max_num_seqs
+            assert len(self.scheduler.queues.running) <= self.config.max_num_seqs
             self.max_in_flight = max(self.max_in_flight, flying)
         self.verify()
         return step
@@ -139,19 +139,19 @@ class World:
         for _ in range(limit):
             if not self.round():
                 return
-        raise AssertionError(f"still busy after {limit} rounds: {list(self.scheduler.requests.values())}")
+        raise AssertionError(f"still busy after {limit} rounds: {list(self.scheduler.queues.requests.values())}")
 
     def run_cordoned(self):
         """Go on under a cordon until nothing happens: the new ones alone are left, or held. Then lift it."""
         scheduler = self.scheduler
-        scheduler.cordon = scheduler.cordon or "stage 0 is cordoned by eve"
+        scheduler.batcher.cordon = scheduler.batcher.cordon or "stage 0 is cordoned by eve"
         self.run()
         new = self.new()
-        assert all(request in new or request.state == "held" for request in scheduler.requests.values())
+        assert all(request in new or request.state == "held" for request in scheduler.queues.requests.values())
         for request in new:
-            code = scheduler.why(request).code
+            code = wait_reasons.why(scheduler, request).code
             assert code == ("held" if request.state == "held" else "behind" if self.parked(request) else "cordoned")
-        scheduler.cordon = ""
+        scheduler.batcher.cordon = ""
 
     def parked(self, request):
         """Whether it waits for the prompt of its sample 0."""
@@ -162,15 +162,15 @@ class World:
     def lose(self, stage):
         """Lose a stage: everything is set back, the blocks are mapped anew, an unfinished resize begins again."""
         scheduler = self.scheduler
-        held = [request for request in scheduler.requests.values() if request.state == "held"]
+        held = [request for request in scheduler.queues.requests.values() if request.state == "held"]
         self.finished += scheduler.restart("stage lost")
         self.model.lose(stage)
-        assert (scheduler.device.used, scheduler.device.cached, scheduler.host.used) == (0, 0, 0)
-        assert {request.state for request in scheduler.requests.values()} <= {"waiting", "held"}
+        assert (scheduler.blocks.device.used, scheduler.blocks.device.cached, scheduler.blocks.host.used) == (0, 0, 0)
+        assert {request.state for request in scheduler.queues.requests.values()} <= {"waiting", "held"}
         assert all(request.state == "held" for request in held)
         self.settle()
         assert not self.pending, "an effect was left that nothing can end any more"
-        self.model.send(scheduler.map_step(scheduler.device.size))
+        self.model.send(scheduler.resize.map_step(scheduler.blocks.device.size))
         if self.resize is not None:
             target, self.resize = self.resize[0], None
             self.begin_resize(target)
@@ -180,7 +180,7 @@ class World:
 
     def begin_resize(self, target):
         """Begin a resize; return its plan."""
-        plan = self.scheduler.begin_resize(target)
+        plan = self.scheduler.resize.begin(target)
         if plan.refused is None:
             self.resize = (target, None)
             self.poll_resize(None)
@@ -192,12 +192,12 @@ class World:
         if self.resize is None:
             return
         target, number = self.resize
-        if number is None and self.scheduler.resize_ready():
-            step = self.scheduler.map_step(target)
+        if number is None and self.scheduler.resize.ready():
+            step = self.scheduler.resize.map_step(target)
             self.model.send(step)
             self.resize = (target, step.number)
         elif number is not None and retired == number:
-            self.reports.append(self.scheduler.finish_resize(target))
+            self.reports.append(self.scheduler.resize.finish(target))
             self.resize = None
 
     # --- checks ---------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class World:
     def verify(self):
         """Check what must hold at every moment."""
         scheduler = self.scheduler
-        for request in scheduler.requests.values():
+        for request in scheduler.queues.requests.values():
             before, self._states[request.id] = self._states.get(request.id), request.state
             if before not in (None, request.state):
                 self.left[before] += 1
@@ -214,16 +214,16 @@ class World:
             if request.pending == 2:
                 self.two_unretired += 1
         if self.checked:
-            scheduler.check()
-        counts = scheduler.queues()
-        alive = [request for request in scheduler.requests.values() if not request.finished]
+            invariants.check(scheduler)
+        counts = scheduler.queues.counts()
+        alive = [request for request in scheduler.queues.requests.values() if not request.finished]
         assert counts.waiting + counts.running + counts.swapped + counts.held + counts.loading == len(alive)
         assert min(counts.waiting, counts.running, counts.swapped, counts.held, counts.loading) >= 0
         self.settle()
 
     def settle(self):
         """Collect the effects that have ended."""
-        for effect in self.scheduler.settled():
+        for effect in self.scheduler.fences.settled():
             assert effect.state in ("applied", "superseded", "failed")
             assert effect in self.pending
             self.pending.remove(effect)
@@ -232,7 +232,7 @@ class World:
     def act(self, verb, *arguments):
         """Do an act; return its effect, or the refusal."""
         try:
-            effect = getattr(self.scheduler, verb)(*arguments, by="eve")
+            effect = getattr(self.scheduler.actions, verb)(*arguments, by="eve")
         except Refused as refusal:
             assert refusal.text
             return refusal
@@ -244,10 +244,10 @@ class World:
     def verify_end(self):
         """Check that everything came back and that every output is the undisturbed one."""
         scheduler = self.scheduler
-        assert not scheduler.requests
-        assert scheduler.device.used == 0
-        assert scheduler.host.used == 0
-        assert scheduler.device.free + scheduler.device.cached + 1 == scheduler.device.size
+        assert not scheduler.queues.requests
+        assert scheduler.blocks.device.used == 0
+        assert scheduler.blocks.host.used == 0
+        assert scheduler.blocks.device.free + scheduler.blocks.device.cached + 1 == scheduler.blocks.device.size
         assert not self.pending, self.pending
         for request in self.all.values():
             expected = self.expected(request)
@@ -264,11 +264,11 @@ class Driver:
     def __init__(self, seed, **world):
         self.random = random.Random(seed)
         self.world = World(**world)
-        self.start_blocks = self.world.scheduler.device.size
+        self.start_blocks = self.world.scheduler.blocks.device.size
         self.counts: Counter = Counter()
 
     def pick(self):
-        alive = [request for request in self.world.scheduler.requests.values() if not request.finished]
+        alive = [request for request in self.world.scheduler.queues.requests.values() if not request.finished]
         return self.random.choice(alive) if alive else None
 
     def step(self):
@@ -277,8 +277,8 @@ class Driver:
         if draw < 0.30:
             if world.scheduler.paused and self.random.random() < 0.1:
                 world.scheduler.paused = False
-            if world.scheduler.cordon and self.random.random() < 0.05:
-                world.scheduler.cordon = ""
+            if world.scheduler.batcher.cordon and self.random.random() < 0.05:
+                world.scheduler.batcher.cordon = ""
             self.counts["schedule"] += world.schedule() is not None
         elif draw < 0.62:
             stages = [stage for stage in range(len(world.model.stages)) if world.model.can_run(stage)]
@@ -296,7 +296,7 @@ class Driver:
             self.disturb()
 
     def add(self):
-        if len(self.world.scheduler.requests) > 14:
+        if len(self.world.scheduler.queues.requests) > 14:
             return
         draw = self.random
         shared = [7] * draw.choice([0, 4, 8, 9, 12, 16])
@@ -328,7 +328,7 @@ class Driver:
         verb = draw.choice([*fitting, *fitting, "abort", "preempt", "swap_out", "swap_in", "release", "finish"])
         if verb == "finish":
             if draw.random() < 0.5:
-                world.scheduler.finish(request.id, "stopped by text")
+                world.scheduler.retirement.finish(request.id, "stopped by text")
                 world.verify()
                 self.counts["finish"] += 1
             return
@@ -346,7 +346,7 @@ class Driver:
         before = repr(request)
         keywords = dict(zip(("mode", "hold") if verb == "preempt" else ("hold",), arguments, strict=False))
         try:
-            answer = self.world.scheduler.plan_act(verb.replace("_", "-"), request.id, **keywords)
+            answer = self.world.scheduler.actions.plan(verb.replace("_", "-"), request.id, **keywords)
         except Refused as refusal:
             answer = refusal
         assert repr(request) == before
@@ -359,20 +359,21 @@ class Driver:
             self.counts["lose a stage"] += 1
             return
         if draw.random() < 0.2:
-            world.scheduler.cordon = "" if world.scheduler.cordon else "stage 0 is cordoned by eve"
+            world.scheduler.batcher.cordon = "" if world.scheduler.batcher.cordon else "stage 0 is cordoned by eve"
             self.counts["cordon"] += 1
             return
         if world.scheduler.paused or draw.random() < 0.2:
             world.scheduler.paused = not world.scheduler.paused
             self.counts["pause"] += 1
             return
-        target = draw.randint(world.scheduler.floor - 1, max(self.start_blocks, world.scheduler.floor) + 6)
+        floor = world.scheduler.resize.floor
+        target = draw.randint(floor - 1, max(self.start_blocks, floor) + 6)
         superseding = world.resize is not None
-        before = world.scheduler.device.size
-        plan = world.scheduler.plan_resize(target)
+        before = world.scheduler.blocks.device.size
+        plan = world.scheduler.resize.plan(target)
         done = world.begin_resize(target)
         assert done == plan
-        assert (plan.refused is not None) == (target < world.scheduler.floor)
+        assert (plan.refused is not None) == (target < floor)
         if plan.refused is None:
             kind = "grow" if target >= before else "shrink"
             self.counts[f"{kind} superseding" if superseding else kind] += 1
@@ -387,7 +388,7 @@ class Driver:
         world.run_cordoned()
         for _ in range(200):
             world.run()
-            held = [request for request in world.scheduler.requests.values() if request.state == "held"]
+            held = [request for request in world.scheduler.queues.requests.values() if request.state == "held"]
             if not held:
                 break
             for request in held:

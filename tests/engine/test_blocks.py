@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from ppengine.core.scheduler.block_pool import BlockPool, HostPool
+from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
 from ppengine.core.scheduler.request import chain_digest
 
 
@@ -155,7 +155,7 @@ def test_ten_thousand_random_operations_lose_and_double_nothing():
 
 
 def test_host_pool():
-    pool = HostPool(4)
+    pool = HostBlockPool(4)
     first = pool.allocate(3)
     assert first == [0, 1, 2]
     with pytest.raises(IndexError, match="2 host blocks are needed, 1 are free"):

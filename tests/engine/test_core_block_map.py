@@ -31,11 +31,11 @@ def test_a_cell_is_what_its_fullest_block_is(world: CoreWorld, cells: int) -> No
     detail = engine.block_map.answer(cells, "r1")
     mapped, found = detail.mapped, expanded(detail)
     assert mapped == engine.resizer.mapped_blocks and len(found) <= cells and len(found) * detail.size >= mapped
-    states = engine.scheduler.device.states
+    states = engine.scheduler.blocks.device.states
     assert len(states) == mapped
     for cell, state in enumerate(found):
         assert state == STATES[max(states[cell * detail.size : (cell + 1) * detail.size])]
-    blocks = engine.scheduler.requests["r1"].blocks
+    blocks = engine.scheduler.queues.requests["r1"].blocks
     assert blocks and detail.mine == sorted({block // detail.size for block in blocks})
 
 
@@ -49,7 +49,7 @@ def test_samples_of_one_prompt_light_their_own_blocks() -> None:
     world = CoreWorld(stages=2)
     world.submit([1] * 20, name="r", max_tokens=12, n=3)
     world.run(6)
-    requests = world.engine.scheduler.requests
+    requests = world.engine.scheduler.queues.requests
     for name in ("r", "r.1"):
         assert world.engine.block_map.answer(10_000, name).mine == sorted(set(requests[name].blocks))
 

@@ -30,7 +30,7 @@ def tell(world, stage, check, *found):
     cause = "non_finite" if check is Check.FINITE else "stream_order"
     world.engine.on_stage(
         StageFindings(
-            generation=world.engine.scheduler.generation,
+            generation=world.engine.scheduler.steps.generation,
             stage=stage,
             rank=0,
             check=check,
@@ -69,7 +69,7 @@ def test_what_a_check_does_on_a_gpu_is_said(world, check, words, end):
     board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
     plan = switch(world, check, dry_run=True)
     assert isinstance(plan, Outcome) and words in plan.text
-    assert switch(world, check).text == f"in all stages from step {world.engine.scheduler.step} on{end}"
+    assert switch(world, check).text == f"in all stages from step {world.engine.scheduler.steps.number} on{end}"
     off = switch(world, check, "off")
     assert isinstance(off, Outcome) and "graphs" not in off.text
 
@@ -104,7 +104,7 @@ def test_switches_add_up_and_are_shown(world):
     switch(world, "ledger", "off")
     info = Reporter(world.engine).build().engine.checks
     assert (info.ledger, info.strict, info.finite, info.shadow) == (False, True, True, 0.0)
-    assert info.step == world.engine.scheduler.step
+    assert info.step == world.engine.scheduler.steps.number
 
 
 def test_a_switch_while_paused_and_with_requests_in_flight(world):

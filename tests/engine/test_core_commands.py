@@ -176,7 +176,7 @@ def test_aborting_a_leader_alone_lets_its_samples_go_on():
     output = world.engine.outputs.get("a")
     assert [sample.finish_reason for sample in output.samples] == ["abort", "length", "length"]
     world.check()
-    assert world.engine.scheduler.device.used == 0
+    assert world.engine.scheduler.blocks.device.used == 0
 
 
 def test_every_verb_on_every_state_is_answered_and_leaves_the_books_in_order():
@@ -240,7 +240,7 @@ def test_effects_that_have_ended_are_not_kept():
         outcome = world.say(Abort(request=name))
         world.run()
         assert isinstance(world.last(outcome[0].id), Outcome)
-    assert world.engine.scheduler.settled() == []
+    assert world.engine.scheduler.fences.settled() == []
 
 
 def test_resume_undoes_every_pause():

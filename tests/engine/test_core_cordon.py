@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from core_world import CoreWorld
 from ppengine.core.report import Reporter
+from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Cordon, Drain, Outcome, Refused, Release, RestartStage, SetMemory, SwapIn, SwapOut
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 
@@ -39,11 +40,11 @@ def busy() -> CoreWorld:
 
 
 def states(world: CoreWorld) -> dict[str, str]:
-    return {name: request.state for name, request in world.engine.scheduler.requests.items()}
+    return {name: request.state for name, request in world.engine.scheduler.queues.requests.items()}
 
 
 def why(world: CoreWorld, name: str) -> str:
-    reason = world.engine.scheduler.why(world.engine.scheduler.requests[name])
+    reason = wait_reasons.why(world.engine.scheduler, world.engine.scheduler.queues.requests[name])
     return "" if reason is None else f"{reason.code}: {reason.text}"
 
 
@@ -79,10 +80,10 @@ def test_one_that_has_begun_passes_one_that_has_not() -> None:
     """r1 comes back to the waiting line, behind r0, which was held there before it ever ran."""
     world = CoreWorld(stages=3, max_num_seqs=1)
     world.submit([7] * 20, name="r0", max_tokens=12)
-    world.engine.scheduler.preempt("r0", hold=True)
+    world.engine.scheduler.actions.preempt("r0", hold=True)
     world.submit([8] * 20, name="r1", max_tokens=12)
     world.run(3)
-    world.engine.scheduler.preempt("r1", "recompute")
+    world.engine.scheduler.actions.preempt("r1", "recompute")
     world.say(Cordon(stage=0))
     world.say(Release(request="r0"))
     world.run()

@@ -11,6 +11,7 @@ import pytest
 from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.common.config import ConfigError, build_profile
+from ppengine.core.scheduler import invariants
 from ppengine.protocol.control import (
     Abort,
     Cordon,
@@ -61,21 +62,21 @@ def running(**scheduler: object) -> CoreWorld:
     world.run(4)
     world.say(SwapOut(request="r0"))
     world.say(SwapOut(request="r1", hold=False))
-    while world.engine.scheduler.requests["r0"].state != "held":
+    while world.engine.scheduler.queues.requests["r0"].state != "held":
         world.retire()
     return world
 
 
 def test_a_killed_stage_is_started_and_the_others_leave() -> None:
     world = running()
-    assert world.engine.scheduler.requests["r0"].host_blocks
+    assert world.engine.scheduler.queues.requests["r0"].host_blocks
     ended(world, 1)
     assert world.generation == 2
     assert world.started == [(1, 2)]
     assert world.told_to_leave == [(0, 2), (2, 2)]
     assert world.engine.state == "degraded"
     assert events(world, "stage.lost") == [f"stage 1: {KILLED}"]
-    states = {name: request.state for name, request in world.engine.scheduler.requests.items()}
+    states = {name: request.state for name, request in world.engine.scheduler.queues.requests.items()}
     assert states == {"r0": "held", **{f"r{index}": "waiting" for index in range(1, 6)}}
     back(world)
     assert world.engine.state == "serving"
@@ -372,8 +373,8 @@ def test_effects_under_way_have_an_end() -> None:
     states = [getattr(world.last(name), "state", "open") for name in names]
     assert "open" not in states
     assert "deferred" not in states
-    assert world.engine.scheduler.requests["r3"].state == "held"
-    assert "r2" not in world.engine.scheduler.requests
+    assert world.engine.scheduler.queues.requests["r3"].state == "held"
+    assert "r2" not in world.engine.scheduler.queues.requests
 
 
 @pytest.mark.parametrize("when", ["before the map step", "map step in flight", "stages are at it", "one has answered"])
@@ -458,7 +459,7 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             world.retire(answer=source.random() < 0.7)
         else:
             world.engine.advance()
-        world.engine.scheduler.check()
+        invariants.check(world.engine.scheduler)
     if world.engine.recovery.down:
         world.say(RestartStage(stage=0))
     world.engine.advance()
@@ -557,7 +558,7 @@ def closes(world: CoreWorld, first: int = 0, second: int = 1) -> None:
 def test_a_wire_that_closes_between_live_processes_needs_no_new_process() -> None:
     world = running()
     world.counting = True
-    assert world.engine.scheduler.requests["r0"].host_blocks
+    assert world.engine.scheduler.queues.requests["r0"].host_blocks
     closes(world)
     assert (world.generation, world.started) == (2, [])
     assert world.told_to_leave == [(0, 2), (1, 2), (2, 2)]

@@ -137,7 +137,7 @@ def busy(world: CoreWorld) -> CoreWorld:
 def test_steps_go_on_while_stages_map_and_new_blocks_are_used_when_all_have_them(utilization):
     world = busy(CoreWorld())
     name = at_it(world, utilization)
-    device, tokens = world.engine.scheduler.device, len(world.tokens("r"))
+    device, tokens = world.engine.scheduler.blocks.device, len(world.tokens("r"))
     for _ in range(5):
         world.retire()
     assert len(world.tokens("r")) >= tokens + 4
@@ -264,4 +264,4 @@ def test_any_order_of_changes_steps_failures_and_pauses_ends_with_what_was_asked
     assert mapped(world) == 500
     assert all(state in ("applied", "failed", "superseded") for state in states(world, *names))
     assert world.engine.live() == []
-    assert world.engine.scheduler.device.used == 0
+    assert world.engine.scheduler.blocks.device.used == 0

@@ -1,7 +1,7 @@
 """What an operator does to one request: fences, effects, holds, dry runs, refusals."""
 
 import pytest
-from ppengine.core.scheduler import Refused
+from ppengine.core.scheduler import Refused, wait_reasons
 from ppengine.protocol.steps import MoveKind
 from scheduler_world import World
 
@@ -37,7 +37,7 @@ def test_abort_of_a_waiting_request_is_applied_at_once():
     (request,) = world.add(prompt(5))
     effect = world.act("abort", request.id)
     assert (effect.state, request.state, request.finish_reason) == ("applied", "finished", "abort")
-    assert world.scheduler.settled() == []
+    assert world.scheduler.fences.settled() == []
 
 
 def test_abort_in_flight_is_fenced_and_its_tokens_are_dropped():
@@ -48,17 +48,17 @@ def test_abort_in_flight_is_fenced_and_its_tokens_are_dropped():
     assert effect.state == "pending"
     assert effect.text == "abort by eve: waits for m2"
     assert world.schedule() is None
-    assert world.scheduler.device.used == 3
-    why = world.scheduler.why(request)
+    assert world.scheduler.blocks.device.used == 3
+    why = wait_reasons.why(world.scheduler, request)
     assert (why.code, why.text) == ("fenced", "abort by eve waits for m2")
     world.model.drain()
     result = world.retire()
     assert result.tokens == []
     assert result.finished == [request]
     assert (effect.state, effect.step) == ("applied", 2)
-    assert world.scheduler.device.used == 0
+    assert world.scheduler.blocks.device.used == 0
     with pytest.raises(KeyError):
-        world.scheduler.abort(request.id)
+        world.scheduler.actions.abort(request.id)
 
 
 def state_waiting(world):
@@ -86,7 +86,7 @@ def state_swapping_out(world):
 
 def state_swapped(world):
     request = running(world)
-    world.scheduler.admissions = False
+    world.scheduler.batcher.draining = True
     world.act("swap_out", request.id, False)
     world.schedule()
     retire_all(world)
@@ -136,14 +136,14 @@ def test_preempt_and_hold_in_every_state_then_release(reach, mode):
     effect = world.act("preempt", request.id, mode, True)
     if reach is state_held:
         assert isinstance(effect, Refused)
-    world.scheduler.admissions = True
+    world.scheduler.batcher.draining = False
     world.run()
     assert request.state == "held"
     assert not request.blocks
     if reach is not state_held:
         assert effect.state == "applied"
         assert request.held_by == "preempt by eve"
-        assert world.scheduler.why(request).text == "preempt by eve"
+        assert wait_reasons.why(world.scheduler, request).text == "preempt by eve"
     assert world.act("release", request.id).state == "applied"
     world.run()
     world.verify_end()
@@ -161,11 +161,11 @@ def test_swap_out_keeps_device_blocks_until_the_copies_have_retired():
     )
     step = world.schedule()
     assert [(move.kind, move.src, move.dst) for move in step.moves] == [(MoveKind.OUT, b + 1, b) for b in range(3)]
-    assert world.scheduler.device.used == 3
+    assert world.scheduler.blocks.device.used == 3
     retire_all(world)
     assert (request.state, request.held_by) == ("held", "swap-out by eve")
     assert (request.blocks, request.host_blocks) == ([], [0, 1, 2])
-    assert world.scheduler.device.used == 0
+    assert world.scheduler.blocks.device.used == 0
     assert effect.state == "applied"
     assert effect.text == "swap-out by eve: 3 blocks swapped out, held"
     assert request.slot is not None
@@ -179,9 +179,9 @@ def test_swap_in_brings_the_same_kv_back():
     step = world.schedule()
     assert [move.kind for move in step.moves] == [MoveKind.IN] * 3
     assert step.rows == []
-    assert world.scheduler.host.used == 3
+    assert world.scheduler.blocks.host.used == 3
     retire_all(world)
-    assert (request.state, effect.state, world.scheduler.host.used) == ("running", "applied", 0)
+    assert (request.state, effect.state, world.scheduler.blocks.host.used) == ("running", "applied", 0)
     world.run()
     world.verify_end()
 
@@ -189,7 +189,7 @@ def test_swap_in_brings_the_same_kv_back():
 def test_swapped_requests_come_before_waiting_ones():
     world = World(stages=1, max_num_seqs=1)
     request = state_swapped(world)
-    world.scheduler.admissions = True
+    world.scheduler.batcher.draining = False
     (other,) = world.add(prompt(5, 30), **LONG)
     world.schedule()
     assert (request.state, other.state) == ("loading", "waiting")
@@ -247,7 +247,7 @@ def test_what_makes_no_sense_is_refused(verb, text):
 @pytest.mark.parametrize("verb", ["abort", "preempt", "swap_out", "swap_in", "release"])
 def test_unknown_ids_are_key_errors(verb):
     with pytest.raises(KeyError):
-        getattr(World().scheduler, verb)("nobody")
+        getattr(World().scheduler.actions, verb)("nobody")
 
 
 # --- effects that meet ----------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_a_later_act_supersedes():
     assert first.state == "superseded"
     assert first.text == "swap-out by eve was superseded by preempt by eve"
     retire_all(world)
-    assert (second.state, request.state, world.scheduler.host.used) == ("applied", "held", 0)
+    assert (second.state, request.state, world.scheduler.blocks.host.used) == ("applied", "held", 0)
     assert request.revision == 2
 
 
@@ -284,7 +284,7 @@ def test_a_swap_can_be_asked_again_after_a_recompute_while_its_copies_are_in_fli
     world.act("swap_out", request.id)
     retire_all(world)
     assert (request.state, len(request.host_blocks)) == ("held", 3)
-    assert world.scheduler.host.used == 3
+    assert world.scheduler.blocks.host.used == 3
 
 
 def test_a_stop_ends_a_request_that_waits_behind_a_fence():
@@ -326,7 +326,7 @@ def test_plan_of_a_swap_out_has_the_figures_and_changes_nothing():
     world = World(stages=2)
     request = state_in_flight(world)
     before = repr(request)
-    lines, figures = world.scheduler.plan_act("swap-out", request.id)
+    lines, figures = world.scheduler.actions.plan("swap-out", request.id)
     assert repr(request) == before
     assert figures["blocks_back"] == 3
     assert figures["host_needed"] == 3
@@ -342,9 +342,9 @@ def test_plan_raises_what_the_verb_raises():
     world = World(num_host_blocks=1)
     request = running(world)
     with pytest.raises(Refused, match="needs 3 host blocks"):
-        world.scheduler.plan_act("swap-out", request.id)
+        world.scheduler.actions.plan("swap-out", request.id)
     with pytest.raises(KeyError):
-        world.scheduler.plan_act("abort", "nobody")
+        world.scheduler.actions.plan("abort", "nobody")
 
 
 def test_shared_blocks_do_not_count_as_coming_back():
@@ -352,4 +352,4 @@ def test_shared_blocks_do_not_count_as_coming_back():
     leader, _ = world.add(prompt(10), n=2, **LONG)
     world.round()
     world.schedule()
-    assert world.scheduler.plan_act("abort", leader.id)[1]["blocks_back"] == 1
+    assert world.scheduler.actions.plan("abort", leader.id)[1]["blocks_back"] == 1

@@ -25,7 +25,7 @@ def steps_of(stages: int, seed: int, rounds: int) -> list[Step]:
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     for index in range(8 * stages):
         prompt = [source.randrange(100) for _ in range(source.randint(3, 90))]
-        scheduler.add([Request(id=f"r{index}", prompt_ids=prompt, sampling=params, seed=1)])
+        scheduler.admit([Request(id=f"r{index}", prompt_ids=prompt, sampling=params, seed=1)])
     flights: deque[Step] = deque()
     steps: list[Step] = []
     for _ in range(rounds):
@@ -67,5 +67,5 @@ def test_a_request_alone_is_scheduled_ahead() -> None:
         config, stages=4, block_size=16, max_model_len=512, num_blocks=100, num_host_blocks=0, eos_token_ids=frozenset()
     )
     params = SamplingParams(max_tokens=9, ignore_eos=True)
-    scheduler.add([Request(id="alone", prompt_ids=[1, 2, 3], sampling=params, seed=1)])
+    scheduler.admit([Request(id="alone", prompt_ids=[1, 2, 3], sampling=params, seed=1)])
     assert [len(step.rows) for step in iter(scheduler.schedule, None)] == [1, 1]

@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from ppengine.core.scheduler import Refused
+from ppengine.core.scheduler import Refused, wait_reasons
 from scheduler_world import STATES, World
 
 SETTINGS = settings(
@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.world.schedule() is not None:
             return True
         for request in self.alive():
-            why = self.world.scheduler.why(request)
+            why = wait_reasons.why(self.world.scheduler, request)
             assert why is None or (why.code and why.text)
             assert why is not None or request.state == "running"
         return False
@@ -99,7 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.world.retire() is not None
 
     def add(self, shared, own, first, n, tokens, ignore_eos):
-        if len(self.world.scheduler.requests) > 9:
+        if len(self.world.scheduler.queues.requests) > 9:
             return False
         prompt = [7] * shared + [(first + index) % 50 for index in range(own)]
         self.world.add(prompt, n=n, max_tokens=tokens, seed=first % 3, ignore_eos=ignore_eos)
@@ -111,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return False
         request, (verb, *arguments) = alive[index % len(alive)], act
         if verb == "finish":
-            self.world.scheduler.finish(request.id, "stop text")
+            self.world.scheduler.retirement.finish(request.id, "stop text")
             self.world.verify()
             return True
         revision = request.revision
@@ -122,28 +122,28 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def resize(self, more):
         scheduler = self.world.scheduler
-        plan = scheduler.plan_resize(scheduler.floor + more)
-        assert self.world.begin_resize(scheduler.floor + more) == plan
+        plan = scheduler.resize.plan(scheduler.resize.floor + more)
+        assert self.world.begin_resize(scheduler.resize.floor + more) == plan
         return plan.refused is None
 
     def disturb(self, what, index):
         """Lose a stage, pause or cordon; or end a pause and a cordon."""
         scheduler = self.world.scheduler
-        before = scheduler.paused, scheduler.cordon
+        before = scheduler.paused, scheduler.batcher.cordon
         if what == "lose":
             self.world.lose(index % len(self.world.model.stages))
         elif what == "pause":
             scheduler.paused = True
         elif what == "cordon":
-            scheduler.cordon = "stage 0 is cordoned by eve"
+            scheduler.batcher.cordon = "stage 0 is cordoned by eve"
         else:
-            scheduler.paused, scheduler.cordon = False, ""
-        return what == "lose" or before != (scheduler.paused, scheduler.cordon)
+            scheduler.paused, scheduler.batcher.cordon = False, ""
+        return what == "lose" or before != (scheduler.paused, scheduler.batcher.cordon)
 
     # --- beside -----------------------------------------------------------------------------------------------
 
     def alive(self):
-        return [request for request in self.world.scheduler.requests.values() if not request.finished]
+        return [request for request in self.world.scheduler.queues.requests.values() if not request.finished]
 
     def teardown(self):
         """Undo holds and pauses and run to the end: nobody starves, every block comes back."""

@@ -1,8 +1,8 @@
 """The check of contents catches planted errors: a stale block, a slot off by one, a block freed too early."""
 
 import pytest
+from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
-from ppengine.core.scheduler.kv_allocation import KvBlocks
 from ppengine.protocol.steps import Move, MoveKind, Row
 from scheduler_world import Driver, World
 from stage_model import WrongRead
@@ -90,7 +90,7 @@ def test_a_lost_copy_is_caught():
 
 def test_a_copy_to_the_wrong_block_is_caught():
     world = two_running()
-    request = next(iter(world.scheduler.requests.values()))
+    request = next(iter(world.scheduler.queues.requests.values()))
     world.act("swap_out", request.id, False)
     planted = False
     with pytest.raises(WrongRead):
@@ -130,18 +130,18 @@ def test_a_fence_that_does_not_wait_is_caught(monkeypatch):
 
 
 def test_a_relocation_without_its_copy_is_caught(monkeypatch):
-    original = KvBlocks.relocate
+    original = BlockTables.relocate
 
     def lazy(self, block, owners):
         original(self, block, owners)
-        self._pipeline._moves.pop()
+        self._steps._moves.pop()
 
     with pytest.raises(WrongRead):
-        hunt(KvBlocks, "relocate", lazy, monkeypatch)
+        hunt(BlockTables, "relocate", lazy, monkeypatch)
 
 
 def test_blocks_entered_before_they_are_computed_are_caught(monkeypatch):
-    original = KvBlocks.admit
+    original = BlockTables.allocate
 
     def eager(self, request, plan):
         original(self, request, plan)
@@ -149,4 +149,4 @@ def test_blocks_entered_before_they_are_computed_are_caught(monkeypatch):
             self.device.enter(request.blocks[index], digest)
 
     with pytest.raises(WrongRead):
-        hunt(KvBlocks, "admit", eager, monkeypatch)
+        hunt(BlockTables, "allocate", eager, monkeypatch)

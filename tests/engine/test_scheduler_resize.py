@@ -16,7 +16,7 @@ def busy(count=16, length=10, tokens=22, **config):
     config = {"stages": 2, "num_blocks": 69, "num_host_blocks": 40, "max_num_seqs": count, **config}
     world = World(block_size=4, max_model_len=40, max_num_batched_tokens=512, **config)
     requests = [world.add(prompt(length, index * 3), max_tokens=tokens, **LONG)[0] for index in range(count)]
-    while world.scheduler.device.used < 0.9 * world.scheduler.device.size:
+    while world.scheduler.blocks.device.used < 0.9 * world.scheduler.blocks.device.size:
         assert world.round()
     return world, requests
 
@@ -33,13 +33,13 @@ def test_halving_a_full_cache_loses_no_token_and_happens_as_planned(host, ahead)
     while not world.reports:
         assert world.round()
     report = world.reports[0]
-    assert (report.before, report.after, world.scheduler.device.size) == (69, 34, 34)
+    assert (report.before, report.after, world.scheduler.blocks.device.size) == (69, 34, 34)
     assert (report.swapped, report.recomputed) == (plan.swap_requests, plan.recompute_requests)
     assert (report.swap_blocks, report.recompute_blocks) == (plan.swap_blocks, plan.recompute_blocks)
     assert (report.moved, report.dropped) == (plan.move, plan.cached_dropped)
     world.begin_resize(69)
     world.run()
-    assert world.scheduler.device.size == 69
+    assert world.scheduler.blocks.device.size == 69
     world.verify_end()
     assert all(request.finish_reason == "length" for request in requests)
 
@@ -68,7 +68,7 @@ def test_blocks_of_victims_do_not_move_first():
 
 def test_victims_of_a_shrink_are_the_newest():
     world, requests = busy()
-    plan = world.scheduler.plan_resize(34)
+    plan = world.scheduler.resize.plan(34)
     names = [request.id for request in reversed(requests)]
     assert [name for name, _ in plan.victims] == names[: len(plan.victims)]
 
@@ -87,10 +87,10 @@ def test_cached_tail_blocks_are_dropped_and_not_found_again():
     for index in range(4):
         world.add(prompt(32, index * 5), max_tokens=1)
     world.run()
-    cached = world.scheduler.device.cached
+    cached = world.scheduler.blocks.device.cached
     plan = world.begin_resize(20)
     assert plan.cached_dropped > 0
-    assert world.scheduler.device.cached == cached - plan.cached_dropped
+    assert world.scheduler.blocks.device.cached == cached - plan.cached_dropped
     for index in range(4):
         world.add(prompt(32, index * 5), max_tokens=3, **LONG)
     world.run()
@@ -104,15 +104,15 @@ def test_shared_blocks_move_once_for_all_tables():
     for _ in range(3):
         world.round()
     assert filler.finished
-    shared = [block for block in leader.blocks if world.scheduler.device.references(block) == 4]
+    shared = [block for block in leader.blocks if world.scheduler.blocks.device.references(block) == 4]
     assert len(shared) == 7
     before = max(shared)
-    plan = world.begin_resize(world.scheduler.floor + 3)
+    plan = world.begin_resize(world.scheduler.resize.floor + 3)
     assert plan.move > 0
     step = world.schedule()
     sources = [move.src for move in step.moves if move.kind == MoveKind.DEVICE]
     assert len(sources) == len(set(sources))
-    assert max(leader.blocks) < before or before < world.scheduler.floor + 3
+    assert max(leader.blocks) < before or before < world.scheduler.resize.floor + 3
     assert [request.blocks[:7] for request in others if request.blocks] == [
         leader.blocks[:7] for request in others if request.blocks
     ]
@@ -126,7 +126,7 @@ def test_too_few_for_one_request_is_refused_with_the_floor():
     assert plan.refused == (
         "12 blocks are too few: one request of the model's length needs 12 and the null block 1; at least 13 would fit"
     )
-    assert world.scheduler.device.limit == 24
+    assert world.scheduler.blocks.device.limit == 24
     assert world.begin_resize(13).refused is None
 
 
@@ -139,7 +139,7 @@ def test_nothing_allocates_in_the_tail_once_a_shrink_began():
                 assert all(move.dst < 34 for move in step.moves if move.kind != MoveKind.OUT)
         world.model.drain()
         world.retire()
-    assert all(block < 34 for request in world.scheduler.requests.values() for block in request.blocks)
+    assert all(block < 34 for request in world.scheduler.queues.requests.values() for block in request.blocks)
 
 
 def test_growing_back_supersedes_a_shrink_and_calls_its_victims_back():
@@ -152,7 +152,7 @@ def test_growing_back_supersedes_a_shrink_and_calls_its_victims_back():
     assert world.begin_resize(69).after == 69
     assert all(request.fence is None or request.fence.copying for request in fenced)
     world.run()
-    assert world.scheduler.device.size == 69
+    assert world.scheduler.blocks.device.size == 69
     world.verify_end()
 
 
@@ -162,7 +162,7 @@ def test_a_deeper_shrink_supersedes_a_shrink():
     world.begin_resize(50)
     world.begin_resize(20)
     world.run()
-    assert (world.scheduler.device.size, len(world.reports)) == (20, 1)
+    assert (world.scheduler.blocks.device.size, len(world.reports)) == (20, 1)
     world.verify_end()
 
 
@@ -172,25 +172,25 @@ def test_a_shrink_supersedes_a_growth_that_is_under_way():
     assert world.resize[1] is not None
     world.begin_resize(16)
     world.run()
-    assert world.scheduler.device.size == 16
+    assert world.scheduler.blocks.device.size == 16
     assert world.model.stages[0].mapped == 16
 
 
 def test_a_growth_that_a_stage_cannot_follow_ends_at_the_smallest_answer():
     world = World(num_blocks=20)
-    step = world.scheduler.map_step(30)
+    step = world.scheduler.resize.map_step(30)
     assert step.map_blocks == 30
-    assert world.scheduler.device.size == 20
+    assert world.scheduler.blocks.device.size == 20
     world.scheduler.retire(step.number, [])
-    report = world.scheduler.finish_resize(24)
+    report = world.scheduler.resize.finish(24)
     assert (report.before, report.after) == (20, 24)
-    assert world.scheduler.device.free == 23
+    assert world.scheduler.blocks.device.free == 23
 
 
 def test_a_map_step_over_live_blocks_is_an_error():
     world, _ = busy()
     with pytest.raises(ValueError, match="still live"):
-        world.scheduler.map_step(34)
+        world.scheduler.resize.map_step(34)
 
 
 def test_a_shrink_while_paused_ends():
@@ -216,5 +216,5 @@ def test_swap_in_and_abort_race_a_shrink():
     world.act("abort", requests[-1].id)
     world.act("abort", requests[0].id)
     world.run()
-    assert world.scheduler.device.size == 34
+    assert world.scheduler.blocks.device.size == 34
     world.verify_end()

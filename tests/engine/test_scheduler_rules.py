@@ -1,7 +1,7 @@
 """The rules of scheduling, one by one."""
 
 import pytest
-from ppengine.core.scheduler import DoesNotFit
+from ppengine.core.scheduler import DoesNotFit, wait_reasons
 from ppengine.core.scheduler.block_pool import STATES
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Sampled
 from scheduler_world import World
@@ -86,10 +86,10 @@ def test_schedule_ahead_takes_the_token_from_the_device_and_drops_it_at_the_end(
     first = world.retire()
     assert first.finished == [request]
     assert request.finish_reason == "stop"
-    assert world.scheduler.device.used == 1
+    assert world.scheduler.blocks.device.used == 1
     assert world.retire().tokens == []
     assert len(request.output_ids) == 1
-    assert world.scheduler.device.used == 0
+    assert world.scheduler.blocks.device.used == 0
 
 
 def test_schedule_ahead_knows_the_last_token_by_count():
@@ -117,7 +117,7 @@ def test_without_chunked_prefill_a_prompt_is_never_cut():
     world.add(prompt(5, 0))
     (second,) = world.add(prompt(6, 20))
     assert [row.count for row in world.schedule().rows] == [5]
-    why = world.scheduler.why(second)
+    why = wait_reasons.why(world.scheduler, second)
     assert (why.code, why.need, why.have) == ("token_budget", 6, 3)
     with pytest.raises(DoesNotFit, match=r"9 tokens and chunked prefill is off.*at most 8 would fit"):
         world.add(prompt(9))
@@ -141,10 +141,10 @@ def test_more_blocks_than_exist_is_refused_and_nothing_is_added():
     world = World(num_blocks=6, max_model_len=48)
     with pytest.raises(DoesNotFit, match="need 6 blocks, 5 exist; 21 tokens would fit"):
         world.add(prompt(18), max_tokens=4, n=3)
-    assert not world.scheduler.requests
+    assert not world.scheduler.queues.requests
     (fitting,) = world.add(prompt(18), max_tokens=3)
     with pytest.raises(ValueError, match="in use"):
-        world.scheduler.check_fits([fitting])
+        world.scheduler.admission.check([fitting])
     world.run()
     world.verify_end()
 
@@ -169,7 +169,7 @@ def test_prefix_hit_computes_only_the_rest():
     step = world.schedule()
     assert request.num_cached == 8
     assert [(row.start, row.count) for row in step.rows] == [(8, 3)]
-    assert world.scheduler.prefix_hit_tokens_total == 8
+    assert world.scheduler.blocks.hit_tokens_total == 8
 
 
 def test_full_prefix_hit_computes_one_token_in_a_copy_of_the_last_block():
@@ -210,18 +210,18 @@ def test_followers_fork_the_leaders_prompt():
     leader, second, third = world.add(prompt(10), n=3, max_tokens=6, **PLAIN)
     step = world.schedule()
     assert len(step.rows) == 1
-    assert world.scheduler.queues().waiting == 2
-    assert world.scheduler.why(second).text == f"forks {leader.id} when its prompt is computed"
+    assert world.scheduler.queues.counts().waiting == 2
+    assert wait_reasons.why(world.scheduler, second).text == f"forks {leader.id} when its prompt is computed"
     finish_one(world)
     step = world.schedule()
     assert second.blocks[:2] == third.blocks[:2] == leader.blocks[:2]
     assert len({leader.blocks[2], second.blocks[2], third.blocks[2]}) == 3
     assert [move.src for move in step.moves] == [leader.blocks[2]] * 2
     assert [row.count for row in step.rows] == [1, 1, 1]
-    states = [STATES[state] for state in world.scheduler.device.states]
+    states = [STATES[state] for state in world.scheduler.blocks.device.states]
     assert {states[block] for block in leader.blocks} == {"shared"}, "two by tables, the last one by what copies it"
     assert [states[block] for block in (second.blocks[2], 0)] == ["used", "null"]
-    assert world.scheduler.owner_of(leader.blocks[0]) == [leader, second, third]
+    assert world.scheduler.blocks.device.references(leader.blocks[0]) == 3
     world.run()
     world.verify_end()
     assert len({tuple(request.output_ids) for request in (leader, second, third)}) == 3
@@ -276,14 +276,14 @@ def test_finish_drops_tokens_still_in_flight():
     world.schedule()
     finish_one(world)
     world.schedule()
-    world.scheduler.finish(request.id, "stop")
+    world.scheduler.retirement.finish(request.id, "stop")
     assert request.finished
     assert request.finish_reason == "stop"
     with pytest.raises(KeyError):
-        world.scheduler.finish(request.id, "stop")
+        world.scheduler.retirement.finish(request.id, "stop")
     world.run()
     assert len(request.output_ids) == 1
-    assert world.scheduler.device.used == 0
+    assert world.scheduler.blocks.device.used == 0
 
 
 # --- memory pressure ------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_pressure_takes_the_newest_and_the_oldest_is_never_touched():
     world.verify_end()
     assert requests[0].preemptions == 0
     assert requests[-1].preemptions > 0
-    assert world.scheduler.preemptions_total == sum(request.preemptions for request in requests)
+    assert world.scheduler.fences.preemptions_total == sum(request.preemptions for request in requests)
 
 
 def test_pressure_swaps_where_the_host_has_room():
@@ -317,7 +317,7 @@ def test_pressure_recomputes_where_the_host_is_full_and_says_so():
     world, requests = crowd(preemption="swap", num_host_blocks=1)
     world.run()
     world.verify_end()
-    texts = [note.text for note in world.scheduler.notes()]
+    texts = [note.text for note in world.scheduler.fences.notes()]
     assert any("swap needs" in text and "1 are free" in text for text in texts)
     assert sum(request.swaps for request in requests) == 0
 
@@ -330,7 +330,7 @@ def test_one_shortage_takes_one_victim():
     leaving = []
     for _ in range(6):
         world.schedule()
-        leaving.append(len(world.scheduler._fences.leaving))
+        leaving.append(len(world.scheduler.fences.leaving))
         world.model.drain()
         world.retire()
     assert max(leaving) <= 1
@@ -345,7 +345,7 @@ def test_watermark_holds_back_an_admission_but_not_the_only_request():
     world.add(prompt(20, 1), max_tokens=4, **PLAIN)
     (second,) = world.add(prompt(12, 2), max_tokens=4, **PLAIN)
     world.schedule()
-    why = world.scheduler.why(second)
+    why = wait_reasons.why(world.scheduler, second)
     assert (why.code, why.need, why.have) == ("blocks", 6, 5)
     assert why.text == "need 6, have 5"
 
@@ -397,7 +397,7 @@ def test_samples_of_another_slot_are_an_error():
     world = World(stages=2)
     world.add(prompt(4))
     world.schedule()
-    with pytest.raises(ValueError, match=r"sampled slots \[5\]; it was asked for slots \[0\]"):
+    with pytest.raises(ValueError, match=r"sampled slots \[5\], expected \[0\]"):
         world.scheduler.retire(1, [Sampled(5, 1)])
 
 
@@ -406,7 +406,7 @@ def test_paused_gives_no_rows():
     (request,) = world.add(prompt(4))
     world.scheduler.paused = True
     assert world.schedule() is None
-    assert world.scheduler.why(request).code == "paused"
+    assert wait_reasons.why(world.scheduler, request).code == "paused"
     world.scheduler.paused = False
     assert world.schedule() is not None
 
@@ -417,6 +417,6 @@ def test_max_num_seqs_and_who_stands_behind():
     (second,) = world.add(prompt(4))
     (third,) = world.add(prompt(4))
     world.schedule()
-    assert world.scheduler.why(second).text == "1 run, max_num_seqs is 1"
-    assert world.scheduler.why(third).code == "behind"
-    assert world.scheduler.why(third).text == f"behind {second.id}: 1 run, max_num_seqs is 1"
+    assert wait_reasons.why(world.scheduler, second).text == "1 run, max_num_seqs is 1"
+    assert wait_reasons.why(world.scheduler, third).code == "behind"
+    assert wait_reasons.why(world.scheduler, third).text == f"behind {second.id}: 1 run, max_num_seqs is 1"

@@ -37,11 +37,11 @@ class BlockMap:
         size = max(1, -(-self._mapped // min(max(1, cells), CELLS_MOST)))
         if size not in self._folds:
             self._folds[size] = self._fold(size)
-        known = self._engine.scheduler.requests.get(request or "")
+        known = self._engine.scheduler.queues.requests.get(request or "")
         mine = sorted({block // size for block in known.blocks}) if known is not None else []
         return BlocksDetail(mapped=self._mapped, size=size, runs=self._folds[size], request=request, mine=mine)
 
     def _fold(self, size: int) -> list[tuple[int, str]]:
-        states = self._engine.scheduler.device.states[: self._mapped]
+        states = self._engine.scheduler.blocks.device.states[: self._mapped]
         fullest = (max(states[first : first + size]) for first in range(0, len(states), size))
         return [(sum(1 for _ in run), STATES[state]) for state, run in groupby(fullest)]

@@ -71,7 +71,7 @@ class Cordons:
         else:
             self._placed.pop(stage, None)
             engine.recovery.start(start)
-        engine.scheduler.cordon = str(self)
+        engine.scheduler.batcher.cordon = str(self)
         engine.operations.end(operation, "applied", "; ".join(plan), figures=figures)
 
     def _plan(self, verb: Cordon) -> tuple[list[str], dict[str, float], list[int]]:

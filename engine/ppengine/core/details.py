@@ -9,6 +9,7 @@ import msgspec
 
 from ppengine.core.endings import history_of, since
 from ppengine.core.outputs import Ending, Sample
+from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import RequestDetail
 
@@ -42,7 +43,7 @@ def answer(engine: Engine, question: Inspect) -> Inspected | Failed:
 
 def _live(engine: Engine, request: Request) -> RequestDetail:
     scheduler, now = engine.scheduler, engine.clock()
-    why = scheduler.why(request)
+    why = wait_reasons.why(scheduler, request)
     sample = _sample(engine, request.group, request.sample)
     first, outputs = request.first_token_time, len(request.output_ids)
     return RequestDetail(
@@ -55,7 +56,7 @@ def _live(engine: Engine, request: Request) -> RequestDetail:
         computed_tokens=request.num_computed,
         cached_tokens=request.num_cached,
         block_table=list(request.blocks),
-        shared_blocks=[block for block in request.blocks if scheduler.device.references(block) > 1],
+        shared_blocks=[block for block in request.blocks if scheduler.blocks.device.references(block) > 1],
         host_blocks=list(request.host_blocks),
         in_flight=list(request.in_flight),
         sampling=request.sampling,

@@ -19,7 +19,7 @@ from ppengine.core.memory_controller import Resizer
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
-from ppengine.core.scheduler import DoesNotFit, Effect, Retirement, Scheduler
+from ppengine.core.scheduler import ActionResult, DoesNotFit, Retirement, Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.stage_tracker import Flight, StageBoard
 from ppengine.core.submissions import Submissions
@@ -111,7 +111,7 @@ class Engine:
             return "resizing"
         if self.draining:
             return "draining"
-        return "paused" if self.scheduler.paused or not self.scheduler.admissions else "serving"
+        return "paused" if self.scheduler.paused or self.scheduler.batcher.draining else "serving"
 
     def leave(self, why: str) -> None:
         """Leave the loop at its next turn."""
@@ -173,9 +173,9 @@ class Engine:
             num_host_blocks=capacity.host_blocks,
             eos_token_ids=frozenset(self.spec.eos_token_ids),
         )
-        self.scheduler.generation = self.recovery.generation
+        self.scheduler.steps.generation = self.recovery.generation
         self.resizer = Resizer(self, capacity, utilization)
-        self.send(self.scheduler.map_step(plan.mapped))
+        self.send(self.scheduler.resize.map_step(plan.mapped))
         self.serving = True
         self.message = ""
         self.event("engine.serving", f"serving with {plan.mapped} blocks, stage {plan.binding} is binding")
@@ -190,7 +190,7 @@ class Engine:
     def admit(self, requests: list[Request], session: str) -> None:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
         leader = requests[0]
-        self.scheduler.add(requests)
+        self.scheduler.admit(requests)
         self.outputs.open(leader.group, session, leader.prompt_ids, leader.sampling)
 
     def add_many(self, client: bytes, message: AddMany) -> None:
@@ -222,7 +222,7 @@ class Engine:
             verb = Submit(prompt=words, prompt_token_ids=ids, sampling=sampling, request=name)
             try:
                 group = self.submissions.requests(verb, owner=message.session)
-                self.scheduler.check_fits(group)
+                self.scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
                 raise ValueError(f"prompt {message.first + index}: {problem}") from None
             for request in group:
@@ -245,9 +245,9 @@ class Engine:
             if request.fence is None or not request.fence.final:
                 self.abort(request, by)
 
-    def abort(self, request: Request, by: str = "") -> Effect:
+    def abort(self, request: Request, by: str = "") -> ActionResult:
         """End a request; its output ends here when the effect is immediate, else when it retires."""
-        effect = self.scheduler.abort(request.id, by=by)
+        effect = self.scheduler.actions.abort(request.id, by=by)
         if effect.state == "applied":
             self.ended(request)
         return effect
@@ -265,7 +265,7 @@ class Engine:
             return []
         output = self.outputs.get(name)
         names = [name, *(f"{name}.{index}" for index in range(1, output.sampling.n))] if output else [name]
-        found = (self.scheduler.requests.get(one) for one in names)
+        found = (self.scheduler.queues.requests.get(one) for one in names)
         # Somebody may have taken the name of an ended sample for a prompt of their own.
         live = (request for request in found if request is not None and not request.finished)
         return [request for request in live if output is None or request.group == name]
@@ -273,12 +273,12 @@ class Engine:
     @property
     def running(self) -> int:
         """Requests that run or are being loaded."""
-        queues = self.scheduler.queues()
+        queues = self.scheduler.queues.counts()
         return queues.running + queues.loading
 
     def live(self) -> list[Request]:
         """Return the requests that have not ended, in order of arrival."""
-        return [request for request in self.scheduler.requests.values() if not request.finished]
+        return [request for request in self.scheduler.queues.requests.values() if not request.finished]
 
     def gone_text(self, name: str) -> str:
         """Say of a request id that is not live what is known of it."""
@@ -306,7 +306,7 @@ class Engine:
         if not self.serving:
             return
         self.checks.shadow.watch()
-        for note in self.scheduler.notes():
+        for note in self.scheduler.fences.notes():
             self.event(f"request.{note.kind}", f"{note.request} {note.text}", request=note.request)
         self.commands.settle()
         self.resizer.advance()
@@ -326,7 +326,7 @@ class Engine:
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
             ended = request.finish_reason == "stop"
             if self.outputs.push(request.group, request.sample, token, entry, ended) and not request.finished:
-                self.scheduler.finish(request.id, "stop")
+                self.scheduler.retirement.finish(request.id, "stop")
                 self.ended(request)
         for request in retirement.finished:
             self.ended(request)

@@ -121,7 +121,7 @@ class Checks:
                 self._switching.remove(older)
             self._switching.append(_Switch(_WHEN_BACK, operation, verb))
             return
-        step = engine.scheduler.checks_step(self._flags)
+        step = engine.scheduler.steps.emit([], checks=self._flags)
         engine.send(step)
         self._switching.append(_Switch(step.number, operation, verb))
 
@@ -156,7 +156,7 @@ class Checks:
         self._told.clear()
         self._ledgers.clear()
         if self._flags or self._switching:
-            step = self._engine.scheduler.checks_step(self._flags)
+            step = self._engine.scheduler.steps.emit([], checks=self._flags)
             self._engine.send(step)
             self._switching = [switch._replace(step=step.number) for switch in self._switching]
 

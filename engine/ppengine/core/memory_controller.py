@@ -79,7 +79,7 @@ class Resizer:
             return
         memory = self.capacity.plan(verb.utilization)
         refusal = self.capacity.refusal(verb.utilization)
-        plan = engine.scheduler.plan_resize(memory.mapped)
+        plan = engine.scheduler.resize.plan(memory.mapped)
         if refusal or plan.refused:
             text = refusal or plan.refused or ""
             engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=text))
@@ -109,12 +109,12 @@ class Resizer:
         if self._operation is None or self._mapping or engine.recovery.holds or engine.leaving:
             return
         if self._target == self.mapped_blocks and not self._uneven:
-            self._end(scheduler.finish_resize(self._target))
-        elif self._target >= self.mapped_blocks or scheduler.resize_ready():
+            self._end(scheduler.resize.finish(self._target))
+        elif self._target >= self.mapped_blocks or scheduler.resize.ready():
             self._mapping, self._asked = True, _Asked(self.utilization, self.revision)
-            engine.send(scheduler.map_step(self._target))
+            engine.send(scheduler.resize.map_step(self._target))
         else:
-            live = scheduler.device.tail_live
+            live = scheduler.blocks.device.tail_live
             engine.operations.defer(self._operation, f"{live} live blocks to leave the tail")
 
     def mapped(self, change: Change) -> None:
@@ -145,7 +145,7 @@ class Resizer:
         has room for less at the utilization that was agreed.
         """
         engine, scheduler = self._engine, self._engine.scheduler
-        size = scheduler.device.size
+        size = scheduler.blocks.device.size
         if self._mapping and self._asked.revision > _BOOT and size < self.mapped_blocks:
             # What a shrink gave up is gone, whoever has mapped it.
             self._agreed = self._asked.utilization
@@ -157,13 +157,13 @@ class Resizer:
         fits = capacity.refusal(self._agreed) is None
         if (most := capacity.plan(self._agreed if fits else 1.0).mapped) < size:
             size = most
-            scheduler.begin_resize(size)
+            scheduler.resize.begin(size)
         self._mapping, self._asked, self._step = True, _Asked(self._agreed, _AGAIN), None
         self.mapped_blocks = size
-        engine.send(scheduler.map_step(size))
+        engine.send(scheduler.resize.map_step(size))
         if self._operation is not None:
             self._target = capacity.plan(self.utilization).mapped
-            scheduler.begin_resize(min(self._target, scheduler.device.size))
+            scheduler.resize.begin(min(self._target, scheduler.blocks.device.size))
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -182,8 +182,8 @@ class Resizer:
         self._before = self.mapped_blocks
         self.utilization, self._target, self._failure = utilization, blocks, ""
         self._step = None
-        engine.scheduler.revision = self.revision
-        engine.scheduler.begin_resize(min(blocks, engine.scheduler.device.size))
+        engine.scheduler.steps.revision = self.revision
+        engine.scheduler.resize.begin(min(blocks, engine.scheduler.blocks.device.size))
         self.advance()
 
     def _end(self, report: ResizeReport) -> None:

@@ -274,7 +274,7 @@ class Recovery:
         self._rejoining.clear()
         engine.board.found()
         engine.message = engine.outputs.failure = ""
-        engine.scheduler.generation = self.generation
+        engine.scheduler.steps.generation = self.generation
         engine.resizer.restart(capacity)
         engine.checks.restate()
         self.losses.heal(self._recomputed)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.reports import CoreReport
 from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, RequestInfo, Throughput
 
@@ -43,18 +44,18 @@ class Reporter:
             mono_ns=time.monotonic_ns(),
             engine=info,
             stages=engine.board.views(plan.capacities, resizer.mapped_blocks, plan.binding, engine.cordons),
-            queues=scheduler.queues(),
+            queues=scheduler.queues.counts(),
             requests_total=len(live),
             requests=[self._request(request) for request in live[:MAX_REQUESTS]],
             operations=engine.operations.infos(),
             throughput=throughput,
-            kv_used=scheduler.device.used,
-            kv_cached=scheduler.device.cached,
-            kv_free=scheduler.device.free,
-            swap_used=scheduler.host.used,
+            kv_used=scheduler.blocks.device.used,
+            kv_cached=scheduler.blocks.device.cached,
+            kv_free=scheduler.blocks.device.free,
+            swap_used=scheduler.blocks.host.used,
             steps_in_flight=engine.board.numbers,
-            preemptions_total=scheduler.preemptions_total,
-            prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
+            preemptions_total=scheduler.fences.preemptions_total,
+            prefix_hit_tokens_total=scheduler.blocks.hit_tokens_total,
             dropped_total=dropped,
             findings=engine.checks.findings(),
             losses=engine.recovery.losses.report(),
@@ -75,7 +76,7 @@ class Reporter:
             memory_utilization=engine.resizer.utilization if engine.serving else profile.memory.utilization,
             memory_revision=engine.resizer.revision if engine.serving else 0,
             uptime_s=engine.uptime_s,
-            step=engine.scheduler.step if engine.serving else 0,
+            step=engine.scheduler.steps.number if engine.serving else 0,
             retired_step=engine.board.retired_step,
             max_model_len=config.max_model_len,
             block_size=profile.memory.block_size,
@@ -96,7 +97,7 @@ class Reporter:
             output_tokens=len(request.output_ids),
             blocks=len(request.blocks),
             swap_blocks=len(request.host_blocks),
-            why=scheduler.why(request),
+            why=wait_reasons.why(scheduler, request),
             revision=request.revision,
             computed_tokens=request.num_computed,
             cached_tokens=request.num_cached,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from ppengine.core.operations import Operation
-from ppengine.core.scheduler import DoesNotFit, Effect, PreemptMode
+from ppengine.core.scheduler import ActionResult, DoesNotFit, PreemptMode
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.results import EffectState
+from ppengine.core.scheduler.results import ActionState
 from ppengine.protocol.control import (
     Abort,
     Command,
@@ -41,7 +41,7 @@ VERB_NAMES: dict[type, ActName] = {
 }  # fmt: skip
 
 
-_TOLD_FIRST: tuple[EffectState, ...] = ("pending", "failed", "superseded", "applied")
+_TOLD_FIRST: tuple[ActionState, ...] = ("pending", "failed", "superseded", "applied")
 """Which of the effects on several samples an operation tells of."""
 
 
@@ -59,7 +59,7 @@ class Commands:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._effects: list[tuple[list[tuple[Effect, Request]], Operation]] = []
+        self._effects: list[tuple[list[tuple[ActionResult, Request]], Operation]] = []
         self._drain: Operation | None = None
         self._idle: Operation | None = None
 
@@ -80,7 +80,7 @@ class Commands:
         """End the operations whose effect has happened; say of the others where they wait."""
         engine = self._engine
         # Each effect is looked at below; the scheduler's own list of those that ended would only grow.
-        engine.scheduler.settled()
+        engine.scheduler.fences.settled()
         left = []
         for effects, operation in self._effects:
             # A group of samples moves together; the operation ends with the last of them.
@@ -146,7 +146,7 @@ class Commands:
         if engine.draining:
             raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
         requests = engine.submissions.requests(verb, owner=command.by)
-        engine.scheduler.check_fits(requests)
+        engine.scheduler.admission.check(requests)
         name = requests[0].group
         if command.dry_run:
             plan = [f"queue {len(requests)} sample(s) of {len(requests[0].prompt_ids)} prompt tokens"]
@@ -172,15 +172,15 @@ class Commands:
         scheduler, by = engine.scheduler, command.by
         mode = verb.mode if isinstance(verb, Preempt) else None
         hold = verb.hold if isinstance(verb, Preempt | SwapOut) else False
-        calls: dict[type, Callable[[Request], Effect]] = {
+        calls: dict[type, Callable[[Request], ActionResult]] = {
             Abort: lambda member: engine.abort(member, by),
-            Preempt: lambda member: scheduler.preempt(member.id, mode, hold, by=by),
-            SwapOut: lambda member: scheduler.swap_out(member.id, hold, by=by),
-            SwapIn: lambda member: scheduler.swap_in(member.id, by=by),
-            Release: lambda member: scheduler.release(member.id, by=by),
+            Preempt: lambda member: scheduler.actions.preempt(member.id, mode, hold, by=by),
+            SwapOut: lambda member: scheduler.actions.swap_out(member.id, hold, by=by),
+            SwapIn: lambda member: scheduler.actions.swap_in(member.id, by=by),
+            Release: lambda member: scheduler.actions.release(member.id, by=by),
         }
         if command.dry_run:
-            plan, figures = scheduler.plan_act(VERB_NAMES[type(verb)], request.id, mode, hold)
+            plan, figures = scheduler.actions.plan(VERB_NAMES[type(verb)], request.id, mode, hold)
             text = plan[0] if plan else "nothing to do"
             outcome = Outcome(
                 id=command.id, op="", state="planned", text=text, plan=plan, figures=figures,
@@ -188,7 +188,7 @@ class Commands:
             )  # fmt: skip
             engine.reply(client, outcome)
             return
-        effects: list[tuple[Effect, Request]] = []
+        effects: list[tuple[ActionResult, Request]] = []
         problem = ""
         for member in self._able(verb, members, mode, hold):
             try:
@@ -211,7 +211,7 @@ class Commands:
         able, first = [], None
         for member in members:
             try:
-                self._engine.scheduler.plan_act(VERB_NAMES[type(verb)], member.id, mode, hold)
+                self._engine.scheduler.actions.plan(VERB_NAMES[type(verb)], member.id, mode, hold)
                 able.append(member)
             except NotPossible as error:
                 if error.code == "DOES_NOT_FIT":
@@ -235,7 +235,7 @@ class Commands:
             return
         operation = engine.operations.open(command, client, verb.mode)
         self._supersede_pause(f"pause {verb.mode} by {command.by}")
-        scheduler.admissions, scheduler.paused = False, verb.mode != "wait"
+        scheduler.batcher.draining, scheduler.paused = True, verb.mode != "wait"
         if verb.mode == "abort":
             engine.abort_all(by=command.by)
         if verb.mode == "wait" and running:
@@ -252,7 +252,7 @@ class Commands:
             return
         operation = engine.operations.open(command, client, None)
         self._supersede_pause(f"resumed by {command.by}")
-        engine.scheduler.paused, engine.scheduler.admissions = False, True
+        engine.scheduler.paused = engine.scheduler.batcher.draining = False
         engine.operations.end(operation, "applied", "scheduling again")
 
     def _supersede_pause(self, why: str) -> None:

@@ -1,27 +1,27 @@
-"""The central scheduler: which request gets which tokens and blocks in which step. No torch, no I/O.
+"""The central scheduler: it chooses the tokens and blocks of each request for each step. No torch, no I/O.
 
-A request passes through `intake` (can it ever fit), `queues` (where it stands), `batch` (rows of a step), `kv` (its
-blocks), `pipeline` (numbers, slots, what each unretired step holds) and `returns` (tokens, ends). `acts` is what an
-operator does to it, `fences` makes that wait for what is in flight, `resize` changes the number of blocks, `why` says
-what a request waits for, `view` counts and checks.
+A request passes through `admission` (can it ever fit), `queues` (its place), `batcher` (rows of a step), `blocks` (its
+block table), `steps` (the draft and the unretired steps) and `retirement` (sampled tokens, ends). An operator's verbs
+are `actions`; `fences` delay them until the steps in flight have retired; `resize` changes the number of blocks.
+`wait_reasons.why` and `invariants.check` read a whole scheduler.
 """
 
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import (
+    ActionResult,
     DoesNotFit,
-    Effect,
     Note,
     PreemptMode,
     Refused,
     ResizePlan,
     ResizeReport,
-    Retirement,
 )
+from ppengine.core.scheduler.retirement import Retirement
 from ppengine.core.scheduler.scheduler import Scheduler
 
 __all__ = [
+    "ActionResult",
     "DoesNotFit",
-    "Effect",
     "Note",
     "PreemptMode",
     "Refused",

@@ -1,6 +1,6 @@
-"""Ids of device and host blocks: who may take which. The memory itself belongs to the stages.
+"""Ids of device and host blocks: which are free. The stages own the memory itself.
 
-Block 0 is the null block: always mapped, never given to anyone, so that padding has somewhere to point.
+Block 0 is the null block: always mapped and never allocated, so that padding can point to it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 STATES = ("free", "null", "cached", "used", "shared")
-"""What a block can be, the fuller the later; withheld ones are free."""
+"""States of a block, from empty to full; withheld blocks are `free`."""
 _FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
 
 
 class BlockPool:
     """Device blocks with reference counts and a prefix cache.
 
-    A block is free, cached (full, referenced by nobody, findable by its digest), used (referenced) or, while a
-    shrink is under way, withheld: free, but at or beyond `limit`, so that nobody gets it any more.
+    A block is free, cached (full, without references, found by its digest), used (referenced) or withheld. During a
+    shrink, withheld blocks are free but at or beyond `limit`, so they are not allocated.
     Always: free + cached + used + withheld + 1 (null) = `size`.
     """
 
@@ -26,53 +26,53 @@ class BlockPool:
         self.size = size
         self.limit = size
         self.reserve = 0
-        """Blocks that a shrink needs for what it still has to move; others do not get them."""
+        """Blocks that a shrink keeps for its remaining moves."""
         self.used = 0
         self.withheld = 0
         self.tail_live = 0
-        """Used blocks at or beyond `limit`."""
+        """Number of used blocks at or beyond `limit`."""
         self._refs = [0] * size
         self._states = bytearray([_NULL, *bytes(size - 1)])
         self._digests: list[bytes | None] = [None] * size
         self._free: list[int] = []
-        """A heap of the free ones below `_fresh`."""
+        """Heap of the free blocks below `_fresh`."""
         self._fresh = 1
-        """From here on no block has ever been given away: those below `limit` are free, and nobody has to list them."""
+        """First block that was never allocated: from here to `limit` all are free, without being listed."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._by_digest: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that hold nothing and may be taken."""
+        """Number of empty blocks that may be allocated."""
         return len(self._free) + max(0, self.limit - self._fresh)
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody uses and the prefix cache could still find."""
+        """Number of blocks without references that the prefix cache can find."""
         return len(self._idle)
 
     @property
     def available(self) -> int:
-        """Blocks that an allocation could take now: free, or cached and evictable, less the reserve."""
+        """Number of blocks that an allocation could take now: free or cached, less the reserve."""
         return self.free + len(self._idle) - self.reserve
 
     @property
     def states(self) -> bytes:
-        """What each block is, by its index in `STATES`. Kept up to date: to look at it must cost next to nothing."""
+        """State of each block, as an index into `STATES`. It is kept up to date, so that reading it is cheap."""
         return bytes(self._states)
 
     def references(self, block: int) -> int:
-        """Return how many tables and copies use `block`."""
+        """Return the number of tables and copies that use `block`."""
         return self._refs[block]
 
     def is_cached(self, block: int) -> bool:
-        """Return whether `block` is in the prefix cache and used by nobody."""
+        """Return whether `block` is in the prefix cache and has no references."""
         return block in self._idle
 
     def allocate(self) -> int:
-        """Return a block with one reference: the lowest free one, else the least recently used cached one.
+        """Return a block with one reference: the lowest free one, otherwise the least recently used cached one.
 
-        The caller has checked `available`. Raises IndexError when there is none at all.
+        The caller must check `available` first. Raises IndexError if no block is free or cached.
         """
         if self._free:
             block = heapq.heappop(self._free)
@@ -100,11 +100,11 @@ class BlockPool:
         self._states[block] = _USED if self._refs[block] == 1 else _SHARED
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each. Give a table from its end, so that its tail is evicted before its head."""
+        """Drop one reference of each. Pass a table in reverse, so that its tail is evicted before its head."""
         for block in blocks:
             left = self._refs[block] - 1
             if left < 0 or block == 0:
-                raise ValueError(f"block {block} is released and nobody uses it")
+                raise ValueError(f"block {block} is released but has no references")
             self._refs[block] = left
             if left == 0:
                 self.used -= 1
@@ -133,7 +133,7 @@ class BlockPool:
     # --- prefix cache ---------------------------------------------------------------------------------------
 
     def lookup(self, digests: Sequence[bytes]) -> list[int]:
-        """Return the blocks of the longest known prefix of `digests`; nothing changes."""
+        """Return the blocks of the longest known prefix of `digests`, without references."""
         found = []
         for digest in digests:
             block = self._by_digest.get(digest)
@@ -143,13 +143,13 @@ class BlockPool:
         return found
 
     def enter(self, block: int, digest: bytes) -> None:
-        """Make a full block findable. A second block with the same content stays private: tables never change."""
+        """Enter a full block into the prefix cache. A second one with the same content stays private."""
         if digest not in self._by_digest and self._digests[block] is None and block < self.limit:
             self._digests[block] = digest
             self._by_digest[digest] = block
 
     def drop_cache(self) -> int:
-        """Forget every cached block that nobody uses; return how many."""
+        """Empty all cached blocks without references; return their number."""
         count = len(self._idle)
         for block in self._idle:
             self._forget(block)
@@ -161,13 +161,13 @@ class BlockPool:
     # --- size -----------------------------------------------------------------------------------------------
 
     def set_limit(self, limit: int) -> int:
-        """Give nothing at or beyond `limit` any more (or again); return how many cached blocks were dropped.
+        """Allocate only blocks below `limit` from now on; return the number of cached blocks that were dropped.
 
-        It takes as long as what changes sides has blocks that were in use at some time.
+        It takes time in proportion to the blocks between both limits that were ever allocated.
         """
         dropped = []
         if limit < self.limit:
-            dropped = [block for block in self._given(limit) if block in self._idle]
+            dropped = [block for block in self._ever_allocated(limit) if block in self._idle]
             for block in dropped:
                 del self._idle[block]
                 self._forget(block)
@@ -183,7 +183,7 @@ class BlockPool:
         return len(dropped)
 
     def resize(self, size: int) -> None:
-        """Make the pool `size` blocks. Raises ValueError while a block that would go is used."""
+        """Set the size of the pool. Raises ValueError while a block beyond it is used."""
         if any(self._refs[size:]):
             raise ValueError(f"{sum(map(bool, self._refs[size:]))} blocks at or beyond {size} are still used")
         if size < self.size:
@@ -197,14 +197,14 @@ class BlockPool:
         self.size = size
         self.set_limit(size)
 
-    def _given(self, first: int) -> range:
-        """Return the blocks from `first` on that have been given away at some time."""
+    def _ever_allocated(self, first: int) -> range:
+        """Return the blocks from `first` on that were ever allocated."""
         return range(first, self._fresh)
 
     def relocate(self, block: int, owners: int) -> int:
-        """Give `owners` references of `block`, and its digest, to a low block; return that one.
+        """Move `owners` references of `block`, and its digest, to a low block; return the low block.
 
-        The old block keeps one reference for the copy; the caller releases it once the copy has retired.
+        The old block keeps one reference for the copy; the caller releases it when the copy has retired.
         """
         target = self.allocate()
         self._refs[target] = owners
@@ -219,9 +219,9 @@ class BlockPool:
         return target
 
     def tail_counts(self, limit: int) -> tuple[int, int]:
-        """Return how many blocks at or beyond `limit` are free (withheld among them) and cached."""
+        """Return the numbers of free (withheld included) and cached blocks at or beyond `limit`."""
         first = max(limit, 1)
-        cached = sum(map(self._idle.__contains__, self._given(first)))
+        cached = sum(map(self._idle.__contains__, self._ever_allocated(first)))
         used = sum(map(bool, self._refs[first : self._fresh]))
         return max(0, self.size - first) - used - cached, cached
 
@@ -230,10 +230,10 @@ class BlockPool:
         refs = {block: count for block, count in enumerate(self._refs) if count}
         _require(refs == expected, f"references {_differ(refs, expected)}")
         _require(self.used == len(refs), f"used is {self.used}, {len(refs)} blocks have references")
-        _require(not any(self._refs[self._fresh :]), "a block is used that was never given away")
+        _require(not any(self._refs[self._fresh :]), "a block is used that was never allocated")
         free = {*self._free, *range(self._fresh, self.limit)}
         _require(len(free) == self.free, "a block is free twice")
-        _require(0 not in free and 0 not in refs and 0 not in self._idle, "the null block was given away")
+        _require(0 not in free and 0 not in refs and 0 not in self._idle, "the null block was allocated")
         _require(not free & refs.keys() and not free & self._idle.keys(), "a free block is used or cached")
         _require(not self._idle.keys() & refs.keys(), "a cached block is used")
         _require(all(block < self.limit for block in free | self._idle.keys()), "a tail block can be taken")
@@ -251,8 +251,8 @@ class BlockPool:
         return min(_USED + self._refs[block] - 1, _SHARED) if self._refs[block] else _CACHED * (block in self._idle)
 
 
-class HostPool:
-    """Host blocks of the swap pool: the same ids on every stage, lowest first."""
+class HostBlockPool:
+    """Ids of host blocks for swapped requests, the same on every stage. The lowest free ones are allocated first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -261,16 +261,16 @@ class HostPool:
 
     @property
     def free(self) -> int:
-        """Blocks that may be taken."""
+        """Number of blocks that may be allocated."""
         return len(self._free)
 
     @property
     def used(self) -> int:
-        """Blocks that hold or will hold a swapped request."""
+        """Number of blocks that hold or will hold a swapped request."""
         return len(self._used)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` blocks. The caller has checked `free`; raises IndexError when they are not there."""
+        """Return `count` blocks. The caller must check `free` first. Raises IndexError if there are fewer."""
         if count > len(self._free):
             raise IndexError(f"{count} host blocks are needed, {len(self._free)} are free")
         taken = [heapq.heappop(self._free) for _ in range(count)]
@@ -278,15 +278,15 @@ class HostPool:
         return taken
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give blocks back. Raises ValueError for one that is not taken."""
+        """Free blocks. Raises ValueError for one that is not allocated."""
         for block in blocks:
             if block not in self._used:
-                raise ValueError(f"host block {block} is released and nobody uses it")
+                raise ValueError(f"host block {block} is released but not allocated")
             self._used.discard(block)
             heapq.heappush(self._free, block)
 
     def check(self, expected: list[int]) -> None:
-        """Raise AssertionError unless exactly `expected` are taken, each once."""
+        """Raise AssertionError unless exactly `expected` are allocated, each once."""
         _require(sorted(expected) == sorted(self._used), f"host blocks {sorted(self._used)}, owned {sorted(expected)}")
         _require(len(self._free) + len(self._used) == self.size, "host blocks were lost or doubled")
 

@@ -1,46 +1,49 @@
-"""Changing the number of device blocks while requests run: logically first to shrink, physically first to grow."""
+"""Changes of the number of device blocks while requests run. A shrink lowers the limit before the stages unmap."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
-from ppengine.core.scheduler.kv_allocation import KvBlocks
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.request_queues import Lines
+from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import Fence, PreemptMode, ResizePlan, ResizeReport
+from ppengine.core.scheduler.step_log import StepLog
+from ppengine.protocol.steps import Step
 
 
 @dataclass(slots=True)
 class _Victim:
-    """A request that a resize has fenced, with what it had lost before."""
+    """A request that a resize has fenced."""
 
     request: Request
     mode: PreemptMode
     blocks: int
     preemptions: int
+    """Its number of preemptions before this one."""
 
     @property
     def left(self) -> bool:
-        """Whether it has left or will: it did not end, or was not taken by something else, in between."""
+        """Whether this resize preempted it or will: it did not end, and no other fence replaced this one."""
         fence = self.request.fence
         return self.request.preemptions > self.preemptions or (fence is not None and fence.resize)
 
 
 @dataclass(slots=True)
 class _Done:
-    """What a resize has done so far."""
+    """Progress of a resize."""
 
     before: int
     moved: int = 0
     dropped: int = 0
     victims: list[_Victim] = field(default_factory=list)
     cleared: bool = False
-    """Nobody who stays has a block in the tail any more; copies and fences there end by themselves."""
+    """Whether no staying request has a block in the tail; copies and fences there end by themselves."""
 
     def report(self, after: int) -> ResizeReport:
-        """Return the end of it, at `after` blocks."""
+        """Return the report of its end at `after` blocks."""
         left = [victim for victim in self.victims if victim.left]
         swapped = [victim.blocks for victim in left if victim.mode == "swap"]
         recomputed = [victim.blocks for victim in left if victim.mode == "recompute"]
@@ -49,31 +52,32 @@ class _Done:
         )
 
 
-class Resizer:
-    """One resize at a time; a later one supersedes.
+class BlockPoolResize:
+    """Runs one resize at a time; a later one supersedes it.
 
-    A shrink lowers the limit at once, drops cached blocks of the tail, fences victims (newest first) until what
-    stays fits below the limit, and moves what stays in the tail down, as fast as blocks below the limit come back.
+    To shrink to `n` blocks: `begin(n)`, wait for `ready()`, send `map_step(n)`, and when all stages have answered
+    `finish(n)`. To grow: `begin(n)`, send `map_step(n)`, then `finish(smallest answer)`.
+
+    A shrink lowers the limit at once and drops cached blocks of the tail. It fences victims, newest first, until the
+    other requests fit below the limit. Their blocks in the tail move down as fast as lower blocks are freed.
     """
 
-    def __init__(self, kv: KvBlocks, lines: Lines, fences: Fences, *, floor: int) -> None:
-        self._kv = kv
-        self._lines = lines
+    def __init__(
+        self, steps: StepLog, blocks: BlockTables, queues: RequestQueues, fences: Fences, max_model_len: int
+    ) -> None:
+        self._steps = steps
+        self._blocks = blocks
+        self._queues = queues
         self._fences = fences
         self._done: _Done | None = None
-        self.floor = floor
+        self.floor = blocks.blocks_for(max_model_len) + 1
         """Fewest blocks that serve one request of the model's length, null block included."""
-
-    @property
-    def shrinking(self) -> bool:
-        """Whether live blocks have to leave the tail first."""
-        return self._kv.device.tail_live > 0
 
     # --- planning -------------------------------------------------------------------------------------------
 
     def plan(self, target: int) -> ResizePlan:
-        """Return what a change to `target` blocks would do now; nothing changes."""
-        device = self._kv.device
+        """Return the expected outcome of a change to `target` blocks, without starting it."""
+        device = self._blocks.device
         plan = ResizePlan(device.size, target)
         if target < self.floor:
             plan.refused = (
@@ -83,12 +87,12 @@ class Resizer:
         if plan.refused or target >= device.size:
             return plan
         owners = self._owners(victims_too=True)
-        host_free = self._kv.host.free
+        host_free = self._blocks.host.free
         host_free += sum(len(r.fence.host) for r in self._fences.leaving if r.fence is not None and r.fence.resize)
         victims = self._candidates()
         while len(owners) > target - 1 and victims:
             victim = victims.pop(0)
-            need = self._kv.swap_need(victim)
+            need = self._blocks.swap_need(victim)
             mode: PreemptMode = "swap" if 0 < need <= host_free else "recompute"
             if mode == "swap":
                 host_free -= need
@@ -107,23 +111,23 @@ class Resizer:
         return plan
 
     def _candidates(self) -> list[Request]:
-        """Return who may be a victim: unfenced requests, and those whom an unfinished resize has fenced."""
-        fenced = [r for r in self._fences.leaving if self._can_call_off(r)]
-        return sorted([*self._lines.newest_first(), *fenced], key=lambda r: -r.arrival)
+        """Return the possible victims, newest first: unfenced requests and those of an unfinished resize."""
+        fenced = [r for r in self._fences.leaving if self._can_cancel(r)]
+        return sorted([*self._queues.unfenced(), *fenced], key=self._queues.order, reverse=True)
 
     @staticmethod
-    def _can_call_off(request: Request) -> bool:
+    def _can_cancel(request: Request) -> bool:
         fence = request.fence
         return fence is not None and fence.resize and not fence.copying
 
     def _owners(self, first: int = 0, *, victims_too: bool = False) -> dict[int, list[Request]]:
-        """Return who stays on each used block from `first` on; whose blocks come back by themselves do not count.
+        """Return the staying requests of each used block from `first` on; fenced ones do not count.
 
-        `victims_too`: those whom an unfinished resize has fenced count, for a plan that may call them back.
+        With `victims_too`, victims of an unfinished resize count, for a plan that may cancel their fences.
         """
         owners: dict[int, list[Request]] = defaultdict(list)
-        for request in self._lines.running:
-            if request.fence is None or (victims_too and self._can_call_off(request)):
+        for request in self._queues.running:
+            if request.fence is None or (victims_too and self._can_cancel(request)):
                 for block in request.blocks:
                     if block >= first:
                         owners[block].append(request)
@@ -132,24 +136,24 @@ class Resizer:
     # --- doing ----------------------------------------------------------------------------------------------
 
     def begin(self, target: int) -> ResizePlan:
-        """Begin a change to `target` blocks; an unfinished one is superseded. A refused plan changes nothing."""
+        """Start a change to `target` blocks and supersede an unfinished one. A refused plan changes nothing."""
         plan = self.plan(target)
         if plan.refused:
             return plan
-        self._call_off()
-        device = self._kv.device
+        self._cancel_victims()
+        device = self._blocks.device
         self._done = _Done(device.size)
         self._done.dropped = device.set_limit(min(target, device.size))
         device.reserve = 0
         for request_id, mode in plan.victims:
-            self._evict(self._fences.requests[request_id], mode)
+            self._evict(self._queues.requests[request_id], mode)
         self.advance()
         return plan
 
-    def _call_off(self) -> None:
-        for request in [r for r in self._fences.leaving if self._can_call_off(r)]:
-            self._fences.call_off(request, "the resize was superseded")
-            self._lines.resume(request)
+    def _cancel_victims(self) -> None:
+        for request in [r for r in self._fences.leaving if self._can_cancel(r)]:
+            self._fences.cancel(request, "the resize was superseded")
+            self._queues.resume(request)
 
     def _evict(self, request: Request, mode: PreemptMode) -> None:
         done = self._done
@@ -158,14 +162,14 @@ class Resizer:
         fence = Fence(mode, "memory resize", resize=True)
         blocks = len(request.blocks)
         if mode == "swap":
-            blocks = self._kv.swap_need(request)
-            fence.host = self._kv.host.allocate(blocks)
+            blocks = self._blocks.swap_need(request)
+            fence.host = self._blocks.host.allocate(blocks)
         done.victims.append(_Victim(request, mode, blocks, request.preemptions))
         self._fences.set(request, fence)
 
     def advance(self) -> None:
-        """Move live tail blocks down, as far as blocks below the limit are there."""
-        device, done = self._kv.device, self._done
+        """Move live tail blocks down, as far as blocks below the limit are available."""
+        device, done = self._blocks.device, self._done
         if done is not None and device.reserve and not device.free + device.cached and self._fences.leaving:
             return
         device.reserve = 0
@@ -175,53 +179,60 @@ class Resizer:
         tail = sorted(owners)
         left = len(tail)
         for block in tail:
-            # A copy that is in flight reads the block: it moves when that has retired.
+            # A copy in flight reads the block: it moves when that copy has retired.
             if device.references(block) > holders[block]:
                 continue
             if device.available < 1:
                 break
-            self._kv.relocate(block, owners[block])
+            self._blocks.relocate(block, owners[block])
             done.moved += 1
             left -= 1
         done.cleared = not left
-        stuck = left and not device.available and not self._fences.leaving and not self._kv.pinned
+        stuck = left and not device.available and not self._fences.leaving and not self._blocks.pinned
         device.reserve = left
         if stuck:
             self._more_victims()
 
     def _holders(self, first: int) -> Counter[int]:
-        """Return how many tables hold each block from `first` on, those of leaving requests too."""
-        requests = dict.fromkeys([*self._lines.running, *self._fences.leaving])
+        """Return the number of tables with each block from `first` on, those of leaving requests included."""
+        requests = dict.fromkeys([*self._queues.running, *self._fences.leaving])
         return Counter(block for request in requests for block in request.blocks if block >= first)
 
     def _more_victims(self) -> None:
-        plan = self.plan(self._kv.device.limit)
+        plan = self.plan(self._blocks.device.limit)
         for request_id, mode in plan.victims:
-            self._evict(self._fences.requests[request_id], mode)
+            self._evict(self._queues.requests[request_id], mode)
 
     def reset(self) -> None:
-        """Forget an unfinished change; whoever wants it begins it anew."""
+        """Drop an unfinished change."""
         self._done = None
 
     def ready(self) -> bool:
-        """Return whether nothing live and nothing unretired is at or beyond the limit."""
-        return self._kv.device.tail_live == 0
+        """Return whether no used block and no copy in flight is at or beyond the limit."""
+        return self._blocks.device.tail_live == 0
 
-    def mapping(self, target: int) -> None:
-        """The stages are told to map `target` blocks: what a shrink gives up is gone from here on."""
-        device = self._kv.device
+    def map_step(self, target: int) -> Step:
+        """Return the step that makes the stages map `target` blocks; a shrink gives up its tail here.
+
+        Raises ValueError while the tail is in use.
+        """
+        self._unmap(target)
+        return self._steps.emit([], map_blocks=target)
+
+    def _unmap(self, target: int) -> None:
+        device = self._blocks.device
         if target < device.size:
             if device.limit > target or not self.ready():
-                raise ValueError(f"blocks at or beyond {target} are still live; wait for resize_ready()")
+                raise ValueError(f"blocks at or beyond {target} are still live; wait for ready()")
             device.resize(target)
         elif device.limit < device.size:
             self.begin(device.size)
 
     def finish(self, size: int) -> ResizeReport:
-        """End the resize: `size` blocks are mapped on every stage."""
-        device = self._kv.device
+        """End the resize with `size` blocks mapped on every stage."""
+        device = self._blocks.device
         if size < device.size:
-            self.mapping(size)
+            self._unmap(size)
         done = self._done or _Done(device.size)
         if size > device.size:
             device.resize(size)

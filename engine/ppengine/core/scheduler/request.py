@@ -1,4 +1,4 @@
-"""One sample of one prompt: what is known of it, what it holds, and what was done to it."""
+"""One sample of one prompt: its tokens, its blocks and its history."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
+from ppengine.core.scheduler.results import Fence
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import RequestState
 
-if TYPE_CHECKING:
-    from ppengine.core.scheduler.results import Fence
-
 HISTORY_LIMIT = 200
-"""Lines of history that a request keeps; the oldest go first."""
+"""Number of history lines that a request keeps; the oldest are dropped first."""
 
 
 def chain_digest(parent: bytes, tokens: Iterable[int]) -> bytes:
-    """Return the 16-byte name of a full block: `tokens` after everything that `parent` names."""
+    """Return the 16-byte digest of a full block with `tokens`, after the prefix with the digest `parent`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One continuation of a prompt. The scheduler alone changes it once it was added.
+    """One continuation of a prompt. Only the scheduler changes it after its admission.
 
-    `num_computed` counts tokens whose KV is written or will be by a step already scheduled; `pending` counts
-    samples that no step has returned yet. So `num_tokens + pending - num_computed` tokens are left to give.
+    `num_computed` counts tokens whose KV is written, or will be by a step already scheduled; `pending` counts
+    samples that no step has returned yet. So `num_tokens + pending - num_computed` tokens are left to compute.
     """
 
     id: str
@@ -42,23 +39,23 @@ class Request:
     arrival_time: float = 0.0
 
     arrival: int = 0
-    """Order of arrival, counted by the scheduler."""
+    """Number in order of arrival, counted by the scheduler."""
     max_tokens: int = 0
-    """Resolved against the model's length when it is added."""
+    """Output token limit, resolved against the model's length at admission."""
     stops: frozenset[int] = frozenset()
     state: RequestState = "waiting"
     slot: int | None = None
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
-    """Tokens that its last admission found in the prefix cache or took from its leader."""
+    """Tokens that its last start found in the prefix cache or took from its leader."""
     pending: int = 0
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
     """Unretired steps that compute for it or copy its blocks, oldest first."""
     revision: int = 0
-    """Counts the acts on it."""
+    """Number of actions on it."""
     preemptions: int = 0
     swaps: int = 0
     finish_reason: str | None = None
@@ -66,51 +63,51 @@ class Request:
     first_token_time: float | None = None
     finished_time: float | None = None
     admitted_time: float | None = None
-    """First time it was given blocks."""
+    """Time when it first got blocks."""
 
     fence: Fence | None = None
     held_by: str = ""
-    """Who holds it and how (`swap-out by eve`), while it is held."""
+    """Action and author of its hold (`swap-out by eve`), while it is held."""
     followers: list[Request] = field(default_factory=list)
-    """Samples that wait for this one's prompt, in no queue."""
+    """Samples that wait for this one's prompt; they are in no queue."""
     queued: bool = False
-    """It stands in the line of decodes."""
+    """Whether it is in the ready queue."""
     digests: list[bytes] = field(default_factory=list)
     last_step: int = 0
-    """Number of the step of its last row that samples."""
+    """Step number of its last row that samples."""
     prompt_step: int = 0
-    """Number of the step that computes the end of its prompt."""
+    """Step number of the end of its prompt."""
     num_entered: int = 0
-    """Blocks of its table that were entered into the prefix cache, or came from there."""
+    """Blocks of its table that are in the prefix cache, entered by it or found there."""
 
     @property
     def group(self) -> str:
-        """Id of the prompt that it is a sample of: sample 0's own id."""
+        """Id of its prompt: the id of sample 0."""
         return self.id if self.leader is None else self.leader.id
 
     @property
     def begun(self) -> bool:
-        """Whether this sample, or sample 0 of its prompt, has ever been given blocks."""
+        """Whether this sample, or sample 0 of its prompt, has ever had blocks."""
         return self.admitted_time is not None or (self.leader is not None and self.leader.admitted_time is not None)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens that the core knows."""
+        """Number of prompt and output tokens that the core knows."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.prompt_ids)
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended, whatever it still holds."""
+        """Whether it has ended, even if it still has blocks."""
         return self.state == "finished"
 
     @property
     def last_token(self) -> int:
-        """The newest token that the core knows."""
+        """Newest token that the core knows."""
         return self.output_ids[-1] if self.output_ids else self.prompt_ids[-1]
 
     def tokens(self, start: int, end: int) -> list[int]:

@@ -1,30 +1,25 @@
-"""Who stands where: waiting, swapped, running, and inside running the line of decodes and the open prefills."""
+"""The queues of requests: waiting, swapped, held, running, and inside running the decodes and open prefills."""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
 
 from ppengine.core.scheduler.request import Request
+from ppengine.protocol.snapshot import Queues
 
 
-def by_arrival(request: Request) -> int:
-    """Key of first come, first served."""
-    return request.arrival
+class ReadyQueue:
+    """Requests with one token to compute, the one with the oldest last row first.
 
-
-class ReadyLine:
-    """Requests with one token to give, those whose last row is longest ago first.
-
-    Not a plain queue: where the core schedules ahead, a request comes back to the line when it is scheduled or when
-    a step retires, and in that order one half of the requests could be given two steps in a row while the other
-    half waits. Each second step would then need the token of the step right before it, and the stages take turns.
+    If the core schedules ahead, a request returns here both when it is scheduled and when a step retires. A plain queue
+    could then give half of the requests two steps in a row while the other half waits. Each second step would need the
+    token of the step right before it, and the stages would idle in turn.
     """
 
     def __init__(self) -> None:
         self._by_step: dict[int, deque[Request]] = {}
-        """Requests by the number of the step of their last row; few keys, since a step is soon followed."""
+        """Requests by the step number of their last row; few keys, since each step soon has a successor."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -35,93 +30,122 @@ class ReadyLine:
 
     @property
     def oldest_step(self) -> int:
-        """Step of the last row of the request that is first; the line must not be empty."""
+        """Step number of the first request's last row; the queue must not be empty."""
         return min(self._by_step)
 
     def append(self, request: Request) -> None:
-        """Add a request behind those whose last row is as long ago."""
-        self._line_of(request).append(request)
+        """Add a request behind those of the same last step."""
+        self._queue_of(request).append(request)
 
     def put_back(self, request: Request) -> None:
-        """Add a request that was popped and got nothing, in front of those."""
-        self._line_of(request).appendleft(request)
+        """Add a popped request that got no token, in front of those of the same last step."""
+        self._queue_of(request).appendleft(request)
 
     def pop(self) -> Request:
-        """Take the first request out."""
+        """Remove and return the first request."""
         step = self.oldest_step
-        line = self._by_step[step]
-        request = line.popleft()
-        if not line:
+        queue = self._by_step[step]
+        request = queue.popleft()
+        if not queue:
             del self._by_step[step]
         self._count -= 1
         return request
 
     def remove(self, request: Request) -> None:
-        """Take one request out. Raises ValueError if it is not here."""
-        line = self._by_step.get(request.last_step, deque())
-        line.remove(request)
-        if not line:
+        """Remove one request. Raises ValueError if it is not queued."""
+        queue = self._by_step.get(request.last_step, deque())
+        queue.remove(request)
+        if not queue:
             del self._by_step[request.last_step]
         self._count -= 1
 
-    def _line_of(self, request: Request) -> deque[Request]:
+    def _queue_of(self, request: Request) -> deque[Request]:
         self._count += 1
         return self._by_step.setdefault(request.last_step, deque())
 
 
-class Lines:
-    """The queues. Held requests and followers of an unfinished prompt are in none of them."""
+class RequestQueues:
+    """All requests, and the one queue that each is in. Followers of an unfinished prompt are in none."""
 
     def __init__(self, max_pending: int) -> None:
         self.max_pending = max_pending
-        """Unretired samples that a request may have before it is given the next one: 1, or 2 ahead."""
-        self.waiting: deque[Request] = deque()
+        """Unretired samples that a request may have: 1, or 2 if the core schedules ahead."""
+        self.requests: dict[str, Request] = {}
+        """Requests that have not ended or still have steps in flight, by id."""
+        self.waiting: list[Request] = []
         self.swapped: list[Request] = []
+        self.held: dict[Request, None] = {}
         self.running: dict[Request, None] = {}
-        """Requests with device blocks, loading ones and fenced ones among them."""
-        self.ready = ReadyLine()
-        """Running requests with one token to give."""
+        """Requests with device blocks, loading and fenced ones included."""
+        self.ready = ReadyQueue()
+        """Running requests with one token to compute."""
         self.prefilling: list[Request] = []
-        """Running requests with more of their known tokens to compute, first come first."""
+        """Running requests with more than one known token to compute."""
         self.parked = 0
         """Followers that wait for their leader's prompt."""
 
-    def put_waiting(self, request: Request) -> None:
-        """Put a request into the line by its arrival: what was here before goes in front of what came later."""
-        request.state = "waiting"
-        waiting = self.waiting
-        if not waiting or waiting[-1].arrival < request.arrival:
-            waiting.append(request)
-            return
-        for index, other in enumerate(waiting):
-            if other.arrival > request.arrival:
-                waiting.insert(index, request)
-                return
+    @staticmethod
+    def order(request: Request) -> int:
+        """Return the sort key of `waiting`, `swapped` and `prefilling`; victims are taken from the other end."""
+        return request.arrival
 
-    def first_waiting(self, begun: bool) -> Request | None:
-        """Return who is admitted next; `begun`: of those that have run before."""
-        if not begun:
-            return self.waiting[0] if self.waiting else None
-        return next((request for request in self.waiting if request.begun), None)
+    def counts(self) -> Queues:
+        """Return the number of requests in each state."""
+        loading = sum(1 for request in self.running if request.state == "loading")
+        return Queues(
+            waiting=len(self.waiting) + self.parked,
+            running=len(self.running) - loading,
+            swapped=len(self.swapped),
+            held=len(self.held),
+            loading=loading,
+        )
+
+    # --- in -------------------------------------------------------------------------------------------------
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a new request; a follower waits until its leader's prompt is computed."""
+        self.requests[request.id] = request
+        if request.leader is None:
+            self.put_waiting(request)
+        else:
+            request.leader.followers.append(request)
+            self.parked += 1
+
+    def put_waiting(self, request: Request) -> None:
+        """Queue a request to be computed, new or preempted: at its place by `order`, not at the end."""
+        request.state = "waiting"
+        insort(self.waiting, request, key=self.order)
 
     def put_swapped(self, request: Request) -> None:
-        """Put a request into the line of those that come back from the host, by its arrival."""
+        """Queue a request to be loaded from the host."""
         request.state = "swapped"
-        insort(self.swapped, request, key=by_arrival)
+        insort(self.swapped, request, key=self.order)
+
+    def put_held(self, request: Request, by: str) -> None:
+        """Keep a request from running until it is released."""
+        request.state = "held"
+        request.held_by = by
+        self.held[request] = None
+
+    def put_running(self, request: Request) -> None:
+        """Move a waiting request to `running`."""
+        self.forget(request)
+        request.state = "running"
+        self.running[request] = None
 
     def put_ready(self, request: Request) -> None:
-        """Let a running request have its next decode."""
+        """Queue a running request for its next decode."""
         if not request.queued:
             request.queued = True
             self.ready.append(request)
 
     def put_prefilling(self, request: Request) -> None:
-        """Let a running request have its next chunk."""
+        """Queue a running request for its next chunk."""
         if request not in self.prefilling:
-            insort(self.prefilling, request, key=by_arrival)
+            insort(self.prefilling, request, key=self.order)
 
     def resume(self, request: Request) -> None:
-        """Put a running, unfenced request where its next tokens come from, unless it has to wait for a retirement."""
+        """Queue a running, unfenced request for its next tokens, unless it must wait for a retirement."""
         computed = request.num_computed
         if request.state != "running" or request.fence is not None or request in self.prefilling:
             return
@@ -130,8 +154,27 @@ class Lines:
         elif request.pending < self.max_pending and len(request.output_ids) + request.pending < request.max_tokens:
             self.put_ready(request)
 
+    def unpark(self, leader: Request) -> None:
+        """Move the followers of `leader` to the waiting queue."""
+        followers, leader.followers = leader.followers, []
+        self.parked -= len(followers)
+        for follower in followers:
+            self.put_waiting(follower)
+
+    # --- out ------------------------------------------------------------------------------------------------
+
+    def first_waiting(self, begun: bool) -> Request | None:
+        """Return the next request to start; with `begun`, the next one that has run before."""
+        if not begun:
+            return self.waiting[0] if self.waiting else None
+        return next((request for request in self.waiting if request.begun), None)
+
+    def unfenced(self) -> list[Request]:
+        """Return the running requests without a fence: possible victims."""
+        return [request for request in self.running if request.fence is None]
+
     def leave(self, request: Request) -> None:
-        """Take a request out of the lines where it could be given tokens; it stays in `running`."""
+        """Remove a request from `ready` and `prefilling`, so that no step gives it tokens; it stays in `running`."""
         if request.queued:
             request.queued = False
             self.ready.remove(request)
@@ -139,32 +182,18 @@ class Lines:
             self.prefilling.remove(request)
 
     def forget(self, request: Request) -> None:
-        """Take a request out of every line."""
+        """Remove a request from every queue."""
         self.leave(request)
         if request in self.running:
             del self.running[request]
         elif request.state == "swapped":
             self.swapped.remove(request)
+        elif request.state == "held":
+            del self.held[request]
         elif request.state == "waiting":
             leader = request.leader
             if leader is not None and request in leader.followers:
                 leader.followers.remove(request)
                 self.parked -= 1
             else:
-                self.waiting.remove(request)
-
-    def park(self, request: Request, leader: Request) -> None:
-        """Keep a follower off the line until its leader's prompt is computed."""
-        leader.followers.append(request)
-        self.parked += 1
-
-    def unpark(self, leader: Request) -> None:
-        """Put the followers of `leader` into the line."""
-        followers, leader.followers = leader.followers, []
-        self.parked -= len(followers)
-        for follower in followers:
-            self.put_waiting(follower)
-
-    def newest_first(self) -> Iterator[Request]:
-        """Return running requests that are not fenced, the newest first: the order of victims."""
-        return iter(sorted((r for r in self.running if r.fence is None), key=by_arrival, reverse=True))
+                del self.waiting[bisect_left(self.waiting, self.order(request), key=self.order)]

@@ -1,20 +1,19 @@
-"""What the scheduler answers: effects, refusals, retirements, plans and reports of a resize."""
+"""Results of the scheduler: actions, refusals, fences, notes, plans and reports of a resize."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ppengine.core.scheduler.request import Request
 from ppengine.protocol.control import ErrorCode
 
-EffectState = Literal["pending", "applied", "failed", "superseded"]
+ActionState = Literal["pending", "applied", "failed", "superseded"]
 FenceKind = Literal["abort", "finish", "recompute", "swap"]
 PreemptMode = Literal["recompute", "swap"]
 
 
 class DoesNotFit(Exception):
-    """A request that can never run here. `text` is one line with the numbers and what would fit."""
+    """A request that can never run here. `text` is one line with the numbers and the limit."""
 
     def __init__(self, text: str, need: int, have: int) -> None:
         super().__init__(text)
@@ -22,7 +21,7 @@ class DoesNotFit(Exception):
 
 
 class Refused(Exception):
-    """An act that cannot be done. `text` is one line with the numbers and what would do."""
+    """An action that cannot be done. `text` is one line with the numbers and an alternative."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -30,31 +29,32 @@ class Refused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Effect:
-    """What became of an act. `step` is the number of the step after whose retirement it was applied."""
+class ActionResult:
+    """State of an action on a request. `step` is the number of the step that had retired when it ended."""
 
     verb: str
     request: str
-    state: EffectState
+    state: ActionState
     text: str
     step: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Fence:
-    """Nothing new is scheduled for the request; `kind` happens when its last unretired step has retired."""
+    """Keeps a request from being scheduled; `kind` is applied when its last unretired step has retired."""
 
     kind: FenceKind
     by: str
-    """Who wants it and how (`swap-out by eve`, `memory pressure`)."""
+    """Action and author (`swap-out by eve`), or the cause (`memory pressure`)."""
     hold: bool = False
     reason: str = ""
-    effect: Effect | None = None
+    result: ActionResult | None = None
     host: list[int] = field(default_factory=list)
-    """Host blocks reserved for a swap whose copies were not put into a step yet."""
+    """Host blocks reserved for a swap whose copies are in no step yet."""
     copying: bool = False
-    """Copies to the host are in a step, for this fence or one that it superseded."""
+    """Whether copies to the host are in a step, for this fence or one that it superseded."""
     resize: bool = False
+    """Whether a resize set it."""
 
     @property
     def final(self) -> bool:
@@ -62,20 +62,9 @@ class Fence:
         return self.kind in ("abort", "finish")
 
 
-@dataclass(slots=True, eq=False)
-class Retirement:
-    """What the end of one step brought. `tokens`: (request, token, log-probability, best ones), those that count."""
-
-    number: int
-    tokens: list[tuple[Request, int, float, list[tuple[int, float]]]] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    prompt_tokens: int = 0
-    """Tokens of this step that were computed without a sample or to catch up."""
-
-
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the scheduler did by itself. `kind`: `preempted`, `swapped`, `loaded`, `recompute`."""
+    """A change that the scheduler made by itself. `kind`: `preempted`, `loaded`, `recompute`."""
 
     kind: str
     request: str
@@ -84,7 +73,7 @@ class Note:
 
 @dataclass(slots=True)
 class ResizePlan:
-    """What a change of the number of device blocks would do now, in blocks and requests."""
+    """Expected outcome of a change of the number of device blocks, in blocks and requests."""
 
     before: int
     after: int
@@ -99,7 +88,7 @@ class ResizePlan:
     victims: list[tuple[str, PreemptMode]] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Return the plan in numbers for a confirm."""
+        """Return the plan in numbers, for a confirm dialog."""
         return {
             "blocks_before": self.before,
             "blocks_after": self.after,
@@ -124,7 +113,7 @@ class ResizePlan:
 
 @dataclass(frozen=True, slots=True)
 class ResizeReport:
-    """What a finished resize did. `swapped` and `recomputed` count requests, `*_blocks` and `moved` blocks."""
+    """Outcome of a finished resize. `swapped` and `recomputed` count requests, the other fields blocks."""
 
     before: int
     after: int
@@ -136,7 +125,7 @@ class ResizeReport:
     recompute_blocks: int = 0
 
     def figures(self) -> dict[str, float]:
-        """Return what happened under the names of the plan's figures."""
+        """Return the outcome under the names of the plan's figures."""
         return {
             "move": self.moved,
             "cached_dropped": self.dropped,
@@ -147,7 +136,7 @@ class ResizeReport:
         }
 
     def text(self) -> str:
-        """Return what happened to live blocks in words; empty when nothing did."""
+        """Return the changes to live blocks in words; empty if there are none."""
         parts = [
             f"moved {self.moved}" if self.moved else "",
             f"swapped {self.swapped} requests ({self.swap_blocks} blocks)" if self.swapped else "",

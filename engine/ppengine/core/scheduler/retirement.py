@@ -1,59 +1,49 @@
-"""Steps that come back: tokens that count, blocks that are full, requests that end, fences that open."""
+"""The retirement of a step: append its tokens, enter full blocks, end requests, apply fences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from ppengine.core.scheduler.actions import Acts
+from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
-from ppengine.core.scheduler.kv_allocation import KvBlocks
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.request_queues import Lines
-from ppengine.core.scheduler.results import Fence, Retirement
-from ppengine.core.scheduler.step_log import InFlight, Pipeline
+from ppengine.core.scheduler.request_queues import RequestQueues
+from ppengine.core.scheduler.results import Fence
+from ppengine.core.scheduler.step_log import StepRecord
 from ppengine.protocol.steps import Sampled
 
 
-class Returns:
-    """Takes back steps in order."""
+@dataclass(slots=True, eq=False)
+class Retirement:
+    """The outcome of one step."""
 
-    def __init__(self, pipeline: Pipeline, kv: KvBlocks, lines: Lines, fences: Fences, acts: Acts) -> None:
-        self._pipeline = pipeline
-        self._kv = kv
-        self._lines = lines
+    number: int
+    tokens: list[tuple[Request, int, float, list[tuple[int, float]]]] = field(default_factory=list)
+    """(request, token, log-probability, best alternatives), without tokens of requests that are ending."""
+    finished: list[Request] = field(default_factory=list)
+    prompt_tokens: int = 0
+    """Tokens that this step computed without a sample, or to catch up."""
+
+
+class StepRetirer:
+    """Applies a retired step to its requests."""
+
+    def __init__(self, blocks: BlockTables, queues: RequestQueues, fences: Fences) -> None:
+        self._blocks = blocks
+        self._queues = queues
         self._fences = fences
-        self._acts = acts
 
-    def retire(self, number: int, sampled: Sequence[Sampled]) -> Retirement:
-        """See `Scheduler.retire`. Nothing has changed when it raises."""
-        self._check(number, sampled)
-        record = self._pipeline.retire(number)
-        self._fences.retired_step = number
-        result = Retirement(number, prompt_tokens=record.prefill_tokens)
-        self._kv.unpin(record)
-        self._take_rows(record, sampled, result)
-        self._take_copies(record)
-        if self._fences.ended:
-            result.finished += self._fences.ended
-            self._fences.ended = []
-        return result
-
-    def _check(self, number: int, sampled: Sequence[Sampled]) -> None:
-        asked = [request.slot for request, _, wants in self._pipeline.oldest(number).rows if wants]
-        answered = [answer.slot for answer in sampled]
-        if asked != answered:
-            raise ValueError(f"step {number} sampled slots {answered}; it was asked for slots {asked}")
-
-    def _take_rows(self, record: InFlight, sampled: Sequence[Sampled], result: Retirement) -> None:
-        """Append the tokens that count, enter full blocks, and let every request of the step go on."""
-        number, size = record.number, self._kv.block_size
-        lines, max_pending = self._lines, self._lines.max_pending
+    def take_rows(self, record: StepRecord, sampled: Sequence[Sampled], result: Retirement) -> None:
+        """Append the sampled tokens, enter full blocks, and resume or fence each request of the step."""
+        number, size = record.number, self._blocks.block_size
+        queues, max_pending = self._queues, self._queues.max_pending
         answers = iter(sampled)
-        for request, end, wants in record.rows:
+        for request, end, samples in record.rows:
             request.in_flight.remove(number)
             if request.num_entered < end // size and request.blocks and not request.finished:
-                self._kv.enter(request, end)
-            if wants:
+                self._blocks.enter(request, end)
+            if samples:
                 answer = next(answers)
                 request.pending -= 1
                 if request.fence is None or not request.fence.final:
@@ -61,18 +51,29 @@ class Returns:
             if request.fence is not None or request.finished:
                 self._go_on(request)
             elif not request.queued and request.pending < max_pending:
-                lines.resume(request)
+                queues.resume(request)
 
-    def _take_copies(self, record: InFlight) -> None:
+    def take_copies(self, record: StepRecord) -> None:
+        """Free the source blocks of the step's swap copies and let their requests go on."""
         for request in record.touched:
             if record.number in request.in_flight:
                 request.in_flight.remove(record.number)
         for request in record.outs:
             self._fences.copied_out(request)
         for request in record.loads:
-            self._fences.loaded(request, self._acts.loading.pop(request, None))
+            self._fences.loaded(request)
         for request in record.touched:
             self._go_on(request)
+
+    def finish(self, request_id: str, reason: str) -> None:
+        """End a request whose text met a stop text; tokens still in flight are dropped.
+
+        Raises KeyError for an unknown or finished id.
+        """
+        request = self._queues.requests[request_id]
+        if request.finished:
+            raise KeyError(request_id)
+        self._end(request, reason)
 
     def _take_token(self, request: Request, answer: Sampled, result: Retirement) -> None:
         token, outputs = answer.token, request.output_ids
@@ -82,9 +83,9 @@ class Returns:
         if count == 1:
             request.first_token_time = self._fences.now()
         if token in request.stops and count >= request.sampling.min_tokens:
-            self.end(request, "stop")
+            self._end(request, "stop")
         elif count >= request.max_tokens:
-            self.end(request, "length")
+            self._end(request, "length")
         else:
             return
         result.finished.append(request)
@@ -95,9 +96,9 @@ class Returns:
         if request.fence is not None:
             self._fences.apply(request)
         else:
-            self._lines.resume(request)
+            self._queues.resume(request)
 
-    def end(self, request: Request, reason: str) -> None:
-        """End a request now; what it holds comes back when nothing of it is in flight."""
+    def _end(self, request: Request, reason: str) -> None:
+        """End a request now; its blocks are freed when its steps in flight have retired."""
         self._fences.mark_finished(request, reason)
         self._fences.set(request, Fence("finish", f"finished: {reason}", reason=reason))

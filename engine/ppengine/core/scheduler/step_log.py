@@ -1,50 +1,56 @@
-"""Numbers of steps, the step that is being put together, what each unretired step holds, and slots."""
+"""The draft of the next step, the unretired steps and the slots."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.request import Request
-from ppengine.protocol.steps import Move, MoveKind, Register, Row, Step
+from ppengine.protocol.steps import Move, MoveKind, Register, Row, Sampled, Step
 
 
 @dataclass(slots=True, eq=False)
-class InFlight:
-    """What waits for one step. It is made with the draft, so that acts between two steps find its number."""
+class StepRecord:
+    """Requests and blocks that wait for one step. It is made with the draft, so that actions find its number."""
 
     number: int
     rows: list[tuple[Request, int, bool]] = field(default_factory=list)
     """(request, computed tokens after the step, whether it samples)."""
     touched: list[Request] = field(default_factory=list)
-    """Requests whose blocks it copies without a row."""
+    """Requests whose blocks it copies."""
     outs: list[Request] = field(default_factory=list)
+    """Requests that it copies to the host."""
     loads: list[Request] = field(default_factory=list)
+    """Requests that it copies to the device."""
     pinned: list[int] = field(default_factory=list)
-    """Sources of device copies: one reference each until the step has retired."""
+    """Source blocks of device copies, with one reference each until the step has retired."""
     slots: list[int] = field(default_factory=list)
+    """Slots that it releases."""
     prefill_tokens: int = 0
-    """Tokens of its rows that are not decodes."""
+    """Number of tokens of its rows that are not decodes."""
 
 
-class Pipeline:
-    """One draft, and the unretired steps in order."""
+class StepLog:
+    """Numbers steps, collects the draft and keeps the unretired steps in order."""
 
     def __init__(self) -> None:
         self.generation = 0
+        """Generation of the stages that steps carry; the core sets it."""
         self.revision = 0
+        """Revision of the memory that steps carry; the core sets it."""
         self.number = 0
         """Number of the last step that was sent."""
-        self.unretired: deque[InFlight] = deque()
+        self.unretired: deque[StepRecord] = deque()
         self.micro_batches = 0
-        """Unretired steps with rows."""
+        """Number of unretired steps with rows."""
         self._free_slots: list[int] = []
         self._num_slots = 0
         self._begin()
 
     def _begin(self) -> None:
-        self.draft = InFlight(self.number + 1)
+        self.draft = StepRecord(self.number + 1)
         self._release: list[int] = []
         self._register: list[Register] = []
         self._dirty: dict[Request, int] = {}
@@ -52,7 +58,7 @@ class Pipeline:
 
     @property
     def urgent(self) -> bool:
-        """Whether the draft must go even without rows: copies wait in it, or slots to release and nothing runs."""
+        """Whether the draft must go out without rows: it has copies, or it releases slots and nothing is in flight."""
         return bool(self._moves) or (bool(self._release) and not self.unretired)
 
     def take_slot(self) -> int:
@@ -63,7 +69,7 @@ class Pipeline:
         return self._num_slots - 1
 
     def release_slot(self, request: Request) -> None:
-        """Let the stages forget the request; its slot is free again when that step has retired."""
+        """Release the request's slot on the stages; it is free when that step has retired."""
         if request.slot is not None:
             self._release.append(request.slot)
             self.draft.slots.append(request.slot)
@@ -71,7 +77,7 @@ class Pipeline:
             request.slot = None
 
     def register(self, request: Request) -> None:
-        """Give the request a slot and tell the stages everything they keep of it."""
+        """Give the request a slot and send its tokens and sampling parameters to the stages."""
         request.slot = self.take_slot()
         sampling = request.sampling
         self._register.append(
@@ -92,24 +98,24 @@ class Pipeline:
         )
 
     def table_changed(self, request: Request, first: int) -> None:
-        """Send the table from entry `first` on with the next step."""
+        """Send the request's block table with the next step, from entry `first` on."""
         known = self._dirty.get(request)
         if known is None or first < known:
             self._dirty[request] = first
 
     def copy(self, kind: MoveKind, source: int, target: int) -> None:
-        """Put one block copy into the draft; copies happen in list order, before the rows."""
+        """Add one block copy to the draft; stages copy in this order, before the rows."""
         self._moves.append(Move(kind, source, target))
 
     def touch(self, request: Request) -> None:
-        """Make the draft a step that the request waits for, once."""
+        """Let the request wait for the draft."""
         number = self.draft.number
         if not request.in_flight or request.in_flight[-1] != number:
             request.in_flight.append(number)
             self.draft.touched.append(request)
 
     def emit(self, rows: list[Row], map_blocks: int | None = None, checks: int | None = None) -> Step:
-        """Send the draft: return it as a step and begin the next one."""
+        """Return the draft as a step and begin the next one."""
         tables = [
             (request.slot, first, request.blocks[first:])
             for request, first in self._dirty.items()
@@ -134,22 +140,25 @@ class Pipeline:
         return step
 
     def reset(self) -> None:
-        """Drop the draft and all unretired steps; the stages know no slot any more. Numbers go on."""
+        """Drop the draft, all unretired steps and all slots; step numbers go on."""
         self.unretired.clear()
         self.micro_batches = 0
         self._free_slots, self._num_slots = [], 0
         self._begin()
 
-    def oldest(self, number: int) -> InFlight:
-        """Return the oldest unretired step, which must be `number`. Raises ValueError."""
-        if not self.unretired or self.unretired[0].number != number:
-            oldest = self.unretired[0].number if self.unretired else None
-            raise ValueError(f"step {number} retires; the oldest unretired step is {oldest}")
-        return self.unretired[0]
+    def retire(self, number: int, sampled: Sequence[Sampled]) -> StepRecord:
+        """Remove and return the oldest unretired step.
 
-    def retire(self, number: int) -> InFlight:
-        """Take the oldest unretired step, which must be `number`. Raises ValueError."""
-        record = self.oldest(number)
+        Raises ValueError if it is not `number`, or if `sampled` does not match its sampling rows.
+        """
+        record = self.unretired[0] if self.unretired else None
+        if record is None or record.number != number:
+            oldest = None if record is None else record.number
+            raise ValueError(f"step {number} retires; the oldest unretired step is {oldest}")
+        expected = [request.slot for request, _, samples in record.rows if samples]
+        found = [answer.slot for answer in sampled]
+        if expected != found:
+            raise ValueError(f"step {number} sampled slots {found}, expected {expected}")
         self.unretired.popleft()
         self.micro_batches -= bool(record.rows)
         for slot in record.slots:
@@ -157,11 +166,11 @@ class Pipeline:
         return record
 
     def pins(self) -> Counter[int]:
-        """Return how many references copies in unretired steps keep on each block."""
+        """Return the number of references that copies in unretired steps keep on each block."""
         return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
 
     def check(self, owners: dict[int, Request]) -> None:
-        """Raise AssertionError unless every slot is free, owned once, or on its way back."""
+        """Raise AssertionError unless every slot is free, owned once or being released."""
         returning = [slot for record in [*self.unretired, self.draft] for slot in record.slots]
         slots = sorted([*owners, *self._free_slots, *returning])
         if slots != list(range(self._num_slots)):

@@ -1,37 +1,14 @@
-"""Why a request gets nothing right now: the predicate that failed, with its numbers."""
+"""The reason why a request does not run now: the condition that failed, with its numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ppengine.core.scheduler.kv_allocation import KvBlocks
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.request_queues import Lines
-from ppengine.core.scheduler.step_log import Pipeline
+from ppengine.core.scheduler.scheduler import Scheduler
 from ppengine.protocol.snapshot import Why
 
 
-@dataclass(slots=True)
-class Situation:
-    """What `why` reads; made anew by each call of the scheduler."""
-
-    lines: Lines
-    kv: KvBlocks
-    pipeline: Pipeline
-    paused: bool
-    max_seqs: int
-    depth: int
-    admissions: bool
-    cordon: str
-    """Why no request begins that never ran; empty: they do."""
-    head: tuple[Request, Why] | None
-    """The request that stopped the last admission, and why."""
-    starved: dict[Request, None]
-    """Running requests for whose next block the last step found none."""
-
-
-def why(request: Request, now: Situation) -> Why | None:
-    """Return why `request` does not run, or what it waits for while it does; None when nothing keeps it."""
+def why(scheduler: Scheduler, request: Request) -> Why | None:
+    """Return why `request` does not run, or the steps that it waits for while it does; None if it is free to run."""
     if request.finished:
         return None
     if request.fence is not None:
@@ -40,56 +17,52 @@ def why(request: Request, now: Situation) -> Why | None:
         return Why(code="held", text=request.held_by)
     if request.in_flight:
         return Why(code="in_flight", need=len(request.in_flight), text=f"{_steps(request)} in flight")
-    if now.paused:
+    if scheduler.paused:
         return Why(code="paused", text="the engine is paused")
     if request.state == "running":
-        return _running(request, now)
-    return _admission(request, now)
+        return _running(scheduler, request)
+    return _waiting(scheduler, request)
 
 
-def _running(request: Request, now: Situation) -> Why | None:
-    if request in now.starved:
-        have = max(now.kv.device.available, 0)
+def _running(scheduler: Scheduler, request: Request) -> Why | None:
+    if request in scheduler.batcher.starved:
+        have = max(scheduler.blocks.device.available, 0)
         return Why(code="blocks", need=1, have=have, text=f"needs 1 more block, has {have}")
-    if now.pipeline.micro_batches >= now.depth:
-        flying = now.pipeline.micro_batches
+    flying = scheduler.steps.micro_batches
+    if flying >= scheduler.depth:
         return Why(code="turn", need=1, have=0, text=f"its turn comes after {flying} micro-batches in flight")
     return None
 
 
-def _admission(request: Request, now: Situation) -> Why:
-    leader = request.leader
+def _waiting(scheduler: Scheduler, request: Request) -> Why:
+    leader, cordon, queues = request.leader, scheduler.batcher.cordon, scheduler.queues
     if leader is not None and request in leader.followers:
         return Why(code="behind", text=f"forks {leader.id} when its prompt is computed")
-    if now.cordon and not request.begun:
-        return Why(code="cordoned", text=now.cordon)
-    lines = now.lines
-    first = lines.swapped[0] if lines.swapped else lines.first_waiting(begun=bool(now.cordon))
+    if cordon and not request.begun:
+        return Why(code="cordoned", text=cordon)
+    first = queues.swapped[0] if queues.swapped else queues.first_waiting(begun=bool(cordon))
     if first is not None and request is not first:
-        reason = predicate(first, now)
+        reason = _blocker(scheduler, first)
         text = f": {reason.text}" if reason is not None else ""
         return Why(code="behind", text=f"behind {first.id}{text}")
-    return predicate(request, now) or Why(code="turn", text="next in line")
+    return _blocker(scheduler, request) or Why(code="turn", text="next in line")
 
 
-def predicate(request: Request, now: Situation) -> Why | None:
-    """Return what keeps the first in line from being admitted, None if the next step takes it."""
-    if not now.admissions:
+def _blocker(scheduler: Scheduler, request: Request) -> Why | None:
+    """Return why the first request in line does not start, None if the next step takes it."""
+    batcher, limit = scheduler.batcher, scheduler.config.max_num_seqs
+    if batcher.draining:
         return Why(code="paused", text="the engine finishes what runs and begins nothing")
-    running = len(now.lines.running)
-    if running >= now.max_seqs:
-        return Why(code="max_num_seqs", need=1, have=0, text=f"{running} run, max_num_seqs is {now.max_seqs}")
-    if now.kv.device.tail_live:
-        return Why(code="blocks", have=0, text=f"a shrink still moves {now.kv.device.tail_live} blocks")
-    # The last attempt stands until the next: a thousand requests behind one head ask the same question.
-    if now.head is not None and now.head[0] is request:
-        return now.head[1]
+    running = len(scheduler.queues.running)
+    if running >= limit:
+        return Why(code="max_num_seqs", need=1, have=0, text=f"{running} run, max_num_seqs is {limit}")
+    tail_live = scheduler.blocks.device.tail_live
+    if tail_live:
+        return Why(code="blocks", have=0, text=f"a shrink still moves {tail_live} blocks")
+    # The reason of the last attempt is kept until the next: all requests behind one head share it.
+    if batcher.head is not None and batcher.head[0] is request:
+        return batcher.head[1]
     return None
-
-
-def blocks_text(need: int, have: int) -> Why:
-    """Return the predicate of an admission that lacks blocks."""
-    return Why(code="blocks", need=need, have=max(have, 0), text=f"need {need}, have {max(have, 0)}")
 
 
 def _steps(request: Request) -> str:

@@ -1,21 +1,21 @@
-"""Blocks of requests: admission with prefix hits and forks, growth, swap, and giving everything back."""
+"""Block tables of requests: allocation with prefix hits and forks, growth, swap copies, release."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ppengine.core.scheduler.block_pool import BlockPool, HostPool
+from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.step_log import InFlight, Pipeline
+from ppengine.core.scheduler.step_log import StepLog, StepRecord
 from ppengine.protocol.steps import MoveKind
 
 
 @dataclass(slots=True)
 class Fit:
-    """How a request could get its blocks: `shared` as they are, a copy of `copied`, and `fresh` new ones."""
+    """Source of a request's blocks: `shared` as they are, a copy of `copied`, and `fresh` new ones."""
 
     need: int
-    """Blocks that must be there, the watermark among them."""
+    """Blocks that must be available, the watermark included."""
     have: int
     shared: list[int] = field(default_factory=list)
     copied: int | None = None
@@ -24,47 +24,48 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the blocks are there."""
+        """Whether the blocks are available."""
         return self.need <= self.have
 
 
-class KvBlocks:
-    """Device and host blocks of one engine, as ids. Copies go into the pipeline's draft."""
+class BlockTables:
+    """Assigns device and host blocks to requests, as ids. Copies go into the draft of the step log."""
 
     def __init__(
-        self, pipeline: Pipeline, *, block_size: int, num_blocks: int, num_host_blocks: int,
+        self, steps: StepLog, *, block_size: int, num_blocks: int, num_host_blocks: int,
         watermark: float, prefix_caching: bool,
     ) -> None:  # fmt: skip
         self.device = BlockPool(num_blocks)
-        self.host = HostPool(num_host_blocks)
+        self.host = HostBlockPool(num_host_blocks)
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.hit_tokens_total = 0
+        """Tokens that starting requests found computed, since boot."""
         self._watermark = watermark
-        self._pipeline = pipeline
+        self._steps = steps
         self._pins = 0
 
     @property
     def watermark(self) -> int:
-        """Blocks that an admission leaves to those who run already."""
+        """Blocks that a starting request must leave to running ones."""
         return int(self._watermark * self.device.limit)
 
     @property
     def pinned(self) -> int:
-        """References that copies in unretired steps keep."""
+        """Number of block references that copies in unretired steps keep."""
         return self._pins
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the blocks that `tokens` tokens need."""
+        """Return the number of blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
-    # --- admission ------------------------------------------------------------------------------------------
+    # --- allocation -----------------------------------------------------------------------------------------
 
     def fit(self, request: Request) -> Fit:
-        """Return how the known tokens of `request` would get blocks now; nothing changes.
+        """Return the blocks that the known tokens of `request` would get now, without taking them.
 
-        Everything known gets its blocks at once, so a prefill is never stopped for want of them. At least one
-        token is left to compute, for its logits.
+        All known tokens get their blocks at once, so a prefill never lacks them. At least one token is left to
+        compute, for its logits.
         """
         known = request.num_tokens
         source = self._source(request, known)
@@ -79,13 +80,13 @@ class KvBlocks:
         fresh = self.blocks_for(known) - len(shared)
         kept = sum(1 for block in shared if device.is_cached(block))
         kept += copied is not None and device.is_cached(copied)
-        # Alone, a request may have the last block: the watermark protects those who run.
+        # A request alone may have the last block: the watermark protects running ones.
         spare = self.watermark if device.used else 0
         computed = len(shared) * self.block_size + (rest if copied is not None else 0)
         return Fit(fresh + spare, device.available - kept, shared, copied, fresh, computed)
 
     def _source(self, request: Request, known: int) -> list[int]:
-        """Return the blocks, in order, that hold the KV of a prefix of the known tokens already."""
+        """Return the blocks, in order, that already hold the KV of a prefix of the known tokens."""
         leader = request.leader
         if leader is not None and not request.output_ids and self.can_fork(leader):
             return leader.blocks[: self.blocks_for(known)]
@@ -94,14 +95,14 @@ class KvBlocks:
         return self.device.lookup(request.full_digests(known // self.block_size, self.block_size))
 
     def can_fork(self, leader: Request) -> bool:
-        """Return whether the leader's prompt is computed by a step that was sent.
+        """Return whether a step that was sent computes the leader's prompt.
 
-        The draft does not count: copies come before rows, so a copy there would read what is not yet written.
+        The draft does not count: its copies come before its rows, so they would read blocks not yet written.
         """
-        computed = leader.num_computed >= leader.num_prompt and leader.prompt_step < self._pipeline.draft.number
+        computed = leader.num_computed >= leader.num_prompt and leader.prompt_step < self._steps.draft.number
         return leader.state == "running" and leader.fence is None and computed
 
-    def admit(self, request: Request, plan: Fit) -> None:
+    def allocate(self, request: Request, plan: Fit) -> None:
         """Give `request` the blocks of `plan`."""
         for block in plan.shared:
             self.device.share(block)
@@ -109,23 +110,23 @@ class KvBlocks:
             self._pin(plan.copied)
         fresh = [self.device.allocate() for _ in range(plan.fresh)]
         if plan.copied is not None:
-            self._pipeline.copy(MoveKind.DEVICE, plan.copied, fresh[0])
+            self._steps.copy(MoveKind.DEVICE, plan.copied, fresh[0])
         request.blocks = plan.shared + fresh
         request.num_computed = request.num_cached = plan.computed
         request.num_entered = len(plan.shared)
         self.hit_tokens_total += plan.computed
-        self._pipeline.table_changed(request, 0)
+        self._steps.table_changed(request, 0)
 
     def grow(self, request: Request) -> bool:
-        """Give a running request one more block; False when there is none."""
+        """Give a running request one more block; return False if none is available."""
         if self.device.available < 1:
             return False
         request.blocks.append(self.device.allocate())
-        self._pipeline.table_changed(request, len(request.blocks) - 1)
+        self._steps.table_changed(request, len(request.blocks) - 1)
         return True
 
     def enter(self, request: Request, computed: int) -> None:
-        """Make blocks findable whose `computed` tokens have been computed by retired steps."""
+        """Enter the full blocks of the first `computed` tokens into the prefix cache; their steps have retired."""
         full = computed // self.block_size
         if full > request.num_entered:
             if self.prefix_caching:
@@ -137,74 +138,74 @@ class KvBlocks:
     # --- swap -----------------------------------------------------------------------------------------------
 
     def swap_need(self, request: Request) -> int:
-        """Return the host blocks that its computed tokens take."""
+        """Return the number of host blocks that its computed tokens need."""
         return self.blocks_for(request.num_computed)
 
     def load_need(self, request: Request) -> int:
-        """Return the device blocks that bring it back."""
+        """Return the number of device blocks that loading it needs."""
         return self.blocks_for(request.num_tokens)
 
     def copy_out(self, request: Request, host: list[int]) -> None:
-        """Copy its computed blocks to `host`; both are kept until that step has retired."""
+        """Copy its computed blocks to `host`; both stay allocated until that step has retired."""
         for source, target in zip(request.blocks, host, strict=False):
-            self._pipeline.copy(MoveKind.OUT, source, target)
+            self._steps.copy(MoveKind.OUT, source, target)
         request.host_blocks = host
-        self._pipeline.touch(request)
-        self._pipeline.draft.outs.append(request)
+        self._steps.touch(request)
+        self._steps.draft.outs.append(request)
 
     def copy_in(self, request: Request) -> None:
-        """Copy its host blocks back; they are kept until that step has retired."""
+        """Copy its host blocks to new device blocks; both stay allocated until that step has retired."""
         request.blocks = [self.device.allocate() for _ in range(self.load_need(request))]
         request.num_entered = 0
         for source, target in zip(request.host_blocks, request.blocks, strict=False):
-            self._pipeline.copy(MoveKind.IN, source, target)
-        self._pipeline.table_changed(request, 0)
-        self._pipeline.touch(request)
-        self._pipeline.draft.loads.append(request)
+            self._steps.copy(MoveKind.IN, source, target)
+        self._steps.table_changed(request, 0)
+        self._steps.touch(request)
+        self._steps.draft.loads.append(request)
 
-    # --- giving back ----------------------------------------------------------------------------------------
+    # --- release --------------------------------------------------------------------------------------------
 
     def drop_device(self, request: Request) -> None:
-        """Give its device blocks back, the end of the table first."""
+        """Release its device blocks, the end of the table first."""
         self.device.release(reversed(request.blocks))
         request.blocks = []
 
     def drop_host(self, request: Request) -> None:
-        """Give its host blocks back."""
+        """Release its host blocks."""
         self.host.release(request.host_blocks)
         request.host_blocks = []
 
     def exclusive(self, request: Request) -> int:
-        """Return how many of its device blocks no other request uses: what would come back."""
-        pins = self._pipeline.pins()
+        """Return the number of its device blocks that no other request uses."""
+        pins = self._steps.pins()
         return sum(1 for block in request.blocks if self.device.references(block) - pins[block] == 1)
 
-    # --- moving the tail down -------------------------------------------------------------------------------
+    # --- moves ----------------------------------------------------------------------------------------------
 
     def relocate(self, block: int, owners: list[Request]) -> None:
-        """Move one block to a low one for all its owners; the copy rides in the draft."""
+        """Move one block to a low one for all its owners; the copy goes into the draft."""
         target = self.device.relocate(block, len(owners))
         self._pins += 1
-        self._pipeline.draft.pinned.append(block)
-        self._pipeline.copy(MoveKind.DEVICE, block, target)
+        self._steps.draft.pinned.append(block)
+        self._steps.copy(MoveKind.DEVICE, block, target)
         for request in owners:
             index = request.blocks.index(block)
             request.blocks[index] = target
-            self._pipeline.table_changed(request, index)
-            self._pipeline.touch(request)
+            self._steps.table_changed(request, index)
+            self._steps.touch(request)
 
     def _pin(self, block: int) -> None:
         self.device.share(block)
         self._pins += 1
-        self._pipeline.draft.pinned.append(block)
+        self._steps.draft.pinned.append(block)
 
     def reset(self) -> None:
-        """Forget what blocks hold: the prefix cache. Nobody uses a block any more, and the limit is the size."""
+        """Drop the prefix cache and any limit below the size; no block may be in use."""
         self.device.drop_cache()
         self.device.reserve = 0
         self.device.set_limit(self.device.size)
 
-    def unpin(self, record: InFlight) -> None:
-        """Release the sources of the copies of a retired step."""
+    def unpin(self, record: StepRecord) -> None:
+        """Release the source blocks of a retired step's copies."""
         self._pins -= len(record.pinned)
         self.device.release(record.pinned)
