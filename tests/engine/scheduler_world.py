@@ -1,4 +1,4 @@
-"""A scheduler, stages that execute its steps at random speed, and what a core does between them."""
+"""A scheduler, stages that execute its steps at random speed, and the core's part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATES = ("waiting", "running", "swapped", "held", "loading")
 
 
 class Clock:
-    """Time that moves one second a look."""
+    """A clock that moves one second at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class Clock:
 
 
 class World:
-    """Everything around one scheduler. `check` runs after every operation."""
+    """Everything around one scheduler. `verify` runs after every operation."""
 
     def __init__(
         self, *, stages=2, num_blocks=24, num_host_blocks=12, block_size=4, max_model_len=48, max_num_seqs=8,
@@ -43,10 +43,10 @@ class World:
         self.model = StageModel(stages, num_blocks, block_size)
         self.all: dict[str, Request] = {}
         self.checked = checked
-        self.effects = []
+        self.results = []
         self.pending = []
         self.left: Counter = Counter()
-        """How often a request was seen in another state than before, by the state that it was in."""
+        """Number of state changes that `verify` saw, by the state before."""
         self._states: dict[str, str] = {}
         self.finished: list[Request] = []
         self.resize: tuple[int, int | None] | None = None
@@ -75,7 +75,7 @@ class World:
         return group
 
     def expected(self, request):
-        """Return the whole undisturbed output of `request`."""
+        """Return the whole output that `request` must have."""
         sampling = request.sampling
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
         return continuation(
@@ -94,11 +94,11 @@ class World:
         waiting, new = list(self.scheduler.queues.waiting), self.new()
         step = self.scheduler.schedule()
         if self.scheduler.batcher.cordon:
-            assert all(request.state != "running" for request in new), "a new request was admitted past the cordon"
+            assert all(request.state != "running" for request in new), "a new request was started under the cordon"
             waiting = [request for request in waiting if request not in new]
         admitted = [request.arrival for request in waiting if request.state == "running"]
         left = [request.arrival for request in self.scheduler.queues.waiting if request in waiting]
-        assert not admitted or not left or max(admitted) < min(left), "somebody who came later was admitted first"
+        assert not admitted or not left or max(admitted) < min(left), "a later request was started first"
         if step is not None:
             self.model.send(step)
             flying = sum(1 for record in self.scheduler.steps.unretired if self.model.steps[record.number - 1].rows)
@@ -125,7 +125,7 @@ class World:
         return result
 
     def round(self):
-        """Schedule all that can be, execute it everywhere, retire one step; whether anything happened."""
+        """Schedule and execute all steps, retire one; return whether anything happened."""
         sent = False
         while self.schedule() is not None:
             sent = True
@@ -135,14 +135,14 @@ class World:
         return self.retire() is not None or sent
 
     def run(self, limit=5000):
-        """Go on until nothing happens any more."""
+        """Repeat rounds until nothing happens."""
         for _ in range(limit):
             if not self.round():
                 return
         raise AssertionError(f"still busy after {limit} rounds: {list(self.scheduler.queues.requests.values())}")
 
     def run_cordoned(self):
-        """Go on under a cordon until nothing happens: the new ones alone are left, or held. Then lift it."""
+        """Run under a cordon until only new or held requests are left; lift the cordon."""
         scheduler = self.scheduler
         scheduler.batcher.cordon = scheduler.batcher.cordon or "stage 0 is cordoned by eve"
         self.run()
@@ -154,13 +154,13 @@ class World:
         scheduler.batcher.cordon = ""
 
     def parked(self, request):
-        """Whether it waits for the prompt of its sample 0."""
+        """Return whether a request waits for the prompt of its sample 0."""
         return request.leader is not None and request in request.leader.followers
 
-    # --- a lost stage, as a core recovers from it -------------------------------------------------------------
+    # --- a lost stage, as the core recovers from it -----------------------------------------------------------
 
     def lose(self, stage):
-        """Lose a stage: everything is set back, the blocks are mapped anew, an unfinished resize begins again."""
+        """Lose a stage: restart, map the blocks again and begin an unfinished resize again."""
         scheduler = self.scheduler
         held = [request for request in scheduler.queues.requests.values() if request.state == "held"]
         self.finished += scheduler.restart("stage lost")
@@ -169,7 +169,7 @@ class World:
         assert {request.state for request in scheduler.queues.requests.values()} <= {"waiting", "held"}
         assert all(request.state == "held" for request in held)
         self.settle()
-        assert not self.pending, "an effect was left that nothing can end any more"
+        assert not self.pending, "an action was left that can never end"
         self.model.send(scheduler.resize.map_step(scheduler.blocks.device.size))
         if self.resize is not None:
             target, self.resize = self.resize[0], None
@@ -188,7 +188,7 @@ class World:
         return plan
 
     def poll_resize(self, retired):
-        """Send the map step when the time has come, finish when it has retired."""
+        """Send the map step when the resize is ready; finish when it has retired."""
         if self.resize is None:
             return
         target, number = self.resize
@@ -203,7 +203,7 @@ class World:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def verify(self):
-        """Check what must hold at every moment."""
+        """Check the invariants of every moment."""
         scheduler = self.scheduler
         for request in scheduler.queues.requests.values():
             before, self._states[request.id] = self._states.get(request.id), request.state
@@ -222,15 +222,15 @@ class World:
         self.settle()
 
     def settle(self):
-        """Collect the effects that have ended."""
-        for effect in self.scheduler.fences.settled():
-            assert effect.state in ("applied", "superseded", "failed")
-            assert effect in self.pending
-            self.pending.remove(effect)
-            self.effects.append(effect)
+        """Collect the results of actions that have ended."""
+        for result in self.scheduler.fences.settled():
+            assert result.state in ("applied", "superseded", "failed")
+            assert result in self.pending
+            self.pending.remove(result)
+            self.results.append(result)
 
     def act(self, verb, *arguments):
-        """Do an act; return its effect, or the refusal."""
+        """Do an action; return its result, or the refusal."""
         try:
             effect = getattr(self.scheduler.actions, verb)(*arguments, by="eve")
         except Refused as refusal:
@@ -242,7 +242,7 @@ class World:
         return effect
 
     def verify_end(self):
-        """Check that everything came back and that every output is the undisturbed one."""
+        """Check that all blocks are free and that every output is as expected."""
         scheduler = self.scheduler
         assert not scheduler.queues.requests
         assert scheduler.blocks.device.used == 0
@@ -342,7 +342,7 @@ class Driver:
         self.counts[f"{verb} {'refused' if isinstance(effect, Refused) else effect.state}"] += 1
 
     def plan(self, verb, request, arguments):
-        """Return the dry run of an act, or its refusal; it changes nothing."""
+        """Return the dry run of an action, or its refusal; check that it changes nothing."""
         before = repr(request)
         keywords = dict(zip(("mode", "hold") if verb == "preempt" else ("hold",), arguments, strict=False))
         try:
@@ -382,7 +382,7 @@ class Driver:
             self.counts["shrink recomputes"] += plan.recompute_requests
 
     def finish(self):
-        """Undo holds and pauses and run to the end: nobody may starve."""
+        """End holds and pauses and run to the end: no request may starve."""
         world = self.world
         world.scheduler.paused = False
         world.run_cordoned()

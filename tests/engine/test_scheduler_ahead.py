@@ -1,4 +1,4 @@
-"""Scheduling ahead keeps the stages busy: a step must not need the token of the step right before it."""
+"""Scheduling ahead keeps stages busy: no step needs the token of the step before it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppengine.protocol.steps import TOKEN_ON_DEVICE, Sampled, Step
 
 
 def steps_of(stages: int, seed: int, rounds: int) -> list[Step]:
-    """Return the steps for requests that come at once, with prompts of several chunks among them."""
+    """Return the steps of requests that arrive at once, some with prompts of several chunks."""
     source = random.Random(seed)
     config = SchedulerConfig(max_num_batched_tokens=64, schedule_ahead=True)
     scheduler = Scheduler(
@@ -49,7 +49,7 @@ def test_neighbouring_steps_share_no_request(stages: int, seed: int) -> None:
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_no_step_keeps_the_first_stage_waiting_for_a_round_trip(stages: int, seed: int) -> None:
-    """Also while prompts are computed: what a step needs was sampled as many steps before as there are stages."""
+    """A step needs only tokens sampled one step per stage earlier, beside prompts too."""
     sampled: dict[int, int] = {}
     mixed = 0
     for step in steps_of(stages, seed, 60 * stages):
@@ -61,7 +61,7 @@ def test_no_step_keeps_the_first_stage_waiting_for_a_round_trip(stages: int, see
 
 
 def test_a_request_alone_is_scheduled_ahead() -> None:
-    """There is nothing better to do than to wait for its token on the first stage."""
+    """It waits for its token on the first stage, since nothing else can run."""
     config = SchedulerConfig(schedule_ahead=True)
     scheduler = Scheduler(
         config, stages=4, block_size=16, max_model_len=512, num_blocks=100, num_host_blocks=0, eos_token_ids=frozenset()

@@ -1,4 +1,4 @@
-"""The scheduler as a state machine that hypothesis drives and shrinks; the checks are those of `World`."""
+"""The scheduler as a state machine of hypothesis; the checks are those of `World`."""
 
 from collections import Counter
 
@@ -12,11 +12,11 @@ SETTINGS = settings(
     max_examples=80, stateful_step_count=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 OPERATIONS = 10_000
-"""At least so many that changed something."""
+"""Minimum number of operations that change something."""
 KINDS = {
     "schedule": 8, "execute": 60, "retire": 6, "add": 8, "act": 20, "resize": 2, "disturb": 3,
 }  # fmt: skip
-"""What is done, and how often beside the rest."""
+"""Operations and their relative frequency."""
 ACTS = [
     ("finish",), ("abort",), *[("preempt", None, False)] * 2, ("preempt", "recompute", True), ("preempt", "swap", True),
     ("swap_out", True), *[("swap_out", False)] * 2, *[("swap_in",)] * 2, *[("release",)] * 4,
@@ -74,10 +74,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind, *arguments = operation
         self.done[kind] += bool(getattr(self, kind)(*arguments))
 
-    # --- what can be done; each returns whether it changed something ------------------------------------------
+    # --- operations; each returns whether it changed something ------------------------------------------------
 
     def schedule(self):
-        """Make a step. Where there is none to make, all who do not run can say why."""
+        """Make a step. If there is none, every request that does not run has a reason."""
         if self.world.schedule() is not None:
             return True
         for request in self.alive():
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return False
 
     def execute(self, index):
-        """Let a stage execute a step. Where none has one, the core goes on."""
+        """Let a stage execute a step. If none can, retire or schedule one."""
         model = self.world.model
         ready = [stage for stage in range(len(model.stages)) if model.can_run(stage)]
         if not ready:
@@ -146,7 +146,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [request for request in self.world.scheduler.queues.requests.values() if not request.finished]
 
     def teardown(self):
-        """Undo holds and pauses and run to the end: nobody starves, every block comes back."""
+        """End holds and pauses and run to the end: no request starves, all blocks are free."""
         if not hasattr(self, "world"):
             return
         world = self.world

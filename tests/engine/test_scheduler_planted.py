@@ -1,4 +1,4 @@
-"""The check of contents catches planted errors: a stale block, a slot off by one, a block freed too early."""
+"""The stage model catches planted errors: a stale block, a slot off by one, a lost copy."""
 
 import pytest
 from ppengine.core.scheduler.block_tables import BlockTables

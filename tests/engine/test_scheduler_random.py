@@ -1,6 +1,6 @@
-"""One long life of a scheduler after another: caches that fill up, slots and blocks that come back many times.
+"""Long random runs: full caches, slots and blocks that are used many times.
 
-What may happen in any order is `test_scheduler_machine`'s; here are stop tokens, fewest tokens and dry runs beside.
+Beyond `test_scheduler_machine`, they have stop tokens, minimum tokens and dry runs.
 """
 
 import pytest

@@ -1,9 +1,18 @@
-"""The central scheduler: it chooses the tokens and blocks of each request for each step. No torch, no I/O.
+"""The central scheduler: it chooses the tokens and blocks of each step. No torch, no I/O.
 
-A request passes through `admission` (can it ever fit), `queues` (its place), `batcher` (rows of a step), `blocks` (its
-block table), `steps` (the draft and the unretired steps) and `retirement` (sampled tokens, ends). An operator's verbs
-are `actions`; `fences` delay them until the steps in flight have retired; `resize` changes the number of blocks.
-`wait_reasons.why` and `invariants.check` read a whole scheduler.
+A request passes through these parts of `Scheduler`:
+
+- `admission` refuses a request that can never fit
+- `queues` keep its place: waiting, swapped, held or running
+- `batcher` chooses the rows of a step
+- `blocks` assign device and host blocks
+- `steps` number the steps and keep the draft and the unretired ones
+- `retirement` takes sampled tokens and ends requests
+- `actions` are an operator's verbs
+- `fences` delay them until the steps in flight have retired
+- `resize` changes the number of device blocks
+
+`wait_reasons.why` and `invariants.check` are functions of a whole scheduler.
 """
 
 from ppengine.core.scheduler.request import Request

@@ -1,4 +1,4 @@
-"""An operator's verbs for one request: abort, preempt, swap out, swap in, release. Each has a dry run."""
+"""An operator's verbs for one request, from abort to release. Each has a dry run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RequestActions:
     def preempt(
         self, request_id: str, mode: PreemptMode | None = None, hold: bool = False, *, by: str = ""
     ) -> ActionResult:
-        """Take a request's device blocks: drop them or move them to the host; `hold` keeps it from running."""
+        """Take a request's device blocks: drop or swap them; `hold` keeps it from running."""
         request = self._find(request_id)
         return self._take(request, "preempt", mode or self._default_mode(request), hold, by)
 
@@ -82,7 +82,7 @@ class RequestActions:
     def plan(
         self, verb: str, request_id: str, mode: PreemptMode | None = None, hold: bool | None = None
     ) -> tuple[list[str], dict[str, float]]:
-        """Return the outcome of a verb in lines and figures, without executing it. Raises as the verb does."""
+        """Return the expected outcome of a verb in lines and figures; raise as it would."""
         request = self._find(request_id)
         if verb == "abort":
             self._check_not_ending(request)
@@ -207,7 +207,7 @@ class RequestActions:
 
 
 def _has_nothing_to_take(request: Request, mode: PreemptMode) -> bool:
-    """Return whether a preemption in `mode` finds no device blocks, so that a hold is all it can do."""
+    """Return whether a preemption in `mode` can only hold: there are no device blocks."""
     return request.state == "waiting" or (request.state == "swapped" and mode == "swap")
 
 

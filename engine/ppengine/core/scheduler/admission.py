@@ -1,4 +1,4 @@
-"""New requests: refuse one that can never run here, resolve the others against the model's limits."""
+"""New requests: refuse one that can never run here, resolve the limits of the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Admission:
         self._arrivals = 0
 
     def check(self, requests: Sequence[Request]) -> None:
-        """Raise DoesNotFit if one of `requests` can never run here, ValueError for an id that is in use."""
+        """Raise DoesNotFit if a request can never run here, ValueError for an id in use."""
         for request in requests:
             if request.id in self._queues.requests:
                 raise ValueError(f"request id {request.id!r} is in use; choose another")

@@ -1,4 +1,4 @@
-"""The rows of one micro-batch: decodes first, then open prefills, swapped requests, waiting requests."""
+"""The rows of one micro-batch: decodes, then open prefills, swapped and waiting requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Batcher:
         self.draining = False
         """Whether running requests finish and no waiting or swapped one starts."""
         self.cordon = ""
-        """Reason why no request starts that never ran; empty: they start. Those that ran return either way."""
+        """Reason why requests that never ran do not start; empty: they do."""
 
     def fill(self) -> list[Row]:
         """Return the rows of the next step; empty if no request can get a token."""
@@ -71,10 +71,11 @@ class Batcher:
     # --- decodes --------------------------------------------------------------------------------------------
 
     def _decode(self, newest: int) -> None:
-        """Give one token each to the requests that wait longest, an even share for each stage's micro-batch.
+        """Give one token each to the requests that wait longest, an even share for each stage.
 
-        Only requests whose last row was in step `newest` or before are chosen. A token sampled now reaches the first
-        stage after one step per stage. A step that needs it earlier stalls the first stage with all its rows.
+        Only requests whose last row was in step `newest` or before are chosen. A token sampled now
+        reaches the first stage after one step per stage. A step that needs it earlier stalls the
+        first stage with all its rows.
         """
         queues, size = self._queues, self._blocks.block_size
         ready, max_pending = queues.ready, queues.max_pending
@@ -113,7 +114,7 @@ class Batcher:
         self._budget -= len(rows)
 
     def _grow(self, request: Request) -> bool:
-        """Give a decode its next block, from a victim if necessary; return False if it must wait or leave."""
+        """Give a decode its next block, evicting if necessary; return False if it gets none."""
         if self._blocks.grow(request):
             return True
         room = self._make_room(len(self.starved) + 1)
@@ -125,7 +126,7 @@ class Batcher:
         return False
 
     def _make_room(self, demand: int) -> bool:
-        """Evict victims, the newest first, until a block is available; return False if blocks are on their way.
+        """Evict victims, newest first, until a block is available; return whether one is.
 
         Blocks that will be freed anyway count, so that one shortage does not evict every request.
         """
@@ -153,7 +154,7 @@ class Batcher:
     # --- prefills -------------------------------------------------------------------------------------------
 
     def _prefill(self, request: Request) -> None:
-        """Give a request as many of its known tokens as the budget allows; none if it must not be chunked."""
+        """Give a request the known tokens that fit the budget; none if it must not be chunked."""
         start, known = request.num_computed, request.num_tokens
         count = min(known - start, self._budget)
         budget = self._config.max_num_batched_tokens

@@ -1,4 +1,4 @@
-"""Ids of device and host blocks: which are free. The stages own the memory itself.
+"""Ids of device and host blocks: which are free. The stages own the memory.
 
 Block 0 is the null block: always mapped and never allocated, so that padding can point to it.
 """
@@ -17,9 +17,9 @@ _FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
 class BlockPool:
     """Device blocks with reference counts and a prefix cache.
 
-    A block is free, cached (full, without references, found by its digest), used (referenced) or withheld. During a
-    shrink, withheld blocks are free but at or beyond `limit`, so they are not allocated.
-    Always: free + cached + used + withheld + 1 (null) = `size`.
+    A block is free, cached (full, without references, found by its digest), used (referenced) or
+    withheld. During a shrink, withheld blocks are free but at or beyond `limit`, so they are not
+    allocated. Always: free + cached + used + withheld + 1 (null) = `size`.
     """
 
     def __init__(self, size: int) -> None:
@@ -37,7 +37,7 @@ class BlockPool:
         self._free: list[int] = []
         """Heap of the free blocks below `_fresh`."""
         self._fresh = 1
-        """First block that was never allocated: from here to `limit` all are free, without being listed."""
+        """First block that was never allocated; all from here to `limit` are free."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._by_digest: dict[bytes, int] = {}
 
@@ -58,7 +58,7 @@ class BlockPool:
 
     @property
     def states(self) -> bytes:
-        """State of each block, as an index into `STATES`. It is kept up to date, so that reading it is cheap."""
+        """State of each block, as an index into `STATES`; cheap to read."""
         return bytes(self._states)
 
     def references(self, block: int) -> int:
@@ -70,9 +70,10 @@ class BlockPool:
         return block in self._idle
 
     def allocate(self) -> int:
-        """Return a block with one reference: the lowest free one, otherwise the least recently used cached one.
+        """Return the lowest free block, otherwise the least recently used cached one.
 
-        The caller must check `available` first. Raises IndexError if no block is free or cached.
+        It has one reference. Raises IndexError if no block is free or cached; check `available`
+        first.
         """
         if self._free:
             block = heapq.heappop(self._free)
@@ -100,7 +101,7 @@ class BlockPool:
         self._states[block] = _USED if self._refs[block] == 1 else _SHARED
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each. Pass a table in reverse, so that its tail is evicted before its head."""
+        """Drop one reference of each. Pass a table in reverse: the first is evicted first."""
         for block in blocks:
             left = self._refs[block] - 1
             if left < 0 or block == 0:
@@ -143,7 +144,7 @@ class BlockPool:
         return found
 
     def enter(self, block: int, digest: bytes) -> None:
-        """Enter a full block into the prefix cache. A second one with the same content stays private."""
+        """Enter a full block into the prefix cache, unless one has the same content."""
         if digest not in self._by_digest and self._digests[block] is None and block < self.limit:
             self._digests[block] = digest
             self._by_digest[digest] = block
@@ -161,7 +162,7 @@ class BlockPool:
     # --- size -----------------------------------------------------------------------------------------------
 
     def set_limit(self, limit: int) -> int:
-        """Allocate only blocks below `limit` from now on; return the number of cached blocks that were dropped.
+        """Allocate only blocks below `limit`; return the number of dropped cached blocks.
 
         It takes time in proportion to the blocks between both limits that were ever allocated.
         """
@@ -202,9 +203,10 @@ class BlockPool:
         return range(first, self._fresh)
 
     def relocate(self, block: int, owners: int) -> int:
-        """Move `owners` references of `block`, and its digest, to a low block; return the low block.
+        """Move `owners` references and the digest of `block` to a low one; return that one.
 
-        The old block keeps one reference for the copy; the caller releases it when the copy has retired.
+        The old block keeps one reference for the copy; the caller releases it when the copy has
+        retired.
         """
         target = self.allocate()
         self._refs[target] = owners
@@ -226,7 +228,7 @@ class BlockPool:
         return max(0, self.size - first) - used - cached, cached
 
     def check(self, expected: dict[int, int]) -> None:
-        """Raise AssertionError unless the references are `expected` and every count and index agrees."""
+        """Raise AssertionError unless references are `expected` and counts agree."""
         refs = {block: count for block, count in enumerate(self._refs) if count}
         _require(refs == expected, f"references {_differ(refs, expected)}")
         _require(self.used == len(refs), f"used is {self.used}, {len(refs)} blocks have references")
@@ -252,7 +254,7 @@ class BlockPool:
 
 
 class HostBlockPool:
-    """Ids of host blocks for swapped requests, the same on every stage. The lowest free ones are allocated first."""
+    """Ids of host blocks for swapped requests, the same on every stage, lowest first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -270,7 +272,7 @@ class HostBlockPool:
         return len(self._used)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` blocks. The caller must check `free` first. Raises IndexError if there are fewer."""
+        """Return `count` blocks. Raises IndexError if there are fewer; check `free` first."""
         if count > len(self._free):
             raise IndexError(f"{count} host blocks are needed, {len(self._free)} are free")
         taken = [heapq.heappop(self._free) for _ in range(count)]

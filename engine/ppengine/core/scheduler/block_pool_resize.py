@@ -1,4 +1,4 @@
-"""Changes of the number of device blocks while requests run. A shrink lowers the limit before the stages unmap."""
+"""Changes of the number of device blocks while requests run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Victim:
 
     @property
     def left(self) -> bool:
-        """Whether this resize preempted it or will: it did not end, and no other fence replaced this one."""
+        """Whether this resize preempted it or will; not if it ended or got another fence."""
         fence = self.request.fence
         return self.request.preemptions > self.preemptions or (fence is not None and fence.resize)
 
@@ -40,7 +40,7 @@ class _Done:
     dropped: int = 0
     victims: list[_Victim] = field(default_factory=list)
     cleared: bool = False
-    """Whether no staying request has a block in the tail; copies and fences there end by themselves."""
+    """Whether no staying request has a block in the tail; only copies and fences may."""
 
     def report(self, after: int) -> ResizeReport:
         """Return the report of its end at `after` blocks."""
@@ -55,11 +55,13 @@ class _Done:
 class BlockPoolResize:
     """Runs one resize at a time; a later one supersedes it.
 
-    To shrink to `n` blocks: `begin(n)`, wait for `ready()`, send `map_step(n)`, and when all stages have answered
-    `finish(n)`. To grow: `begin(n)`, send `map_step(n)`, then `finish(smallest answer)`.
+    To shrink to `n` blocks: `begin(n)`, wait for `ready()`, send `map_step(n)`, and when all stages
+    have answered `finish(n)`. To grow: `begin(n)`, send `map_step(n)`, then `finish(smallest
+    answer)`.
 
-    A shrink lowers the limit at once and drops cached blocks of the tail. It fences victims, newest first, until the
-    other requests fit below the limit. Their blocks in the tail move down as fast as lower blocks are freed.
+    A shrink lowers the limit at once and drops cached blocks of the tail. It fences victims, newest
+    first, until the other requests fit below the limit. Their blocks in the tail move down as fast
+    as lower blocks are freed.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class BlockPoolResize:
         return plan
 
     def _candidates(self) -> list[Request]:
-        """Return the possible victims, newest first: unfenced requests and those of an unfinished resize."""
+        """Return possible victims, newest first: unfenced or fenced by an unfinished resize."""
         fenced = [r for r in self._fences.leaving if self._can_cancel(r)]
         return sorted([*self._queues.unfenced(), *fenced], key=self._queues.order, reverse=True)
 
@@ -123,7 +125,8 @@ class BlockPoolResize:
     def _owners(self, first: int = 0, *, victims_too: bool = False) -> dict[int, list[Request]]:
         """Return the staying requests of each used block from `first` on; fenced ones do not count.
 
-        With `victims_too`, victims of an unfinished resize count, for a plan that may cancel their fences.
+        With `victims_too`, victims of an unfinished resize count, for a plan that may cancel their
+        fences.
         """
         owners: dict[int, list[Request]] = defaultdict(list)
         for request in self._queues.running:
@@ -136,7 +139,7 @@ class BlockPoolResize:
     # --- doing ----------------------------------------------------------------------------------------------
 
     def begin(self, target: int) -> ResizePlan:
-        """Start a change to `target` blocks and supersede an unfinished one. A refused plan changes nothing."""
+        """Start a change to `target` blocks, unless the plan is refused; supersede another."""
         plan = self.plan(target)
         if plan.refused:
             return plan
@@ -194,7 +197,7 @@ class BlockPoolResize:
             self._more_victims()
 
     def _holders(self, first: int) -> Counter[int]:
-        """Return the number of tables with each block from `first` on, those of leaving requests included."""
+        """Return the number of tables, leaving ones included, of each block from `first` on."""
         requests = dict.fromkeys([*self._queues.running, *self._fences.leaving])
         return Counter(block for request in requests for block in request.blocks if block >= first)
 
@@ -212,7 +215,7 @@ class BlockPoolResize:
         return self._blocks.device.tail_live == 0
 
     def map_step(self, target: int) -> Step:
-        """Return the step that makes the stages map `target` blocks; a shrink gives up its tail here.
+        """Return the step that lets the stages map `target` blocks; a shrink drops its tail.
 
         Raises ValueError while the tail is in use.
         """

@@ -12,7 +12,7 @@ from ppengine.protocol.steps import MoveKind
 
 @dataclass(slots=True)
 class Fit:
-    """Source of a request's blocks: `shared` as they are, a copy of `copied`, and `fresh` new ones."""
+    """Source of a request's blocks: `shared`, a copy of `copied`, and `fresh` new ones."""
 
     need: int
     """Blocks that must be available, the watermark included."""
@@ -29,7 +29,7 @@ class Fit:
 
 
 class BlockTables:
-    """Assigns device and host blocks to requests, as ids. Copies go into the draft of the step log."""
+    """Assigns device and host blocks to requests. Copies go into the step log's draft."""
 
     def __init__(
         self, steps: StepLog, *, block_size: int, num_blocks: int, num_host_blocks: int,
@@ -64,8 +64,8 @@ class BlockTables:
     def fit(self, request: Request) -> Fit:
         """Return the blocks that the known tokens of `request` would get now, without taking them.
 
-        All known tokens get their blocks at once, so a prefill never lacks them. At least one token is left to
-        compute, for its logits.
+        All known tokens get their blocks at once, so a prefill never lacks them. At least one token
+        is left to compute, for its logits.
         """
         known = request.num_tokens
         source = self._source(request, known)
@@ -97,7 +97,8 @@ class BlockTables:
     def can_fork(self, leader: Request) -> bool:
         """Return whether a step that was sent computes the leader's prompt.
 
-        The draft does not count: its copies come before its rows, so they would read blocks not yet written.
+        The draft does not count: its copies come before its rows, so they would read blocks not yet
+        written.
         """
         computed = leader.num_computed >= leader.num_prompt and leader.prompt_step < self._steps.draft.number
         return leader.state == "running" and leader.fence is None and computed
@@ -126,7 +127,7 @@ class BlockTables:
         return True
 
     def enter(self, request: Request, computed: int) -> None:
-        """Enter the full blocks of the first `computed` tokens into the prefix cache; their steps have retired."""
+        """Enter the full blocks of the first `computed` tokens into the prefix cache."""
         full = computed // self.block_size
         if full > request.num_entered:
             if self.prefix_caching:
@@ -146,7 +147,7 @@ class BlockTables:
         return self.blocks_for(request.num_tokens)
 
     def copy_out(self, request: Request, host: list[int]) -> None:
-        """Copy its computed blocks to `host`; both stay allocated until that step has retired."""
+        """Copy its computed blocks to `host`; both stay until that step has retired."""
         for source, target in zip(request.blocks, host, strict=False):
             self._steps.copy(MoveKind.OUT, source, target)
         request.host_blocks = host
@@ -154,7 +155,7 @@ class BlockTables:
         self._steps.draft.outs.append(request)
 
     def copy_in(self, request: Request) -> None:
-        """Copy its host blocks to new device blocks; both stay allocated until that step has retired."""
+        """Copy its host blocks to new device blocks; both stay until that step has retired."""
         request.blocks = [self.device.allocate() for _ in range(self.load_need(request))]
         request.num_entered = 0
         for source, target in zip(request.host_blocks, request.blocks, strict=False):

@@ -20,7 +20,7 @@ class Fences:
         self, steps: StepLog, blocks: BlockTables, queues: RequestQueues, clock: Callable[[], float]
     ) -> None:  # fmt: skip
         self.leaving: dict[Request, None] = {}
-        """Fenced requests whose device blocks will be freed, ended ones with steps in flight included."""
+        """Fenced requests, ended ones with steps in flight included."""
         self.loading: dict[Request, ActionResult] = {}
         """Results of swap-ins whose copies are in flight."""
         self.preemptions_total = 0
@@ -39,7 +39,7 @@ class Fences:
         return self._clock()
 
     def returning(self) -> int:
-        """Return an upper limit of the device blocks that will be freed without another preemption."""
+        """Return an upper limit of the device blocks that will be freed anyway."""
         return sum(len(request.blocks) for request in self.leaving) + self._blocks.pinned
 
     # --- for the core ---------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class Fences:
         return ended
 
     def drop_settled(self, result: ActionResult) -> None:
-        """Drop a result that its action returns itself, so that it is not reported twice."""
+        """Drop a result that its action returns, so that it is not reported twice."""
         self._settled.remove(result)
         if result.verb == "abort":
             self._ended.pop()
@@ -68,7 +68,7 @@ class Fences:
     # --- setting --------------------------------------------------------------------------------------------
 
     def set(self, request: Request, fence: Fence) -> None:
-        """Fence `request`; apply the fence at once if nothing is in flight. An older fence is superseded."""
+        """Fence `request` and supersede an older fence; apply it if nothing is in flight."""
         self._queues.leave(request)
         old = request.fence
         if old is not None:
@@ -84,7 +84,7 @@ class Fences:
             self.apply(request)
 
     def cancel(self, request: Request, text: str) -> None:
-        """Remove a fence before it was applied; the request goes on. Raises ValueError if it is too late."""
+        """Remove a fence that was not applied. Raises ValueError if it is too late."""
         fence = request.fence
         if fence is None or fence.final or fence.copying:
             raise ValueError(f"{request.id} has no fence that can be cancelled")
@@ -193,7 +193,7 @@ class Fences:
         self._blocks.copy_in(request)
 
     def loaded(self, request: Request) -> None:
-        """Free the host blocks of a request whose copies to the device have retired, and let it run."""
+        """Let a request run whose copies to the device have retired; free its host blocks."""
         blocks = len(request.host_blocks)
         self._blocks.drop_host(request)
         if not request.finished:
@@ -205,7 +205,7 @@ class Fences:
     # --- a lost stage ---------------------------------------------------------------------------------------
 
     def void(self, request: Request, why: str) -> None:
-        """Set a request back to be recomputed: a stage was lost, so none of its blocks holds anything.
+        """Set a request back to be recomputed: with a lost stage, its blocks hold nothing.
 
         Its fence is applied now. A swap has nothing left to copy and becomes a recompute.
         """

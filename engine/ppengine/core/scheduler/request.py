@@ -16,7 +16,7 @@ HISTORY_LIMIT = 200
 
 
 def chain_digest(parent: bytes, tokens: Iterable[int]) -> bytes:
-    """Return the 16-byte digest of a full block with `tokens`, after the prefix with the digest `parent`."""
+    """Return the 16-byte digest of a full block of `tokens` behind the prefix `parent`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
@@ -24,8 +24,9 @@ def chain_digest(parent: bytes, tokens: Iterable[int]) -> bytes:
 class Request:
     """One continuation of a prompt. Only the scheduler changes it after its admission.
 
-    `num_computed` counts tokens whose KV is written, or will be by a step already scheduled; `pending` counts
-    samples that no step has returned yet. So `num_tokens + pending - num_computed` tokens are left to compute.
+    `num_computed` counts tokens whose KV is written, or will be by a step already scheduled;
+    `pending` counts samples that no step has returned yet. So `num_tokens + pending - num_computed`
+    tokens are left to compute.
     """
 
     id: str
@@ -35,7 +36,7 @@ class Request:
     owner: str = ""
     sample: int = 0
     leader: Request | None = None
-    """Sample 0 of the same prompt; None for sample 0 itself."""
+    """Sample 0 of the same prompt; None for sample 0."""
     arrival_time: float = 0.0
 
     arrival: int = 0

@@ -1,4 +1,4 @@
-"""The queues of requests: waiting, swapped, held, running, and inside running the decodes and open prefills."""
+"""The queues of requests: waiting, swapped, held and running."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ppengine.protocol.snapshot import Queues
 class ReadyQueue:
     """Requests with one token to compute, the one with the oldest last row first.
 
-    If the core schedules ahead, a request returns here both when it is scheduled and when a step retires. A plain queue
-    could then give half of the requests two steps in a row while the other half waits. Each second step would need the
-    token of the step right before it, and the stages would idle in turn.
+    If the core schedules ahead, a request returns here both when it is scheduled and when a step
+    retires. A plain queue could then give half of the requests two steps in a row while the other
+    half waits. Each second step would need the token of the step right before it, and the stages
+    would idle in turn.
     """
 
     def __init__(self) -> None:
         self._by_step: dict[int, deque[Request]] = {}
-        """Requests by the step number of their last row; few keys, since each step soon has a successor."""
+        """Requests by the step number of their last row; few keys at a time."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -65,7 +66,7 @@ class ReadyQueue:
 
 
 class RequestQueues:
-    """All requests, and the one queue that each is in. Followers of an unfinished prompt are in none."""
+    """All requests and their queues. Followers of an unfinished prompt are in none."""
 
     def __init__(self, max_pending: int) -> None:
         self.max_pending = max_pending
@@ -86,7 +87,7 @@ class RequestQueues:
 
     @staticmethod
     def order(request: Request) -> int:
-        """Return the sort key of `waiting`, `swapped` and `prefilling`; victims are taken from the other end."""
+        """Return the sort key of all queues but `ready`; victims are taken in reverse."""
         return request.arrival
 
     def counts(self) -> Queues:
@@ -112,7 +113,7 @@ class RequestQueues:
             self.parked += 1
 
     def put_waiting(self, request: Request) -> None:
-        """Queue a request to be computed, new or preempted: at its place by `order`, not at the end."""
+        """Queue a new or preempted request at its place by `order`."""
         request.state = "waiting"
         insort(self.waiting, request, key=self.order)
 
@@ -145,7 +146,7 @@ class RequestQueues:
             insort(self.prefilling, request, key=self.order)
 
     def resume(self, request: Request) -> None:
-        """Queue a running, unfenced request for its next tokens, unless it must wait for a retirement."""
+        """Queue a request for its next tokens, unless it must wait for a retirement."""
         computed = request.num_computed
         if request.state != "running" or request.fence is not None or request in self.prefilling:
             return
@@ -174,7 +175,7 @@ class RequestQueues:
         return [request for request in self.running if request.fence is None]
 
     def leave(self, request: Request) -> None:
-        """Remove a request from `ready` and `prefilling`, so that no step gives it tokens; it stays in `running`."""
+        """Remove a request from `ready` and `prefilling`; it stays in `running`."""
         if request.queued:
             request.queued = False
             self.ready.remove(request)

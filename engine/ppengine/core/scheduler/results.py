@@ -30,7 +30,7 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class ActionResult:
-    """State of an action on a request. `step` is the number of the step that had retired when it ended."""
+    """State of an action on a request. `step` is the step that had retired when it ended."""
 
     verb: str
     request: str
@@ -41,7 +41,7 @@ class ActionResult:
 
 @dataclass(slots=True, eq=False)
 class Fence:
-    """Keeps a request from being scheduled; `kind` is applied when its last unretired step has retired."""
+    """Stops scheduling of a request; `kind` is applied when its last step has retired."""
 
     kind: FenceKind
     by: str
@@ -64,7 +64,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A change that the scheduler made by itself. `kind`: `preempted`, `loaded`, `recompute`."""
+    """A change without an action. `kind`: `preempted`, `loaded` or `recompute`."""
 
     kind: str
     request: str
@@ -113,7 +113,7 @@ class ResizePlan:
 
 @dataclass(frozen=True, slots=True)
 class ResizeReport:
-    """Outcome of a finished resize. `swapped` and `recomputed` count requests, the other fields blocks."""
+    """Outcome of a resize. `swapped` and `recomputed` count requests, the rest blocks."""
 
     before: int
     after: int

@@ -20,7 +20,7 @@ class Retirement:
 
     number: int
     tokens: list[tuple[Request, int, float, list[tuple[int, float]]]] = field(default_factory=list)
-    """(request, token, log-probability, best alternatives), without tokens of requests that are ending."""
+    """(request, token, log-probability, best alternatives); none of ending requests."""
     finished: list[Request] = field(default_factory=list)
     prompt_tokens: int = 0
     """Tokens that this step computed without a sample, or to catch up."""
@@ -35,7 +35,7 @@ class StepRetirer:
         self._fences = fences
 
     def take_rows(self, record: StepRecord, sampled: Sequence[Sampled], result: Retirement) -> None:
-        """Append the sampled tokens, enter full blocks, and resume or fence each request of the step."""
+        """Append sampled tokens, enter full blocks, resume or fence each request."""
         number, size = record.number, self._blocks.block_size
         queues, max_pending = self._queues, self._queues.max_pending
         answers = iter(sampled)

@@ -1,4 +1,4 @@
-"""The cycle of the scheduler: admit requests, schedule steps, retire them, restart after a lost stage."""
+"""The cycle of the scheduler: admit, schedule, retire; restart after a lost stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ppengine.protocol.steps import Sampled, Step
 
 
 class Scheduler:
-    """One scheduler of an engine. Its parts are public; the methods here are the cycle that joins them."""
+    """The one scheduler of an engine: public parts, and the cycle that joins them."""
 
     def __init__(
         self,
@@ -63,16 +63,17 @@ class Scheduler:
             self.queues.enqueue(request)
 
     def schedule(self) -> Step | None:
-        """Return the next step; None if nothing can run now or enough micro-batches are in flight."""
+        """Return the next step; None if nothing can run or enough steps are in flight."""
         self.resize.advance()
         full = self.steps.micro_batches >= self.depth
         rows = [] if self.paused or full else self.batcher.fill()
         return self.steps.emit(rows) if rows or self.steps.urgent else None
 
     def retire(self, number: int, sampled: Sequence[Sampled]) -> Retirement:
-        """Retire step `number` after all stages have executed it; `sampled` has a token for each sampling row.
+        """Retire step `number`, executed by all stages; `sampled` has a token a sampling row.
 
-        Raises ValueError, before any change, if the step is not the oldest or the samples are not its own.
+        Raises ValueError, before any change, if the step is not the oldest or the samples are not
+        its own.
         """
         record = self.steps.retire(number, sampled)
         self.fences.retired_step = number
@@ -84,11 +85,12 @@ class Scheduler:
         return result
 
     def restart(self, why: str) -> list[Request]:
-        """Restart with stages that hold no state, after one was lost; return the requests that end by it.
+        """Set everything back after a lost stage; return the requests that end by it.
 
-        Steps in flight are dropped, and no device or host block holds anything. Each request goes back to its place in
-        the waiting queue and is recomputed from its known tokens; held ones stay held. Pending actions take effect.
-        The next step must be `resize.map_step(blocks.device.size)`; an unfinished resize is dropped.
+        Steps in flight are dropped, and all blocks are empty. Each request goes back to its place
+        in the waiting queue and is recomputed from its known tokens; held ones stay held. Pending
+        actions take effect. The next step must be `resize.map_step(blocks.device.size)`; an
+        unfinished resize is dropped.
         """
         for record in [*self.steps.unretired, self.steps.draft]:
             self.blocks.unpin(record)

@@ -13,7 +13,7 @@ from ppengine.protocol.steps import Move, MoveKind, Register, Row, Sampled, Step
 
 @dataclass(slots=True, eq=False)
 class StepRecord:
-    """Requests and blocks that wait for one step. It is made with the draft, so that actions find its number."""
+    """Requests and blocks that wait for one step, the draft included."""
 
     number: int
     rows: list[tuple[Request, int, bool]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class StepLog:
 
     @property
     def urgent(self) -> bool:
-        """Whether the draft must go out without rows: it has copies, or it releases slots and nothing is in flight."""
+        """Whether the draft must go out without rows, for its copies or its released slots."""
         return bool(self._moves) or (bool(self._release) and not self.unretired)
 
     def take_slot(self) -> int:

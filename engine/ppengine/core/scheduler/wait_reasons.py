@@ -8,7 +8,7 @@ from ppengine.protocol.snapshot import Why
 
 
 def why(scheduler: Scheduler, request: Request) -> Why | None:
-    """Return why `request` does not run, or the steps that it waits for while it does; None if it is free to run."""
+    """Return the reason why `request` waits; None if it does not."""
     if request.finished:
         return None
     if request.fence is not None:

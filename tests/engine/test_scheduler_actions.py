@@ -1,4 +1,4 @@
-"""What an operator does to one request: fences, effects, holds, dry runs, refusals."""
+"""An operator's actions on one request: fences, results, holds, dry runs, refusals."""
 
 import pytest
 from ppengine.core.scheduler import Refused, wait_reasons
@@ -23,7 +23,7 @@ def running(world, length=10, first=10):
 
 
 def retire_all(world):
-    """Execute and retire what is in flight; schedule nothing."""
+    """Execute and retire all steps in flight; schedule none."""
     world.model.drain()
     while world.retire() is not None:
         world.model.drain()
