@@ -123,11 +123,7 @@ def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, ro
     pairs = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     print(f"engine       {statistics.median(ours):9.1f} output tokens/s (median of {rounds})")
     print(f"transformers {statistics.median(theirs):9.1f} output tokens/s, generate with padding, same cores")
-    spread = (
-        f"pairs {pairs[0]:.2f} to {pairs[-1]:.2f}"
-        if rounds > 1
-        else "of one pair: --rounds 3 tells how far to trust it"
-    )
+    spread = f"pairs {pairs[0]:.2f} to {pairs[-1]:.2f}" if rounds > 1 else "from one pair; --rounds 3 gives a spread"
     print(f"ratio        {ratio:9.2f} ({spread})")
 
 

@@ -1,6 +1,6 @@
-"""Where the time of a micro-batch goes: what the main threads of all stages record while a piece of work runs.
+"""The time of a micro-batch by part, from the records of the main threads of all stages during a run.
 
-On a GPU these are the host's times, of launches; beside them stands what the device did, by its own clock.
+On a GPU these are times of launches on the host; the work of the device, by its own clock, is shown beside them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Times(Track):
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """What a stage's device did during a run, by its own clock: layers, head and sampling."""
+    """Work of a stage's device during a run, by its own clock: layers, head and sampling."""
 
     busy: float
     """Share of the run in which it worked."""
@@ -100,15 +100,15 @@ class StageTimes:
     stage: int
     micro_batches: int
     idle: float
-    """Share of the run in which the main thread waited for others: steps, messages, room on the wire. Of a GPU: in
-    which the device had nothing to do."""
+    """Share of the run in which the main thread waited for others: steps, messages, room on the wire. On a GPU, the
+    share in which the device was idle."""
     device: float
     """Share in which the main thread waited for its device."""
     own_ms: float
     compute_ms: float
     """Embedding, layers and head: the work itself on a CPU, its launches on a GPU."""
     layers_ms: float
-    """Of that the layers alone."""
+    """The part of the layers alone."""
     sample_ms: float
     send_ms: float
     memory_ms: float
@@ -171,7 +171,7 @@ class Breakdown:
             times = file.track
             assert isinstance(times, Times)
             if path.stat().st_ino != file.inode:
-                self.problem = f"stage {stage} was started anew meanwhile"
+                self.problem = f"stage {stage} was restarted meanwhile"
             elif times.lost:
                 self.problem = f"stage {stage} recorded faster than was read: {times.lost} records are lost"
             self.stages.append(self._times(stage, file.reader, times, now_ns))

@@ -1,7 +1,7 @@
-"""What a device allows: rates measured by a copy and a product, and the least time that work takes at such rates.
+"""The limits of a device: rates measured by a copy and a product, and the least time of work at such rates.
 
 `python -m ppengine.bench.rates DTYPE STORED cpu|auto THREADS` measures and prints them as JSON: a process of its own,
-so that nothing of it stays on the card when the engine comes.
+so that the card is free again before the engine starts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ROUNDS = 7
 
 
 class Rates(msgspec.Struct, kw_only=True):
-    """Of one stage's device. Bytes are those read plus those written."""
+    """Rates of one stage's device. Bytes are those read plus those written."""
 
     device: str
     item_bytes: int
-    """Of a weight there, and of a key or value."""
+    """Bytes of a weight, and of a key or value."""
     copy_gbps: float
     product_tflops: float
 

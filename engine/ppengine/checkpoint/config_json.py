@@ -1,4 +1,4 @@
-"""Read fields of a checkpoint's JSON files, each checked for its kind: what is wrong is one line with the value."""
+"""Read fields of a checkpoint's JSON files, each checked for its kind; an error is one line with the value."""
 
 from __future__ import annotations
 

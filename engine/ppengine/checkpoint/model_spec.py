@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about its model, read without torch: shapes, rope and ids."""
+"""The model of a Hugging Face folder, read without torch: shapes, rope and ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-"""What works: architecture of config.json, and its `model_type`."""
+"""Supported architectures of config.json, with their `model_type`."""
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 OPT_ACTIVATIONS = ("relu", "gelu")
 
@@ -64,7 +64,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_position: int
     dtype: str
-    """Of the weights, one of `ppengine.common.config.DTYPES`: what `dtype: auto` means."""
+    """Type of the weights, one of `ppengine.common.config.DTYPES`: the meaning of `dtype: auto`."""
     tie_word_embeddings: bool
     norm_eps: float
     activation: str
@@ -114,7 +114,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the checkpoint in `folder`. Raises CheckpointError for what is broken or not supported."""
+    """Return the spec of the checkpoint in `folder`. Raises CheckpointError if it is broken or not supported."""
     data = read_json(folder / "config.json")
     model_type, architecture = _identify(data, folder)
     if data.get("quantization_config"):

@@ -1,4 +1,4 @@
-"""Which safetensors files a checkpoint has and what is in them, read from their headers alone: no torch."""
+"""The safetensors files of a checkpoint and their tensors, read from the headers alone, without torch."""
 
 from __future__ import annotations
 

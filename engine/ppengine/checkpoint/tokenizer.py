@@ -19,7 +19,7 @@ _LONGEST_TAIL = 64
 """Tokens of one stream without a whole character among them, from when on a cut is looked for."""
 
 _TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What an expression in a template can raise, as in Python."""
+"""Errors that an expression in a template can raise, as in Python."""
 
 
 class Tokenizer:
@@ -57,7 +57,7 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Characters of the longest token, as the vocabulary writes it: no token of a text stands for more."""
+        """Characters of the longest token, as the vocabulary writes it: no token is longer in a text."""
         return max(map(len, self._backend.get_vocab()), default=0)
 
     def encode(self, text: str) -> list[int]:
@@ -105,12 +105,12 @@ class Tokenizer:
 
 
 class DetokStream:
-    """Text of a growing output, in pieces that join to what decoding it whole gives.
+    """Text of a growing output, in pieces that join to the text of the whole.
 
     A piece is given out only at the end of a character. The text of the last piece's tokens is decoded again in front
     of the next one, because some tokenizers write a token differently at the start of a text. (One exception to the
-    joining: in a SentencePiece vocabulary a broken byte spoils the whole run of byte tokens around it, also what was
-    good and is given out.)
+    joining: in a SentencePiece vocabulary a broken byte spoils the whole run of byte tokens around it, including
+    good text that is given out already.)
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
@@ -133,7 +133,7 @@ class DetokStream:
         return ""
 
     def flush(self) -> str:
-        """Return what is left at the end: half a character comes out as U+FFFD."""
+        """Return the rest at the end; half a character becomes U+FFFD."""
         return self._give(len(self._ids), self._tokenizer.decode(self._ids))
 
     def _give(self, count: int, text: str) -> str:

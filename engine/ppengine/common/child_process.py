@@ -24,7 +24,7 @@ _THROWN = "what():"
 
 
 class Process(Protocol):
-    """What `Child` asks of a `subprocess.Popen`, or of what stands for one."""
+    """The part of `subprocess.Popen` that `Child` uses."""
 
     @property
     def pid(self) -> int:
@@ -48,7 +48,7 @@ class Child:
         self._process = process
         self._line: int | None = line
         self._words_from = words_from
-        """Where its own words begin in the log: a stage that was started anew writes behind its predecessor."""
+        """Offset of its own lines in the log: a restarted stage appends to the log of its predecessor."""
         self._end: str | None = None
 
     @property
@@ -173,7 +173,7 @@ def signal_name(number: int) -> str:
 
 
 def last_words(log: Path, start: int = 0) -> str:
-    """Return the last line that begins with `error:`, without that word; else the last one that tells of trouble."""
+    """Return the last line that begins with `error:`, without that word; else the last line that is not routine."""
     lines = [line.strip() for line in tail(log, 200, start) if line.strip() and not logs.is_routine(line)]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[-1][:_LINE_CHARACTERS]

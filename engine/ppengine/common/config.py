@@ -37,17 +37,17 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     partition: list[int] | None = None
     executor: Literal["local", "ray"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What stages run on. auto: a GPU where there is one, unless `memory.device_mib` makes it a CPU's matter."""
+    """Device of the stages. auto: a GPU if there is one and `memory.device_mib` is not set, otherwise the CPU."""
     eager: bool = False
     """On a GPU: launch decode steps operation by operation instead of as graphs."""
     peer_to_peer: bool = True
     """On GPUs: messages between stages go from card to card where the cards can reach each other, not through hosts."""
     restart: Literal["auto", "never"] = "auto"
-    """What is done when a stage dies: start it anew and recompute, or stay degraded."""
+    """Reaction to the death of a stage: `auto` restarts it and recomputes requests, `never` stays degraded."""
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory of each stage. `device_mib` stands for the card's memory on a CPU stage; on a GPU it is a limit."""
+    """Memory of each stage. `device_mib` replaces the card's memory on a CPU stage; on a GPU it is a limit."""
 
     utilization: float = 0.9
     device_mib: int | None = None
@@ -87,7 +87,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Threads that torch computes with on a CPU stage; None: cores divided by stages, at least 1."""
 
     def __post_init__(self) -> None:
-        """Check ranges and what is not built yet, by name."""
+        """Check ranges, and refuse by name the settings that are not built yet."""
         memory, parallel, scheduler = self.memory, self.parallel, self.scheduler
         check_utilization(memory.utilization)
         _at_least("memory.device_mib", memory.device_mib, 1)

@@ -1,4 +1,4 @@
-"""Who may look into a process of ours: its frames are the best evidence there is of where it stands."""
+"""Permission to debug our processes: their frames are the best evidence of a hang."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Progress of a device's streams, in a page of host memory that the device itself writes and any process reads.
 
 One file of one page a stage, beside its rings: a line of 64 bytes for each stream, with its name and three words of 8
-bytes. A word has how many pieces of work and, below, the step of the newest: one write brings both. What a device has
-begun and not done is so visible from outside whatever becomes of the process; nobody calls the driver to know it.
+bytes. The upper half of a word counts pieces of work, the lower half is the step of the newest: one write sets both. So
+begun and unfinished work is visible from outside in any state of the process, without a call to the driver.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class DevicePage:
         return offset
 
     def launched(self, offset: int, word: int) -> None:
-        """Note what was put on the stream of a line."""
+        """Note work that was put on the stream of a line."""
         self._words[offset // 8 + Word.LAUNCHED] = word
 
 
 class DevicePageReader:
-    """The side of whoever looks."""
+    """The reader, in any process."""
 
     def __init__(self, path: Path) -> None:
         """Map the page. Raises OSError, or ValueError for a file that is not (yet) a whole page."""

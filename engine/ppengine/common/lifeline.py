@@ -3,8 +3,8 @@
 The parent keeps the write end and never writes again after one greeting line: its own pid, or 0. Its end, even by
 SIGKILL, closes the pipe, and a thread of the child that waits on the read end sees end of file.
 
-A child that is stopped, or that holds the GIL in C code, has no thread that could see it. Behind the pipe stands
-PR_SET_PDEATHSIG, which the kernel carries out; but it fires when the parent *thread* that started the child ends, so
+A child that is stopped, or that holds the GIL in C code, has no thread that could see it. For that case
+PR_SET_PDEATHSIG has the kernel end it; but that signal fires when the parent *thread* that started the child ends, so
 the greeting names the pid only when that was the parent's main thread. A child with work of its own to do at the end
 (the gateway, the supervisor: both clean up) gives `on_close` and is spared the signal.
 """

@@ -14,7 +14,7 @@ _ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} INFO ")
 
 
 class _OneLine(logging.Formatter):
-    """A message is one line and moves no cursor, whatever names and texts from outside are in it."""
+    """A message is one line and moves no cursor, even with names and texts from outside in it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return date, level and message."""
@@ -23,12 +23,12 @@ class _OneLine(logging.Formatter):
 
 
 def is_routine(line: str) -> bool:
-    """Whether a line of a log tells of no trouble."""
+    """Return whether a log line is routine."""
     return _ROUTINE.match(line) is not None
 
 
 def start() -> None:
-    """Begin the log of this process. Libraries are heard from warnings on."""
+    """Begin the log of this process. Libraries log warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     root = logging.getLogger()

@@ -10,7 +10,7 @@ from pathlib import Path
 def make(path: Path, size: int) -> mmap.mmap:
     """Return the mapping of a new file of `size` zero bytes, this user's alone. Raises OSError.
 
-    One that is there goes: it is of a predecessor, and whoever has mapped it keeps that.
+    A file that exists is removed: it is a predecessor's, and processes that map it keep their mapping.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

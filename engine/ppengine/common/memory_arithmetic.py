@@ -64,7 +64,7 @@ class StageBudget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a utilization gives. `capacities` of each stage and `blocks`, their minimum, before rounding."""
+    """The result of a utilization: `capacities` of each stage and `blocks`, their minimum, before rounding."""
 
     utilization: float
     capacities: tuple[int, ...]

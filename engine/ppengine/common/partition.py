@@ -37,8 +37,8 @@ def partition_layers(
 def best_partition(layers: int, layer_ms: float, extra_ms: Sequence[float]) -> list[int]:
     """Return the layers of each stage with which the longest one takes least, one each at least.
 
-    `extra_ms`: what a micro-batch takes there beside its layers: embedding, head, sampling, sending. Of stages that
-    are alike, those in the middle get more. Raises ValueError for fewer layers than stages.
+    `extra_ms`: time of a micro-batch there beside its layers: embedding, head, sampling, sending. Among equal
+    stages, those in the middle get more. Raises ValueError for fewer layers than stages.
     """
     stages = len(extra_ms)
     if layers < stages:

@@ -1,4 +1,4 @@
-"""What the models share: linear layers whose weights are several checkpoint tensors, and the table of those."""
+"""Parts that the models share: linear layers made of several checkpoint tensors, and the table of those."""
 
 from __future__ import annotations
 

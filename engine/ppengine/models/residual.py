@@ -11,7 +11,7 @@ from ppengine.models.layers import Linear
 
 
 class Residual:
-    """Hidden states [T, H]. What it is made of is not written.
+    """Hidden states [T, H]. Its inputs are never written to.
 
     On a CPU, and with few rows on a GPU, a product is added to the stream as it is made. With more rows on a GPU it
     comes from a library, and waits for the next norm, which adds it in the same pass.

@@ -74,7 +74,7 @@ class StageModel(nn.Module, ABC):
     def parts(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Tensor]]:
         """Run as `run` does, and yield layer, part (`attention` or `MLP`) and the residual stream behind it.
 
-        What is yielded is good until the next part is asked for. Call it in inference mode.
+        A yielded tensor is valid until the next part is requested. Call it in inference mode.
         """
         return ((index, part, residual.values) for index, part, residual in self._residuals(hidden, batch, kv))
 

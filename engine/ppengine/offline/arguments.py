@@ -1,4 +1,4 @@
-"""The arguments of `LLM`, and the profile that they mean. What cannot be is refused by the argument's name."""
+"""The arguments of `LLM`, and the profile that they mean. An impossible argument is refused by its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppengine.common.memory_arithmetic import block_bytes
 
 SEQS_A_STAGE, MORE_SEQS_A_STAGE = 256, 512
 SMALL_KV_BYTES = 128 * 1024
-"""Where a token's keys and values take no more, a card has room for more requests at a time, and they pay: on an H200
+"""If a token's keys and values take at most this, a card has room for more requests, and they pay: on an H200
 Llama-8B (128 KiB) gained 7 % from 512, OPT-6.7B (512 KiB) lost 3 % to preemptions (docs/performance.md)."""
 ARGUMENTS = {
     "model.dtype": "dtype",
@@ -33,7 +33,7 @@ ARGUMENTS = {
     "scheduler.max_num_batched_tokens": "max_num_batched_tokens",
     "scheduler.prefix_caching": "enable_prefix_caching",
 }
-"""What errors about a profile speak of, and the argument of `LLM` that it came from."""
+"""Profile keys in error messages, with the argument of `LLM` that each came from."""
 
 
 def make_profile(
@@ -59,10 +59,10 @@ def make_profile(
 
     `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
     `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
-    `max_num_seqs` None: 256 for each stage, since the stages share requests between them, and 512 where a token's keys
-    and values take at most 128 KiB; where a device has little room beside the weights, say less.
-    `max_num_batched_tokens`: a served profile has 2048 by default, which keeps steps shorter for those who wait for
-    their next token; here nobody does.
+    `max_num_seqs` None: 256 for each stage, since the stages share requests between them, and 512 if a token's keys
+    and values take at most 128 KiB; give less if a device has little room beside the weights.
+    `max_num_batched_tokens`: a served profile has 2048 by default, which keeps steps short for users that wait
+    for their next token; offline there are none.
     """
     if trust_remote_code:
         raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")

@@ -61,7 +61,7 @@ class LocalEngine:
         return self._process.pid
 
     def nonce(self) -> int:
-        """Return a fresh number to tell answers apart."""
+        """Return a fresh number that identifies an answer."""
         self._nonce += 1
         return self._nonce
 

@@ -115,8 +115,7 @@ class LLMEngine:
     ) -> list[str]:
         """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError.
 
-        Where much text is refused in the end, some of it may have been taken; ids of those are in use until they have
-        ended.
+        If a large batch is refused, part of it may have been queued already; those ids are in use until they end.
         """
         texts = [_text_or_ids(number, prompt) for number, prompt in enumerate(prompts)]
         if len(params) != len(texts) or len(ids) not in (0, len(texts)):

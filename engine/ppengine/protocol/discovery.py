@@ -18,7 +18,7 @@ import msgspec
 
 
 class EngineRecord(msgspec.Struct, kw_only=True):
-    """What a console needs to attach. `pid` is the supervisor's; `pid_start` guards against a reused pid."""
+    """Everything a console needs to attach. `pid` is the supervisor's; `pid_start` guards against a reused pid."""
 
     id: str
     name: str

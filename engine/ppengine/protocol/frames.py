@@ -1,6 +1,6 @@
 """Framing: one message is exactly two frames, `[header][body]`; the state socket puts the topic in front.
 
-The header is decoded first and alone. Whatever arrives, decoding raises `ProtocolError` and nothing else:
+The header is decoded first and alone. Decoding any input raises `ProtocolError` and nothing else:
 msgspec lets `RecursionError` and `UnicodeDecodeError` through on hostile input, so both are caught here.
 """
 
@@ -35,7 +35,7 @@ class NotUtf8(ValueError):
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """What every message carries. Append-only: new fields go last and have defaults.
+    """Header of every message. Append-only: new fields go last and have defaults.
 
     `seq` counts per topic from 1 within an epoch; 0 on messages that are not sequenced.
     `mono_ns` compares only with clocks of the same host; `wall` is Unix seconds.

@@ -1,4 +1,4 @@
-"""One GPU as its driver sees it (NVML): the whole card, whoever uses it."""
+"""One GPU as its driver sees it (NVML): the whole card, with all its processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Xid(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class GpuInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """Every figure may be None: not known, or nothing that this card tells."""
+    """Every figure may be None: not known, or not reported by this card."""
 
     uuid: str
     """`GPU-` and its number, as in `DeviceInfo.uuid`."""
     age_ms: float | None = None
-    """Of the figures; it grows while the driver does not answer. None: it has not answered yet."""
+    """Age of the figures; it grows while the driver does not answer. None: it has not answered yet."""
     problem: str = ""
     """Why there is nothing newer, or nothing at all: what the driver does not answer, or its error."""
     name: str | None = None

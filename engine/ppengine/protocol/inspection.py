@@ -1,4 +1,4 @@
-"""What `Inspect` answers: details that travel on `bulk` when they are asked for, and are in no snapshot.
+"""Answers to `Inspect`: details that travel on `bulk` on request, and are in no snapshot.
 
 Times of operations are monotonic nanoseconds of the host that a stage runs on; `mono_ns` and `wall` of a detail are
 one moment.
@@ -185,9 +185,9 @@ class RingsDetail(msgspec.Struct, kw_only=True):
 
 
 class FaultDetail(msgspec.Struct, kw_only=True):
-    """What was kept when the newest fault was seen; the next one takes its place. `number` counts them, from 1.
+    """Record of the newest fault; the next fault replaces it. `number` counts them, from 1.
 
-    The verdict is kept up to date for as long as it stands, then `over_wall` says when it was cleared.
+    The verdict is kept up to date until it is cleared, at `over_wall`.
     """
 
     number: int
@@ -200,7 +200,7 @@ class FaultDetail(msgspec.Struct, kw_only=True):
     stacks: StacksDetail | None = None
     over_wall: float | None = None
     missing: list[str] = []
-    """What could not be kept, and why."""
+    """The parts that could not be kept, with the reason."""
 
 
 class FindingsDetail(msgspec.Struct, kw_only=True):
@@ -216,7 +216,7 @@ class AuditDetail(msgspec.Struct, kw_only=True):
 
 
 class AboutDetail(msgspec.Struct, kw_only=True):
-    """What runs here: `versions` by package, the profile with its defaults, host and start."""
+    """About the engine: `versions` by package, the profile with its defaults, host and start."""
 
     versions: dict[str, str]
     profile: dict[str, Any]

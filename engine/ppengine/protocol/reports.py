@@ -21,7 +21,7 @@ from ppengine.protocol.snapshot import (
 
 
 class StageView(msgspec.Struct, kw_only=True):
-    """What the core knows of one stage."""
+    """State of one stage, as the core knows it."""
 
     index: int
     rank: int
@@ -60,9 +60,9 @@ class StageView(msgspec.Struct, kw_only=True):
 
 
 class Finding(msgspec.Struct, kw_only=True, frozen=True):
-    """What a live check of the engine has found: evidence for the diagnosis, and enough to judge by itself.
+    """A finding of a live check: evidence for the diagnosis, and enough for a verdict by itself.
 
-    `stage` None: the check cannot tell which one. `mismatch` is the shadow check's: tokens differ from the reference's.
+    `stage` None: the check cannot attribute it. `mismatch` is the shadow check's: tokens differ from the reference's.
     """
 
     stage: int | None
@@ -125,25 +125,25 @@ class StageLedger(msgspec.Struct, kw_only=True):
     """Newest first, at most 32."""
     findings: list[Finding] = []
     age_s: float = 0.0
-    """Since the stage told of it; the core says so when it answers."""
+    """Since the report of the stage; the core sets it when it answers."""
 
 
 class WireLoss(msgspec.Struct, kw_only=True):
     """A wire that broke while the processes at both of its ends lived. The core heals it by a new generation."""
 
     stage: int
-    """Who noticed it."""
+    """The stage that reported it."""
     peer: int
     """The stage at the other end."""
     text: str
-    """What that stage says of it, in one line."""
+    """Report of that stage, in one line."""
     closed: bool
     """The connection closed; False: something came that was not due."""
     since_s: float = 0.0
     healed_s: float | None = None
     """Since all stages have met again; None: they have not."""
     recomputed: int = 0
-    """Requests that had computed tokens and began anew."""
+    """Requests that had computed tokens and are recomputed."""
 
 
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
@@ -166,7 +166,7 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     prefix_hit_tokens_total: int
     dropped_total: int = 0
     findings: list[Finding] = []
-    """Of the live checks, oldest first; empty while they are off."""
+    """Findings of the live checks, oldest first; empty while they are off."""
     losses: list[WireLoss] = []
     """The newest wire that broke and no process with it, be it healed or not."""
 
@@ -185,14 +185,14 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
-    """One side of an edge: what is open, and the newest that are done, in the order of their numbers (from 1)."""
+    """One side of an edge: open messages, and the newest done ones, in the order of their numbers (from 1)."""
 
     kind: Literal["send", "receive"]
     peer: int
     generation: int
     messages: tuple[Message, ...] = ()
     conflict: tuple[Message | None, Message] | None = None
-    """Of a sender: the last message on which the receiver's record differs, as sent (None: left out) and as posted."""
+    """On a sender, the last message that the receiver recorded otherwise: as sent (None: left out) and as posted."""
 
 
 class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
@@ -262,20 +262,20 @@ class StageSample(msgspec.Struct, kw_only=True):
     main_state: str | None = None
     """State letter of the main thread."""
     tracer: str | None = None
-    """Who has it stopped in state t, and is not us: name and pid of a debugger; None: nobody, or not readable."""
+    """Name and pid of a debugger, not ours, that has it stopped in state t; None: there is none, or not readable."""
     wchan: str | None = None
-    """Where in the kernel the main thread sleeps; empty: it does not; None: not readable."""
+    """Kernel function in which the main thread sleeps; empty: it does not; None: not readable."""
     main_tick_age_ms: float | None = None
     """Age of the main loop's tick."""
     last_op: str | None = None
     """Kind of the newest operation of the main thread that has ended."""
     cpu: CpuShares | None = None
     cgroup: dict[str, int] = {}
-    """Of memory.events and cpu.stat, as far as readable: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
+    """Readable counts of memory.events and cpu.stat: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
     edges: list[EdgeSample] = []
     pace: PaceSample | None = None
     work_ms: list[tuple[int, float]] = []
-    """Own history: the longest that layers, head and sampling of up to so many tokens took of late: (tokens, ms)."""
+    """Own history as (tokens, ms): longest recent time of layers, head and sampling of up to that many tokens."""
 
 
 class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
@@ -297,7 +297,7 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
 TRACED = "t"
 """State letter of a process that its tracer, a debugger, has stopped; T is a signal's."""
 UNKNOWN_STATUS = 256
-"""Exit code of a process that has ended and of which nobody has the status: no real one is above 255."""
+"""Exit code of an ended process whose status is unknown: no real one is above 255."""
 
 
 class ProcessInfo(msgspec.Struct, kw_only=True):
@@ -310,13 +310,13 @@ class ProcessInfo(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     detail: str = ""
     generation: int = 1
-    """Of a stage: the one that this process was started for."""
+    """Generation for which the process of a stage was started."""
     replaced: bool = False
     """Its parent ends it now and starts another in its place: its end is no fault."""
 
 
 class StartStage(msgspec.Struct, tag="start-stage", kw_only=True):
-    """End what is left of a stage's process and start it for `generation`: to the supervisor and Ray's driver."""
+    """End the rest of a stage's process and start it for `generation`: to the supervisor and Ray's driver."""
 
     stage: int
     generation: int

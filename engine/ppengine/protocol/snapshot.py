@@ -74,7 +74,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
 
 
 class DeviceInfo(msgspec.Struct, kw_only=True):
-    """Where a stage computes."""
+    """Device of a stage."""
 
     kind: str
     name: str
@@ -82,7 +82,7 @@ class DeviceInfo(msgspec.Struct, kw_only=True):
 
 
 class Waiting(msgspec.Struct, kw_only=True):
-    """What a stage waits for: `what` is one of step, receive, send, collective; `stage` None means the core."""
+    """Wait of a stage: `what` is one of step, receive, send, collective; `stage` None means the core."""
 
     stage: int | None
     what: str
@@ -146,7 +146,7 @@ class StreamInfo(msgspec.Struct, kw_only=True):
 
 
 class CordonInfo(msgspec.Struct, kw_only=True):
-    """Who cordoned a stage: until it is lifted no request begins, and the stage is not started anew by itself."""
+    """Cordon of a stage: until it is lifted no request begins, and the stage is not restarted automatically."""
 
     by: str
     since_s: float
@@ -221,7 +221,7 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     swap_blocks: int
     why: Why | None = None
     revision: int = 0
-    """Counts what was done to this request; a command may ask that it has not moved (`if_rev`)."""
+    """Counts changes of this request; a command may require that it is unchanged (`if_rev`)."""
     computed_tokens: int = 0
     cached_tokens: int = 0
     in_flight: list[int] = []
@@ -283,7 +283,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     throughput: Throughput = msgspec.field(default_factory=Throughput)
     verdicts: list[Verdict] = []
     waits: list[WaitInfo] = []
-    """Who waits for whom; always, also where nothing is wrong."""
+    """Waits between stages, links and core, with and without a fault."""
     event_seq: int = 0
     """Sequence of the newest event, so that a reader sees a gap at once."""
     core_age_ms: float | None = None

@@ -15,7 +15,7 @@ import msgspec
 from ppengine.protocol.reports import Finding, StageLedger
 
 FIRST_GENERATION = 1
-"""Of a boot; it counts up when a stage is started anew."""
+"""Generation of a boot; each restart of a stage adds one."""
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
 TOKEN_ON_DEVICE = -1
@@ -55,7 +55,7 @@ class Move(msgspec.Struct, array_like=True, frozen=True):
 class Register(msgspec.Struct, array_like=True):
     """State of a request that every stage keeps under `slot` until it is released.
 
-    `tokens` are prompt and outputs known so far; `prompt_len` tells them apart. `seed` is always set:
+    `tokens` are prompt and outputs known so far; `prompt_len` separates them. `seed` is always set:
     the sampling stream is keyed by (seed, sample, position), position counted from the first prompt token.
     """
 
@@ -145,7 +145,7 @@ class Mapped(msgspec.Struct, tag="mapped", array_like=True):
     blocks: int
     """Mapped now; fewer than asked when the system refused."""
     error: str = ""
-    """What went wrong in one line."""
+    """The error in one line."""
 
 
 class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
@@ -178,7 +178,7 @@ class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=Tru
     rank: int
     text: str
     generation: int = 1
-    """The newest that the stage has heard of; the core tells it of a newer one."""
+    """Newest generation that the stage knows; the core announces a newer one."""
 
 
 class StageFailed(msgspec.Struct, tag="stage-failed", array_like=True, kw_only=True):
@@ -269,7 +269,7 @@ class ShadowReady(msgspec.Struct, tag="shadow-ready", array_like=True, kw_only=T
 
 
 class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only=True):
-    """What came of a task. `difference`: the first token that the same-tokens rule does not allow."""
+    """Result of a task. `difference`: the first token that the same-tokens rule does not allow."""
 
     nonce: int
     compared: int

@@ -125,7 +125,7 @@ def _make(path: Path) -> None:
 
 
 def _owned(path: Path) -> bool:
-    """Tell whether the supervisor that made `path` lives."""
+    """Return whether the supervisor that made `path` runs."""
     try:
         pid, start = (path / _OWNER).read_text().split()
         return discovery.process_start(int(pid)) == int(start)

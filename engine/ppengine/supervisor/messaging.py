@@ -1,4 +1,4 @@
-"""What the supervisor tells and hears: reports to the gateway and the core, one JSON line on stdout at each turn."""
+"""Messages of the supervisor: reports to gateway and core, orders from the core, JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Link:
         return socket
 
     def report(self, processes: list[ProcessInfo]) -> None:
-        """Tell gateway and core how every process fares."""
+        """Report every process to gateway and core."""
         message = encode(ProcessReport(mono_ns=time.monotonic_ns(), processes=processes))
         for socket in (self._collect, self.front):
             with contextlib.suppress(zmq.Again):
@@ -55,9 +55,9 @@ class Link:
                 self.front.send(encode(StateQuery(nonce=self._nonce, wait_ms=_STATE_WAIT_MS)), zmq.NOBLOCK)
 
     def read(self) -> tuple[StateAnswer | None, list[StartStage]]:
-        """Return the newest state that the core has told, None if there is none, and its orders. Raises ProtocolError.
+        """Return the newest state that the core reported, None if there is none, and its orders. Raises ProtocolError.
 
-        Of several orders for one stage the newest counts.
+        The newest of several orders for one stage counts.
         """
         newest, orders = None, dict[int, StartStage]()
         while self.front.poll(0):

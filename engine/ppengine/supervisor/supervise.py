@@ -24,12 +24,12 @@ TURN_S = 0.05
 REPORT_S = 1.0
 GATEWAY_START_S = 30.0
 GRACE_S = 2.0
-"""What core and stages get to leave in order; what is left then is killed."""
+"""Seconds for core and stages to leave in order; after that they are killed."""
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "gateway", "ray")
 """Processes without which an engine cannot go on."""
 MOST_AGENTS = 5
-"""So many agents in all: one that ends again and again has a reason that another one does not mend."""
+"""Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
 
 
@@ -42,7 +42,7 @@ class Modules(NamedTuple):
 
 
 class End(NamedTuple):
-    """How an engine ended: exit code, one line, and the process whose log tells more."""
+    """End of an engine: exit code, one line, and the process whose log has more."""
 
     code: int
     reason: str
@@ -127,7 +127,7 @@ class Supervisor:
             self._end = self._end or End(TIMED_OUT, f"it does not serve within {limit:g} s")
 
     def _start_anew(self, link: Link, order: StartStage) -> None:
-        """Replace the process of one stage; how the old one ended is told before, if it has ended by itself."""
+        """Replace the process of one stage; report its end first if it ended by itself."""
         for info in self._observe():
             self._judge(info)
         if self._end is not None:
@@ -139,7 +139,7 @@ class Supervisor:
             for info in self._known
         ]
         link.report(named)
-        tell(f"{self._config.name} ({self._config.id}): stage {order.stage} is started anew")
+        tell(f"{self._config.name} ({self._config.id}): stage {order.stage} is restarted")
         self._executor.restart(order.stage, order.generation)
 
     def _follow(self, link: Link, answer: StateAnswer | None) -> None:
@@ -184,7 +184,7 @@ class Supervisor:
             self._end = End(code, text, log)
         else:
             again = info.role == "agent" and self._agents < MOST_AGENTS
-            tell(f"{self._config.name} ({self._config.id}): {text}{'; it is started anew' if again else ''}")
+            tell(f"{self._config.name} ({self._config.id}): {text}{'; it is restarted' if again else ''}")
             if again:
                 # It only looks, and knows nothing that it cannot learn again.
                 self._agents += 1
@@ -222,7 +222,7 @@ class Supervisor:
         announce("started", id=config.id, name=config.name, run_dir=config.run_dir)
 
     def _shut_down(self, grace: float) -> None:
-        """End every process: core and stages in order if that can be, then what is left, the gateway last."""
+        """End every process: core and stages in order if possible, then the others, the gateway last."""
         core = self._children.get("core")
         if core is not None and core.poll() is None:
             core.terminate()
@@ -260,7 +260,7 @@ class Supervisor:
 
 
 def _identity(info: ProcessInfo) -> tuple[str, int | None, int, int]:
-    """Tell processes apart; one that was never born has no pid."""
+    """Return the key of a process; one that was never started has no pid."""
     return info.role, info.stage, info.generation, info.pid
 
 
@@ -269,7 +269,7 @@ def _who(info: ProcessInfo) -> str:
 
 
 def _last_lines(end: End) -> None:
-    """Show the end of the failed process's log, unless it said in one line what was wrong."""
+    """Print the end of the failed process's log, unless its error is one line already."""
     if end.log is not None and end.code != FITS_NOT:
         lines = tail(end.log, 20)
         if not any(line.startswith("error:") for line in lines):

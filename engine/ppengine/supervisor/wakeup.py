@@ -1,4 +1,4 @@
-"""What wakes the supervisor: signals, the end of a child, the end of its own parent."""
+"""Wake-ups of the supervisor: signals, the end of a child, the end of its own parent."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 File: one header page, then `capacity` records of 64 bytes. The writer fills a record and then its `seq`
 (commit last); the reader takes a record only if `seq` is the one that belongs there, before and after it read.
-An operation is one record written twice: begun (`done_ns` 0) and ended; what is over by then is written once. So the
-open operation of a thread is visible from outside whatever its process does, even when it is stopped or holds the GIL.
-A message between stages is a record on each side, with its number on that edge: both sides together tell where it is.
+An operation is one record written twice, begun (`done_ns` 0) and ended, or once if it has ended by then. So the open
+operation of a thread is visible from outside, even if its process is stopped or holds the GIL. A message between
+stages is a record on each side, with its number on that edge: both sides together locate it.
 
 All times are CLOCK_MONOTONIC nanoseconds, which on Linux is one clock for all processes of a host.
 """

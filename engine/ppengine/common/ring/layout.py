@@ -1,4 +1,4 @@
-"""What lies where in a ring: the header, the records, and the numbers that stand for kinds, phases and figures."""
+"""Layout of a ring: the header, the records, and the numbers of kinds, phases and figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GAUGE_OFFSET = 2048
 MAP_RING = "map"
 """Name of the ring of the thread that maps and unmaps a GPU's memory; other stages have none."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
-"""What messages are made of, in the order of their codes (from 1)."""
+"""Element types of messages, in the order of their codes (from 1)."""
 
 
 class Kind(IntEnum):
-    """What an operation is."""
+    """Kind of an operation."""
 
     IDLE = 0
     """Waits for a step from the core."""
@@ -47,9 +47,9 @@ class Kind(IntEnum):
     ROOM = 16
     """Inside a send: waits until fewer messages are under way, which is when the peer takes them."""
     ON_DEVICE = 17
-    """What a device did for a step, by its own clock; `size` and `detail` as of STEP. Written once, when the step is
-    retired: ended when the host saw it done, begun so much before as the device has measured, returned when it was
-    through with layers and head, behind which it samples. Step 0: boot tried so many tokens."""
+    """Work of a device for a step, by its own clock; `size` and `detail` as of STEP. Written once, when the step is
+    retired: ended when the host saw it done, begun earlier by the time that the device measured, returned after
+    layers and head, before sampling. Step 0: a trial of boot with that many tokens."""
 
 
 class Phase(IntEnum):
@@ -105,7 +105,7 @@ class Gauge(IntEnum):
 class Record(NamedTuple):
     """One operation. `done_ns` 0: still open. `peer` -1: none (a stage index for receive and send).
 
-    Of a message, in the rings `send` and `receive`: `size` is its bytes, `detail` its number on the edge (from 1),
+    For a message, in the rings `send` and `receive`: `size` is its bytes, `detail` its number on the edge (from 1),
     `code` its element type and row length (`shape_code`); handed to the transport, call returned, done.
     """
 

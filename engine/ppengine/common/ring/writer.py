@@ -103,7 +103,7 @@ class RingWriter:
         words[_TICKS] += 1
 
     def thread_tick(self) -> None:
-        """Control thread, 10 Hz: tells a thread that holds the GIL from one that waits."""
+        """Tick of the control thread, 10 Hz: distinguishes a thread that holds the GIL from one that waits."""
         self._words[Word.THREAD_TICK_NS] = _now_ns()
 
     def phase(self, phase: Phase) -> None:

@@ -1,6 +1,6 @@
-"""The fork server: loads what every stage needs, torch first, and forks a stage for each order.
+"""The fork server: loads the modules of a stage, torch first, and forks a stage for each order.
 
-Loading torch takes a core two seconds; a fork takes milliseconds and shares what was loaded. An engine therefore boots
+Loading torch takes a core two seconds; a fork takes milliseconds and shares the loaded modules. So an engine boots
 with one load, and a lost stage is back in a moment. The fork server starts no thread and touches no device, since
 neither survives a fork.
 

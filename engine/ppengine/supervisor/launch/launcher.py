@@ -1,4 +1,4 @@
-"""What the supervisor asks of an executor: the stages of one engine, wherever they run."""
+"""Interface of an executor: the stages of one engine, on any host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ppengine.protocol.reports import ProcessInfo
 
 
 class ExecutorError(Exception):
-    """The stages cannot be started at all. One line: what is missing, and what would be right."""
+    """The stages cannot be started at all; one line with the missing part and the remedy."""
 
 
 class Executor(Protocol):
-    """Starts one process a stage and tells how each one fares. Used from the main thread alone."""
+    """Starts one process per stage and reports each. Used from the main thread alone."""
 
     def start(self, config: EngineConfig) -> None:
         """Start every stage without waiting for any. Raises ExecutorError."""
@@ -22,10 +22,10 @@ class Executor(Protocol):
         """Return all stages in order, as far as they are known; those that ended have an exit code. Never blocks."""
 
     def restart(self, stage: int, generation: int) -> None:
-        """End what is left of a stage's process and start another for `generation`, without waiting for it.
+        """End the rest of a stage's process and start another for `generation`, without waiting for it.
 
-        Where that fails, `poll` shows a stage that has ended, with the reason.
+        If that fails, `poll` returns a stage that has ended, with the reason.
         """
 
     def stop(self, timeout: float) -> None:
-        """Give the stages, which the core has told to leave, `timeout` seconds; kill the rest and let go of all."""
+        """Give the stages, which are leaving, `timeout` seconds; kill the rest and release all."""

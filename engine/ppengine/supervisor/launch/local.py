@@ -80,7 +80,7 @@ class LocalExecutor:
             self._fail(stage, 0 if place.child is None else place.child.pid, f"could not be started: {error}")
 
     def stop(self, timeout: float) -> None:
-        """Wait for the stages, then kill what is left."""
+        """Wait for the stages, then kill the rest."""
         if self._server is not None:
             # A stage that is still forked after this loses its lifeline and leaves.
             self._take_forked()

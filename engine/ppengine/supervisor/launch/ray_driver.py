@@ -2,8 +2,8 @@
 
 With RAY_ADDRESS it joins that cluster, else it starts a local Ray for this engine alone: loopback only, no dashboard,
 files in the run folder. A placement group holds one CPU a stage, all on this host, because stages, core and gateway
-talk through ipc sockets. Over the socket `--words` it takes orders to make a stage anew, one `StartStage` a packet,
-and tells the state of a stage, one `ProcessInfo` a packet, both JSON.
+talk through ipc sockets. Over the socket `--words` it takes orders to restart a stage, one `StartStage` per packet,
+and reports stages, one `ProcessInfo` per packet, both JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ppengine.supervisor.launch.ray_stage import StageActor
 
 PLACE_S = 30.0
 END_S = 2.0
-"""What a killed stage gets to be gone."""
+"""Seconds a killed stage gets to be gone."""
 WATCH_S = 0.05
 CAUSE_S = 0.3
 """How long to wait for Ray's account of a death that /proc shows already."""
@@ -47,13 +47,13 @@ _ORDER_BYTES = 4096
 
 @dataclass
 class Hand:
-    """The actor that is a stage, or is to be."""
+    """The actor of a stage, running or starting."""
 
     stage: int
     generation: int
     actor: Any
     words_from: int
-    """Where its own words begin in the stage's log."""
+    """Offset of its own lines in the stage's log."""
     waited_for: Any = None
     """The call that we wait for, an ObjectRef: first its process id, then its run. None: it has ended."""
     pid: int = 0
@@ -67,7 +67,7 @@ class Hand:
 
 
 class Driver:
-    """Places the stages of `config` and watches them until told to stop. `words`: the socket to the supervisor."""
+    """Places the stages of `config` and watches them until it is stopped. `words`: the socket to the supervisor."""
 
     def __init__(self, config: EngineConfig, words: socket.socket) -> None:
         self._config = config
@@ -227,7 +227,7 @@ class Driver:
         self._say(hand)
 
     def _cause(self, hand: Hand) -> tuple[int, str]:
-        """Return exit code and detail of a stage that ended. Of a death Ray keeps no wait status."""
+        """Return exit code and detail of a stage that ended. Ray keeps no wait status of a death."""
         ray = _ray()
 
         try:
@@ -304,7 +304,7 @@ def cause_of_death(text: str) -> str:
 
 
 def main() -> int:
-    """Run the driver until it is told to stop."""
+    """Run the driver until it is stopped."""
     parser = argparse.ArgumentParser(prog="ppengine.supervisor.launch.ray_driver")
     parser.add_argument("--engine", type=Path, required=True)
     parser.add_argument("--words", type=int, required=True, help="socket to the supervisor")

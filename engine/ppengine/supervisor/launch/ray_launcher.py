@@ -2,7 +2,7 @@
 
 Ray lives in a process of its own, the driver (`ray_driver`), which begins a session. All that a local Ray starts
 stays in that session, so that nothing of it survives: Ray itself leaves two agents behind for half a minute when its
-driver is killed. Over one socket the driver gets orders (`StartStage`) and tells how stages fare (`ProcessInfo`).
+driver is killed. Over one socket the driver gets orders (`StartStage`) and reports stages (`ProcessInfo`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 STOP_S = 5.0
-"""What Ray gets to shut down in order."""
+"""Seconds Ray gets to shut down in order."""
 _WORD_BYTES = 65536
 
 
@@ -35,7 +35,7 @@ class RayExecutor:
         self._words: socket.socket | None = None
         self._stages: dict[int, ProcessInfo] = {}
         self._wanted: dict[int, int] = {}
-        """The generation of a stage's newest order: what is told of an older one does not matter."""
+        """Generation of each stage's newest order: reports of older ones are dropped."""
 
     def start(self, config: EngineConfig) -> None:
         """Start the driver, which starts or joins Ray and then the actors."""
@@ -70,7 +70,7 @@ class RayExecutor:
                 self._words.send(msgspec.json.encode(StartStage(stage=stage, generation=generation)))
 
     def stop(self, timeout: float) -> None:
-        """Have Ray take the stages down, then kill what is left of it."""
+        """Have Ray end the stages, then kill the rest of its session."""
         driver = self._driver
         if driver is None:
             return
@@ -100,7 +100,7 @@ class RayExecutor:
 
 
 def _killed(leader: int) -> bool:
-    """Kill the session that `leader` began; tell whether nothing of it is left."""
+    """Kill the session that `leader` began; return whether all of it has ended."""
     left = session(leader)
     kill_all(left)
     return not left

@@ -9,14 +9,14 @@ from ppengine.common.config import EngineConfig
 
 
 class StageActor:
-    """Made by the driver, one a stage. Its `run` lasts as long as the stage: its ObjectRef tells that it lives."""
+    """Made by the driver, one per stage. Its `run` lasts as long as the stage, and so does its pending ObjectRef."""
 
     def pid(self) -> int:
         """Return the worker's process id."""
         return os.getpid()
 
     def run(self, engine: str, stage: int, generation: int) -> int:
-        """Run the stage of the engine.json at `engine` until it is told to leave. Returns its exit code."""
+        """Run the stage of the engine.json at `engine` until it leaves. Returns its exit code."""
         config = EngineConfig.load(Path(engine))
         log = Path(config.run_dir) / f"stage{stage}.log"
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
