@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 TORCH ?=
 TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu,)
 
-.PHONY: demo test check venv clean
+.PHONY: demo test check reference venv clean
 demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
@@ -21,6 +21,10 @@ test: check
 
 check: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+# Writes docs/reference/ from the code; a test fails when it is stale.
+reference: $(VENV)/.test
+	@$(BIN)/python docs/reference/generate.py
 
 venv: $(VENV)/.test
 
