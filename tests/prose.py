@@ -88,9 +88,13 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def files() -> list[str]:
-    """Return the paths of the repository's files, tracked or new."""
+    """Return the paths of the repository's files, tracked or new; without git, of all that are not hidden."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        found = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        listed = [path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)]
     return [name for name in sorted(set(listed)) if (ROOT / name).is_file()]
 
 
