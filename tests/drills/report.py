@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def _totals(results: Sequence[Result]) -> str:
         f"{DEATH_S:g} s for a death, {SLOW_S:g} s for a slow stage; stacks within {STACKS_S:g} s. Kinds that need no "
         f"alarm count in `false roots` alone. Seconds are from the command that asked for the fault{way}."
     )
-    return "\n".join([*rows, "", targets])
+    return "\n".join([*rows, "", textwrap.fill(targets, 100)])
 
 
 def _share(flags: Sequence[bool]) -> str:
@@ -111,8 +112,8 @@ def _matrix(results: Sequence[Result]) -> list[str]:
         cells = [_cell(mine[column]) if column in mine else "" for column in columns]
         rows.append(f"| {name} | {' or '.join(one.expects) or 'no alarm'} | " + " | ".join(cells) + " |")
     return [
-        "In a cell: seconds to the first verdict, then whether stage and cause were right; `?`: undetermined, "
-        "`-`: nothing was said, `!`: a root that was none.",
+        "In a cell: seconds to the first verdict, then whether stage and cause were right; `?`: undetermined,",
+        "`-`: no verdict, `!`: a false root.",
         "",
         *rows,
     ]

@@ -186,7 +186,7 @@ def line(result: Result) -> str:
 
 def table(results: list[Result]) -> str:
     """Return the drills as Markdown."""
-    rows = ["| kind | expected | stage | seconds | named | told | afterwards |", "|---|---|---|---|---|---|---|"]
+    rows = ["| kind | expected | stage | seconds | named | summary | afterwards |", "|---|---|---|---|---|---|---|"]
     for one in results:
         held = " (held out)" if one.kind.held_out else ""
         seconds = "-" if one.named_s is None else f"{one.named_s:.1f}"

@@ -10,5 +10,5 @@ control    ROUTER <- DEALER   `Hello`, `Ping`, `Command` and what answers them
 bulk       ROUTER <- DEALER   `Replay` of events, `Fetch` of outputs, `Inspect` of a request or stacks
 =========  =================  =============================================================
 
-See ARCHITECTURE.md, "Protocol", for framing, sequence and epoch rules.
+docs/design/protocol.md has the rules of framing, sequences and epochs.
 """

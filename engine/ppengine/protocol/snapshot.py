@@ -1,6 +1,6 @@
-"""One picture of the engine: what `status --json` prints and what the console draws. Contract: DESIGN §6.
+"""One picture of the engine, printed by `status --json` and drawn by the console.
 
-Bytes, milliseconds, blocks. Unknown is None, never 0. Fields may be added, none may go.
+Bytes, milliseconds, blocks. Unknown is None, never 0. Scripts rely on it: fields may be added, none may go.
 """
 
 from __future__ import annotations
