@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from ppengine.protocol.control import Outcome, Verb
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verbs import Verb, name_of
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -29,7 +30,7 @@ from ppconsole.screens.main import MainScreen
 from ppconsole.screens.palette import ConsoleCommands
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
-from ppconsole.view.commands import cli_line, name_of, shell_line, target_of
+from ppconsole.view.commands import cli_line, shell_line, target_of
 from ppconsole.widgets.driver import StdoutDriver
 from ppconsole.widgets.paint import choose_theme, themes
 

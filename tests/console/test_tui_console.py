@@ -19,14 +19,15 @@ from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.paint import Brush
 from ppconsole.widgets.prompt import PromptLine
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Refused
+from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.verbs import (
     Abort,
     Continue,
     Cordon,
     Drain,
     Pause,
     Preempt,
-    Refused,
     Release,
     RestartStage,
     Resume,
@@ -35,7 +36,6 @@ from ppengine.protocol.control import (
     SwapIn,
     SwapOut,
 )
-from ppengine.protocol.snapshot import CordonInfo
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Button
@@ -420,7 +420,7 @@ async def test_a_failing_worker_shows_in_the_banner_and_starts_again():
 
 async def test_a_tick_before_a_screen_is_composed_is_harmless():
     async with console() as rig:
-        for open_it in (lambda: rig.app.ask(Pause()), lambda: rig.app.main.action_verb("memory"),
+        for open_it in (lambda: rig.app.ask(Pause()), lambda: rig.app.main.action_verb("set-memory"),
                         lambda: rig.app.main.open_reader("logs")):  # fmt: skip
             open_it()
             for _ in range(20):

@@ -8,20 +8,16 @@ import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.common.config import ConfigError
 from ppengine.core import operations
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Command, Failed, Fetch, Fetched, Inspect, Outcome, Refused
+from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
+from ppengine.protocol.verbs import (
     Abort,
-    Command,
     Continue,
     Cordon,
     Drain,
-    Failed,
-    Fetch,
-    Fetched,
-    Inspect,
-    Outcome,
     Pause,
     Preempt,
-    Refused,
     Release,
     Resume,
     SetMemory,
@@ -29,8 +25,6 @@ from ppengine.protocol.control import (
     SwapIn,
     SwapOut,
 )
-from ppengine.protocol.offline import Added, AddMany
-from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
 
 
 class NoTemplate:

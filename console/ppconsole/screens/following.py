@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Submit
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.control import Accepted, Deferred, Outcome
+from ppengine.protocol.verbs import Submit
 
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.reduce import add_output
@@ -14,8 +14,6 @@ from ppconsole.model.reduce import add_output
 if TYPE_CHECKING:
     from ppconsole.app import ConsoleApp
 
-PROMPT_SAMPLING = SamplingParams(max_tokens=256, temperature=0.8)
-"""What a prompt that is typed in the console asks for; `ppconsole submit` has an option for each."""
 RETRY_S = 1.0
 
 
@@ -26,13 +24,12 @@ class Following:
         self._console = console
         self.request: str | None = None
 
-    def submit(self, prompt: str) -> None:
+    def submit(self, verb: Submit) -> None:
         """Send a prompt and follow its output."""
         why = self._console.verbs_off()
         if why:
             self._console.report(f"prompt: {why}", bad=True)
             return
-        verb = Submit(prompt=prompt, sampling=PROMPT_SAMPLING)
         self._console.run_worker(self._submit(verb), name="submit", exit_on_error=False)
 
     async def _submit(self, verb: Submit) -> None:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ppengine.protocol.control import Verb
 from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import Submit, Verb, name_of
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
@@ -262,32 +263,31 @@ class MainScreen(Screen[None]):
         why = self.console.verbs_off()
         if why:
             self.console.report(f"{name}: {why}", bad=True)
-        elif name == "memory":
+        elif name == "set-memory":
             snapshot = self.console.state.snapshot
             if snapshot is not None:
                 self.app.push_screen(MemoryDialog(snapshot))
         else:
             verb = self._build(name)
-            if verb is not None:
+            if isinstance(verb, str):
+                self.begin_command(verb, needs_words=True)
+            elif verb is not None:
                 self.console.ask(verb)
 
-    def _build(self, name: str) -> Verb | None:
-        """Return the verb for a key; None (and a report) when what it needs is not selected."""
+    def _build(self, name: str) -> Verb | str | None:
+        """Return the verb of a key, or the line that it begins; None (and a report) without a target."""
         snapshot = self.console.state.snapshot
         if snapshot is None:
             return None
-        if name in commands.ON_REQUEST:
-            request = self.selected_request()
-            return None if request is None else commands.on_request(name, request)
+        request = self.selected_request() if ROWS[name].target == "request" else None
+        if request is None and ROWS[name].target == "request":
+            return None
         stage = self.stages.sync(self._stage_ids()) if self.stages_focused else None
-        verb = commands.on_engine(name, snapshot, stage)
-        if verb is None:
-            lacking = {
-                "restart-stage": "is dead; choose one (Tab)", "cordon": "is chosen (Tab)",
-                "continue": "is stopped by a signal",
-            }  # fmt: skip
-            self.console.report(f"no stage {lacking[name]}", bad=True)
-        return verb
+        try:
+            return commands.of_key(name, snapshot, request, stage)
+        except commands.UsageError as error:
+            self.console.report(str(error), bad=True)
+            return None
 
     # --- the line at the bottom -------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class MainScreen(Screen[None]):
         if event.mode == "prompt":
             line.input.value = ""
             if event.text.strip():
-                self.console.following.submit(event.text)
+                self.console.following.submit(commands.prompt(event.text))
         else:
             line.close()
             if event.mode == "command" and event.text.strip():
@@ -358,8 +358,8 @@ class MainScreen(Screen[None]):
             self.console.report(str(error), bad=True)
             return
         if why:
-            self.console.report(f"{commands.name_of(verb)}: {why}", bad=True)
-        elif commands.name_of(verb) == "submit":
-            self.console.following.submit(text.partition(" ")[2])
+            self.console.report(f"{name_of(verb)}: {why}", bad=True)
+        elif isinstance(verb, Submit):
+            self.console.following.submit(verb)
         else:
             self.console.ask(verb)

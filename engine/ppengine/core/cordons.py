@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppengine.protocol.control import Command, Cordon, Outcome, Refused
+from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.verbs import Cordon
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine

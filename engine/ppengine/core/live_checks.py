@@ -13,11 +13,12 @@ import msgspec
 
 from ppengine.core.operations import Operation
 from ppengine.core.shadow_check import Shadow
-from ppengine.protocol.control import Command, Outcome, Refused, SetCheck
+from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
+from ppengine.protocol.verbs import SetCheck
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine

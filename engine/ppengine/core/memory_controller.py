@@ -15,7 +15,8 @@ from ppengine.core.capacity import Capacity
 from ppengine.core.operations import Operation
 from ppengine.core.scheduler import ResizeReport
 from ppengine.core.stage_tracker import Change
-from ppengine.protocol.control import Command, Outcome, Refused, SetMemory
+from ppengine.protocol.control import Command, Outcome, Refused
+from ppengine.protocol.verbs import SetMemory
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine

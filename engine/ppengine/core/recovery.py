@@ -9,7 +9,7 @@ from ppengine.core.capacity import Capacity
 from ppengine.core.link_failures import Losses
 from ppengine.core.operations import Operation
 from ppengine.core.restarts import Restarts, restart_plan
-from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
+from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
     FIRST_GENERATION,
@@ -20,6 +20,7 @@ from ppengine.protocol.steps import (
     StageProgress,
     StageReady,
 )
+from ppengine.protocol.verbs import RestartStage
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine

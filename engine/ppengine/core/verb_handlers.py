@@ -10,16 +10,13 @@ from ppengine.core.scheduler import ActionResult, DoesNotFit, PreemptMode
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import ActionState
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Command, ErrorCode, Outcome, Refused
+from ppengine.protocol.verbs import (
     Abort,
-    Command,
     Cordon,
     Drain,
-    ErrorCode,
-    Outcome,
     Pause,
     Preempt,
-    Refused,
     Release,
     RestartStage,
     Resume,

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ppengine.protocol.control import Command, Submit
+from ppengine.protocol.control import Command
+from ppengine.protocol.verbs import Submit
 
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
 

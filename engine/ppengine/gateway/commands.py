@@ -19,21 +19,10 @@ from ppengine.gateway.audit import AuditError, AuditLog, verb_name
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.roles import may_command
 from ppengine.gateway.sessions import Session, Sessions
-from ppengine.protocol.control import (
-    Accepted,
-    ClearFaults,
-    Command,
-    Continue,
-    Deferred,
-    ErrorCode,
-    Fault,
-    Outcome,
-    Refused,
-    Stop,
-    Submit,
-)
+from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.frames import Header
+from ppengine.protocol.verbs import ClearFaults, Continue, Fault, Stop, Submit
 
 Reply = Accepted | Deferred | Outcome | Refused
 KEPT = 4096

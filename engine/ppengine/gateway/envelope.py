@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ppengine.protocol import frames
-from ppengine.protocol.control import Refused, Verb
+from ppengine.protocol.control import Refused
+from ppengine.protocol.verbs import Verb
 
 _KNOWN_VERBS = frozenset(str(kind.__struct_config__.tag) for kind in Verb.__args__)
 _TEXT_MOST = 300
