@@ -666,9 +666,8 @@ def stand_in(folder: Path, cli: Cli) -> Path:
     package = folder / "ppengine"
     (package / "supervisor").mkdir(parents=True)
     # The other packages are the real ones: the console reads the verb table of the protocol.
-    (package / "__init__.py").write_text(
-        "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
-    )
+    extend = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
+    (package / "__init__.py").write_text(extend)
     (package / "supervisor" / "__init__.py").touch()
     (package / "supervisor" / "__main__.py").write_text(STAND_IN)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
