@@ -20,6 +20,7 @@ from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.paint import Brush
 from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.control import Refused
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import CordonInfo
 from ppengine.protocol.verbs import (
     Abort,
@@ -342,6 +343,14 @@ async def test_a_prompt_streams_its_output():
         assert "The stage then hands its hidden states on." in rig.board("left")
         await rig.pilot.press("up")
         assert rig.app.main.query_one(PromptLine).input.value == "hi"
+
+
+async def test_the_command_line_submits_with_the_options_of_the_cli():
+    async with console() as rig:
+        await rig.pilot.press("colon", *"submit 'a fox' --max-tokens 12 --seed 3", "enter")
+        await rig.until(lambda: rig.app.following.request == "r-new")
+        sampling = SamplingParams(max_tokens=12, seed=3, temperature=0.8)
+        assert rig.source.acted() == [Submit(prompt="a fox", sampling=sampling)]
 
 
 async def test_keys_that_arrive_in_one_packet_are_the_prompt_and_not_verbs():
