@@ -38,10 +38,10 @@ async def test_a_cordon_from_the_command_line_to_its_end(engine: Served, folder:
     async with engine.operator() as op:
         begun = await op.halfway(PROMPTS[:2], max_tokens=STEPS)
         ran = await op.cli("cordon", "--stage", "1", "--dry-run")
-        assert (ran.code, "begin none of 0 others" in ran.out) == (0, True), ran
+        assert (ran.code, "start none of 0 others" in ran.out) == (0, True), ran
         assert (await op.now()).stages[1].cordon is None
         ran = await op.cli("cordon", "--stage", "1", "--reason", "a noisy fan")
-        assert (ran.code, ran.out.startswith("cordon applied: finish 2 that have begun")) == (0, True), ran
+        assert (ran.code, ran.out.startswith("cordon applied: finish 2 that have started")) == (0, True), ran
         new = await op.submit_all(PROMPTS[2:], max_tokens=STEPS)
         await op.do(Resume())
         assert await op.all_tokens(begun) == expected[:2], "what has begun goes on"
@@ -53,7 +53,7 @@ async def test_a_cordon_from_the_command_line_to_its_end(engine: Served, folder:
         assert await _waits(op, new) == waiting, "the cordon outlives the process of its stage"
         assert await op.refused(Cordon(stage=2), "NOT_FOUND") == "no stage 2: this engine has 0 to 1"
         ran = await op.cli("cordon", "--stage", "1", "--undo", "--json")
-        assert (ran.code, ran.json["text"]) == (0, "begin requests again, 2 wait")
+        assert (ran.code, ran.json["text"]) == (0, "start requests again, 2 wait")
         assert await op.all_tokens(new) == expected[2:]
         assert (await op.idle()).stages[1].cordon is None
         await op.heard()

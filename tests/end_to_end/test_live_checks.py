@@ -105,7 +105,7 @@ async def test_switched_on_and_off_under_load_with_the_same_tokens(engine: Serve
 def test_from_the_command_line(engine: Served) -> None:
     planned = engine.cli("check", "finite", "on", "--dry-run")
     assert planned.code == 0
-    assert planned.out.startswith("check planned: from the next step on every stage looks once over what it hands on")
+    assert planned.out.startswith("check planned: from the next step on every stage checks its outputs")
     assert "checks:" not in engine.cli("status").out
     assert engine.cli("check", "finite", "on", "--reason", "a look").code == 0
     wait_until(lambda: "checks: finite; 0 findings" in engine.cli("status").out, "status shows it")

@@ -163,7 +163,7 @@ async def test_restart_stage_from_the_command_line(engine: Served, expected: lis
     async with engine.operator() as op:
         names = await mixed(op)
         planned = await op.do(RestartStage(stage=1), dry_run=True)
-        assert planned.plan[0].startswith(f"stage 1 (pid {engine.pids['stage1']}) is ended and started anew")
+        assert planned.plan[0].startswith(f"stage 1 (pid {engine.pids['stage1']}) is ended and restarted")
         assert planned.figures["requests"] == 8
         await op.do(Resume())
         states: set[str] = set()
@@ -226,7 +226,7 @@ async def test_a_wire_that_closes_is_healed_without_a_new_process(
         await op.until(lambda picture: picture.engine.state == "serving", "it serves again")
         print(f"wire closed: serving again after {time.monotonic() - since:.2f} s")
         picture = await back(op)
-        assert engine.pids == old, "no process was started anew"
+        assert engine.pids == old, "no process was restarted"
         assert picture.stages[1].pid == old["stage1"]
         await op.heard()
         assert len(told(op, "wire.lost")) == 1

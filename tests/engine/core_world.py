@@ -12,7 +12,7 @@ from ppengine.core.scheduler import invariants
 from ppengine.protocol.control import Command
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Mapped, Quiet, Retired, Sampled, StageReady, Step, ToStage
+from ppengine.protocol.steps import Drained, Mapped, Retired, Sampled, StageReady, Step, ToStage
 from ppengine.protocol.verbs import SetMemory, Submit
 
 VOCAB = 100
@@ -24,10 +24,10 @@ class CoreWorld:
     """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
 
     def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", **scheduler,
+        restart="auto", load_format="auto", **scheduler,
     ):  # fmt: skip
         profile = Profile(
-            name="t", model=ModelConfig(path="m"),
+            name="t", model=ModelConfig(path="m", load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, restart=restart),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler),
@@ -61,13 +61,23 @@ class CoreWorld:
             config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
-            start_stage=lambda stage, generation: self.started.append((stage, generation)),
-            tell_stage=lambda stage, message: self.told_to_leave.append((stage, message.generation)),
+            start_stage=lambda place, generation: self.started.append((place.stage, generation)),
+            notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
+            clock=lambda: self.now,
         )  # fmt: skip
-        self.engine.clock = lambda: self.now
         if serve:
             self.ready()
             self.run()
+
+    @property
+    def scheduler(self):
+        """The scheduler of a core that serves."""
+        return self.engine.health.require().scheduler
+
+    @property
+    def memory(self):
+        """The memory controller of a core that serves."""
+        return self.engine.health.require().memory
 
     @property
     def generation(self):
@@ -76,7 +86,7 @@ class CoreWorld:
 
     def ready(self, swap_blocks=50, stages=None, reserved=900, peak=PEAK):
         """Let all stages (or some) be ready in the present generation."""
-        for stage, _ in self.engine.board.keys if stages is None else [(stage, 0) for stage in stages]:
+        for stage, _ in self.engine.stages.places if stages is None else [(stage, 0) for stage in stages]:
             self.engine.on_stage(
                 StageReady(
                     stage=stage, rank=0, generation=self.generation, pid=1, host="h", layers=[stage, stage + 1],
@@ -93,7 +103,7 @@ class CoreWorld:
         """
         step = self.steps.popleft()
         sampled = [Sampled(row.slot, self._token(step, row)) for row in step.rows if row.sample]
-        for stage, rank in self.engine.board.keys:
+        for stage, rank in self.engine.stages.places:
             self.engine.on_stage(Retired(step.generation, step.number, stage, rank, sampled=sampled))
         if step.map_blocks is not None:
             self.changing = step
@@ -106,7 +116,7 @@ class CoreWorld:
     def answer(self, mapped=None, stages=None):
         """Let stages (or some) end what the newest map step began; return whether the core then has all answers."""
         step, over = self.changing, False
-        for stage, rank in self.engine.board.keys:
+        for stage, rank in self.engine.stages.places:
             if stages is None or stage in stages:
                 blocks = step.map_blocks if mapped is None else mapped[stage]
                 error = "" if blocks == step.map_blocks else "no memory"
@@ -117,14 +127,14 @@ class CoreWorld:
     def _token(self, step, row):
         if not self.counting:
             return self.next_token
-        record = next(r for r in self.engine.scheduler.steps.unretired if r.number == step.number)
+        record = next(r for r in self.scheduler.steps.unretired if r.number == step.number)
         request = next(request for request, _, _ in record.rows if request.slot == row.slot)
         return row.start + row.count - request.num_prompt
 
-    def quiet(self, *stages):
+    def drained(self, *stages):
         """Let stages have left the older generations."""
         for stage in stages:
-            self.engine.on_stage(Quiet(self.generation, stage, 0))
+            self.engine.on_stage(Drained(self.generation, stage, 0))
 
     def tokens(self, name):
         """Return what readers of a request have got so far."""
@@ -166,7 +176,7 @@ class CoreWorld:
 
     def check(self):
         """Raise AssertionError on a broken invariant, or where what is mapped and what is given out differ."""
-        scheduler = self.engine.scheduler
+        scheduler = self.scheduler
         invariants.check(scheduler)
-        if not self.engine.resizer.busy:
-            assert scheduler.blocks.device.size == scheduler.blocks.device.limit == self.engine.resizer.mapped_blocks
+        if not self.memory.busy:
+            assert scheduler.blocks.device.size == scheduler.blocks.device.limit == self.memory.mapped_blocks

@@ -23,11 +23,11 @@ from ppengine.protocol.steps import (
     TOKEN_REGISTERED,
     ControlPing,
     ControlPong,
+    Drained,
     FromStage,
     Mapped,
     Move,
     NewGeneration,
-    Quiet,
     Register,
     Retired,
     Row,
@@ -86,7 +86,7 @@ class FakeCore:
         self.mapped: dict[int, dict[int, Mapped]] = {}
         self.number = 0
         self.generation = 1
-        self.quiet: list[Quiet] = []
+        self.drained: list[Drained] = []
         self.slots: set[int] = set()
         self._codec = Codec(FromStage)
         self._context = zmq.Context()
@@ -143,8 +143,8 @@ class FakeCore:
                 self.retired.setdefault(message.number, {})[message.stage] = message
             elif isinstance(message, Mapped):
                 self.mapped.setdefault(message.number, {})[message.stage] = message
-            elif isinstance(message, Quiet):
-                self.quiet.append(message)
+            elif isinstance(message, Drained):
+                self.drained.append(message)
             elif isinstance(message, StageProgress):
                 self.progress.append(message)
             elif isinstance(message, StageFailed):

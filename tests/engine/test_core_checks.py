@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 from core_world import CoreWorld
-from ppengine.core.report import Reporter
 from ppengine.protocol.control import Accepted, Outcome, Refused
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
@@ -31,7 +30,7 @@ def tell(world, stage, check, *found):
     cause = "non_finite" if check is Check.FINITE else "stream_order"
     world.engine.on_stage(
         StageFindings(
-            generation=world.engine.scheduler.steps.generation,
+            generation=world.scheduler.steps.generation,
             stage=stage,
             rank=0,
             check=check,
@@ -41,8 +40,14 @@ def tell(world, stage, check, *found):
     )
 
 
+def on_a_gpu(world, stage):
+    """Let a stage be on a GPU."""
+    record = world.engine.stages.leader(stage)
+    record.ready = msgspec.structs.replace(record.ready, device_kind="cuda")
+
+
 def told(world):
-    return [finding.summary for finding in Reporter(world.engine).build().findings]
+    return [finding.summary for finding in world.engine.reporter.build().findings]
 
 
 def test_a_switch_is_one_step_and_ends_when_every_stage_has_retired_it(world):
@@ -66,22 +71,17 @@ def test_a_switch_is_one_step_and_ends_when_every_stage_has_retired_it(world):
     ],
 )
 def test_what_a_check_does_on_a_gpu_is_said(world, check, words, end):
-    board = world.engine.board
-    board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
+    on_a_gpu(world, 1)
     plan = switch(world, check, dry_run=True)
     assert isinstance(plan, Outcome) and words in plan.text
-    assert switch(world, check).text == f"in all stages from step {world.engine.scheduler.steps.number} on{end}"
+    assert switch(world, check).text == f"in all stages from step {world.scheduler.steps.number} on{end}"
     off = switch(world, check, "off")
     assert isinstance(off, Outcome) and "graphs" not in off.text
 
 
-def test_dummies_of_gpus_have_no_reference(world):
-    board = world.engine.board
-    board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
-    config = world.engine.config
-    model = msgspec.structs.replace(config.profile.model, load_format="dummy")
-    profile = msgspec.structs.replace(config.profile, model=model)
-    world.engine.config = msgspec.structs.replace(config, profile=profile)
+def test_dummies_of_gpus_have_no_reference():
+    world = CoreWorld(stages=3, load_format="dummy")
+    on_a_gpu(world, 1)
     refused = switch(world, "shadow")
     assert isinstance(refused, Refused) and refused.code == "UNSUPPORTED"
     assert refused.text == "the weights are dummies, and stages 1 on GPUs have drawn others than a CPU would"
@@ -89,9 +89,8 @@ def test_dummies_of_gpus_have_no_reference(world):
 
 @pytest.mark.parametrize("gpus", [False, True])
 def test_the_reference_is_told_of_gpus(world, children, gpus):
-    board = world.engine.board
     if gpus:
-        board.ready[1, 0] = msgspec.structs.replace(board.ready[1, 0], device_kind="cuda")
+        on_a_gpu(world, 1)
     assert ("float32" in switch(world, "shadow", dry_run=True).text) == gpus
     shadow_on(world, 0.25)
     assert ("--gpus" in children[0].args) == gpus
@@ -103,9 +102,9 @@ def test_switches_add_up_and_are_shown(world):
         assert world.steps[-1].checks == flags
     world.run()
     switch(world, "ledger", "off")
-    info = Reporter(world.engine).build().engine.checks
+    info = world.engine.reporter.build().engine.checks
     assert (info.ledger, info.strict, info.finite, info.shadow) == (False, True, True, 0.0)
-    assert info.step == world.engine.scheduler.steps.number
+    assert info.step == world.scheduler.steps.number
 
 
 def test_a_switch_while_paused_and_with_requests_in_flight(world):
@@ -118,7 +117,7 @@ def test_a_dry_run_changes_nothing(world):
     for check in ("ledger", "strict", "finite", "shadow"):
         end = switch(world, check, dry_run=True)
         assert (end.state, len(end.plan)) == ("planned", 1)
-    assert Reporter(world.engine).build().engine.checks.ledger is False
+    assert world.engine.reporter.build().engine.checks.ledger is False
     assert not world.steps
     assert "1.00% of the steps" in end.text
     assert switch(world, "ledger", "off", dry_run=True).text == "ledger is off already"
@@ -144,9 +143,9 @@ def test_findings_are_reported_with_their_age_and_told_once(world):
     tell(world, 1, Check.LEDGER, ("first", 0), ("second", 0))
     tell(world, 1, Check.LEDGER, ("first", 0), ("second", 0))
     assert told(world) == ["first", "second"]
-    assert Reporter(world.engine).build().findings[0].since_s >= 1.0
+    assert world.engine.reporter.build().findings[0].since_s >= 1.0
     assert [event.text for event in world.events if event.kind == "check.stream_order"] == ["first", "second"]
-    assert Reporter(world.engine).build().engine.checks.findings == 2
+    assert world.engine.reporter.build().engine.checks.findings == 2
     tell(world, 1, Check.LEDGER)
     assert told(world) == []
 
@@ -172,18 +171,16 @@ def test_stages_that_begin_anew_are_told_what_is_on(world):
     tell(world, 1, Check.FINITE, ("stage 1 makes it", 9))
     world.say(SetCheck(check="ledger"))
     world.steps.clear()  # Lost with a stage, and its step with it.
-    world.engine.checks.restate()
+    world.engine.checks.restate(world.scheduler)
     assert world.steps[-1].checks == Check.FINITE | Check.LEDGER
     assert told(world) == []
 
 
-def test_the_ledger_says_how_old_it_is(world, monkeypatch):
+def test_the_ledger_says_how_old_it_is(world):
     switch(world, "ledger")
-    now = 50.0
-    monkeypatch.setattr("ppengine.core.live_checks.time.monotonic", lambda: now)
     empty = StageLedger(stage=1, rank=0, streams=[], handoffs=[], buffers=[])
     world.engine.on_stage(LedgerPicture(generation=world.generation, ledger=empty))
-    now = 53.5
+    world.now += 3.5
     (told_of,) = world.engine.checks.ledger(None).stages
     assert (told_of.stage, told_of.age_s) == (1, 3.5)
     assert world.engine.checks.ledger(0).stages == []
@@ -263,7 +260,7 @@ def test_the_reference_gets_a_share_of_the_steps_and_greedy_requests_alone(world
         assert task.prompt_ids == [1, 2, 3]
         assert task.first == 0
     assert [len(task.output_ids) for task in asked] == sorted({len(task.output_ids) for task in asked})
-    info = Reporter(world.engine).build().engine.checks
+    info = world.engine.reporter.build().engine.checks
     assert (info.shadow, info.shadow_state, info.shadow_compared) == (0.25, "ready", 3 * len(asked))
     assert info.shadow_skipped == 0
 
@@ -288,7 +285,7 @@ def test_a_difference_is_a_finding_until_it_is_switched_off(world, children):
     assert switch(world, "shadow", "off").state == "applied"
     assert told(world) == []
     assert children[0].code == -9
-    assert Reporter(world.engine).build().engine.checks.shadow == 0.0
+    assert world.engine.reporter.build().engine.checks.shadow == 0.0
 
 
 def test_a_reference_that_cannot_load_fails_the_switch(world, children):
@@ -297,7 +294,7 @@ def test_a_reference_that_cannot_load_fails_the_switch(world, children):
     world.run()
     end = world.last("c1")
     assert (end.state, end.text) == ("failed", "the reference has ended: no such checkpoint")
-    assert Reporter(world.engine).build().engine.checks.shadow_state == "ended: no such checkpoint"
+    assert world.engine.reporter.build().engine.checks.shadow_state == "ended: no such checkpoint"
     shadow_on(world, 0.5)
 
 

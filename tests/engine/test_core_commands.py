@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.common.config import ConfigError
@@ -106,14 +104,14 @@ def test_pause_wait_after_pause_keep_lets_finish_what_runs():
     name = world.say(Pause(mode="wait"))[0].id
     world.run()
     assert world.last(name).state == "applied"
-    assert world.engine.live() == []
+    assert world.engine.requests.live() == []
 
 
 def test_drain_refuses_offline_sessions_too():
     world = CoreWorld()
     world.say(Drain())
     assert refusal(world.submit())[0] == "BUSY"
-    world.engine.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], sampling=[SamplingParams()]))
+    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], sampling=[SamplingParams()]))
     answer = world.answers[-1][1]
     assert isinstance(answer, Added)
     assert "draining" in answer.error
@@ -126,7 +124,7 @@ def test_the_dry_run_of_a_submission_that_does_not_fit_says_so():
     assert code == "DOES_NOT_FIT"
     assert "at most 63 would fit" in text
     assert world.say(Submit(prompt_token_ids=[1]), dry_run=True)[0].state == "planned"
-    assert world.engine.live() == []
+    assert world.engine.requests.live() == []
 
 
 def test_a_request_named_like_anothers_sample_is_its_own():
@@ -136,7 +134,7 @@ def test_a_request_named_like_anothers_sample_is_its_own():
     world.submit(name="a.1", max_tokens=20)
     world.engine.advance()
     assert refusal(world.say(Abort(request="a")))[0] == "NOT_FOUND"
-    assert [request.id for request in world.engine.members("a.1")] == ["a.1"]
+    assert [request.id for request in world.engine.requests.members("a.1")] == ["a.1"]
 
 
 @pytest.mark.parametrize("name", ["x" * 129, "a b", "a\nb", "\x1b[31m", "a/b\u202e"])
@@ -161,7 +159,7 @@ def test_more_stop_tokens_than_a_stage_has_room_for_are_refused():
 def test_add_many_with_lists_of_unequal_length_says_so():
     world = CoreWorld()
     for fields in ({"sampling": []}, {"sampling": [SamplingParams()], "requests": ["a", "b"]}):
-        world.engine.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], **fields))
+        world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], **fields))
         answer = world.answers[-1][1]
         assert isinstance(answer, Added)
         assert answer.error.startswith("1 prompts, ")
@@ -170,12 +168,12 @@ def test_add_many_with_lists_of_unequal_length_says_so():
 def test_aborting_a_leader_alone_lets_its_samples_go_on():
     world = CoreWorld()
     world.submit(name="a", n=3, max_tokens=5)
-    world.engine.abort(world.engine.members("a")[0])
+    world.engine.requests.abort(world.engine.health.require(), world.engine.requests.members("a")[0])
     world.run()
     output = world.engine.outputs.get("a")
     assert [sample.finish_reason for sample in output.samples] == ["abort", "length", "length"]
     world.check()
-    assert world.engine.scheduler.blocks.device.used == 0
+    assert world.scheduler.blocks.device.used == 0
 
 
 def test_every_verb_on_every_state_is_answered_and_leaves_the_books_in_order():
@@ -200,11 +198,11 @@ def test_every_verb_on_every_state_is_answered_and_leaves_the_books_in_order():
                     assert world.say(verb, dry_run=dry)
                     world.check()
                     for what in ("request", "blocks", "stacks"):
-                        world.engine.inspect(b"c", Inspect(nonce=2**63, what=what, request="a"))
+                        world.engine.details.answer(Inspect(nonce=2**63, what=what, request="a"))
                 world.engine.advance()
             world.run()
             world.check()
-            assert world.engine.live() == []
+            assert world.engine.requests.live() == []
             assert world.engine.operations.live == []
 
 
@@ -225,9 +223,9 @@ def test_offsets_below_zero_are_refused_and_far_ones_wait():
 def test_prompt_throughput_counts_what_was_computed():
     world = CoreWorld(max_num_batched_tokens=8)
     world.submit([1] * 20, max_tokens=3)
-    assert world.engine.prompt_tokens_total == 0
+    assert world.engine.requests.prompt_tokens_total == 0
     world.run()
-    assert (world.engine.prompt_tokens_total, world.engine.output_tokens_total) == (20, 3)
+    assert (world.engine.requests.prompt_tokens_total, world.engine.requests.output_tokens_total) == (20, 3)
 
 
 def test_effects_that_have_ended_are_not_kept():
@@ -235,11 +233,11 @@ def test_effects_that_have_ended_are_not_kept():
     for _ in range(5):
         world.submit(name=None, max_tokens=30)
         world.run(steps=3)
-        name = world.engine.live()[0].id
+        name = world.engine.requests.live()[0].id
         outcome = world.say(Abort(request=name))
         world.run()
         assert isinstance(world.last(outcome[0].id), Outcome)
-    assert world.engine.scheduler.fences.settled() == []
+    assert world.scheduler.fences.settled() == []
 
 
 def test_resume_undoes_every_pause():
@@ -249,21 +247,21 @@ def test_resume_undoes_every_pause():
         world.say(Pause(mode=mode))
     world.say(Resume())
     world.run()
-    assert world.engine.state == "serving"
-    assert world.engine.live() == []
+    assert world.engine.health.state == "serving"
+    assert world.engine.requests.live() == []
 
 
 def test_an_act_on_a_group_ends_when_all_of_its_samples_have_moved():
     world = CoreWorld(stages=1, max_num_batched_tokens=4)
     world.submit([1] * 8, name="a", n=2, max_tokens=40)
-    while not all(request.in_flight for request in world.engine.live()):
+    while not all(request.in_flight for request in world.engine.requests.live()):
         world.retire() if world.steps else world.engine.advance()
-    flying = [request.in_flight[-1] for request in world.engine.live()]
+    flying = [request.in_flight[-1] for request in world.engine.requests.live()]
     name = world.say(Preempt(request="a", mode="recompute", hold=True))[0].id
     while world.last(name).__class__ is not Outcome:
         assert min(flying) <= world.steps[-1].number
         world.retire()
-    assert [request.state for request in world.engine.live()] == ["held", "held"]
+    assert [request.state for request in world.engine.requests.live()] == ["held", "held"]
 
 
 def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
@@ -272,7 +270,7 @@ def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
         world.submit(max_tokens=length)
     name = world.say(Drain())[0].id
     seen = set()
-    while world.engine.live():
+    while world.engine.requests.live():
         world.retire() if world.steps else world.engine.advance()
         seen.update(info.progress for info in world.engine.operations.infos() if info.state == "deferred")
     assert len(seen) > 10
@@ -284,8 +282,7 @@ def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
 
 def test_the_newest_word_on_progress_is_told_in_the_end(monkeypatch):
     now, told = [0.0], []
-    monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    board = operations.Operations(lambda _, message: told.append(message), lambda event: None)
+    board = operations.Operations(lambda _, message: told.append(message), lambda event: None, lambda: now[0])
     operation = board.open(Command(id="c", epoch="e", verb=Abort(request="r"), by="op"), b"", "r")
     for now[0], text in ((1.0, "at stage 0"), (1.1, "at stage 1"), (1.2, "at stage 1"), (1.3, "at stage 1")):
         board.defer(operation, text)
@@ -303,7 +300,7 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
     world = CoreWorld()
     world.submit(name="a", max_tokens=30)
     world.run(steps=4)
-    before = [(request.id, request.state, request.revision) for request in world.engine.live()]
+    before = [(request.id, request.state, request.revision) for request in world.engine.requests.live()]
     plans = {}
     for verb in (
         Submit(prompt_token_ids=[1]), Abort(request="a"), Preempt(request="a"), SwapOut(request="a"),
@@ -316,8 +313,8 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
         plans[type(verb)] = answer
     assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release}
     assert (plans[Abort].request, plans[Abort].revision, plans[Submit].request) == ("a", before[0][2], None)
-    assert [(request.id, request.state, request.revision) for request in world.engine.live()] == before
-    assert world.engine.operations.infos()[1:] == [] and world.engine.state == "serving"
+    assert [(request.id, request.state, request.revision) for request in world.engine.requests.live()] == before
+    assert world.engine.operations.infos()[1:] == [] and world.engine.health.state == "serving"
 
 
 @pytest.mark.parametrize("verb", [Abort(request="a"), Release(request="a"), SetMemory(utilization=0.6)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 from ppengine.core.outputs import OutputHub
@@ -26,7 +28,13 @@ class Letters:
 class Desk:
     def __init__(self) -> None:
         self.answers: list[msgspec.Struct] = []
-        self.hub = OutputHub(Letters(), lambda _client, answer: self.answers.append(answer))  # type: ignore[arg-type]
+        self.failure = ""
+        self.hub = OutputHub(
+            Letters(),  # type: ignore[arg-type]
+            lambda _client, answer: self.answers.append(answer),
+            time.monotonic,
+            lambda: self.failure,
+        )
 
     def open(self, **sampling: object) -> None:
         self.hub.open("r-1", "s", [1, 2, 3], SamplingParams(**sampling))  # type: ignore[arg-type]
@@ -133,7 +141,7 @@ def test_collect_waits_for_finished_ones_only(desk: Desk) -> None:
 def test_collectors_are_told_when_nothing_more_will_come(desk: Desk) -> None:
     desk.open()
     desk.hub.collect(b"c", Collect(nonce=1, session="s", since=0, finished_only=True, wait_ms=60_000))
-    desk.hub.failure = "stage 1 is lost"
+    desk.failure = "stage 1 is lost"
     desk.hub.serve_waiters()
     answer = desk.answers.pop()
     assert isinstance(answer, Collected)

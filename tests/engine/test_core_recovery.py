@@ -41,9 +41,9 @@ def ended(world: CoreWorld, stage: int, generation: int = 1, detail: str = KILLE
 
 def back(world: CoreWorld, **fields: int) -> None:
     """Let all stages leave and meet; the steps of the generation that is over are dropped."""
-    stages = range(len(world.engine.board.keys))
+    stages = range(len(world.engine.stages))
     world.steps.clear()
-    world.quiet(*stages)
+    world.drained(*stages)
     world.ready(**fields)
     world.engine.advance()
     assert all(step.generation == world.generation for step in world.steps)
@@ -61,30 +61,30 @@ def running(**scheduler: object) -> CoreWorld:
     world.run(4)
     world.say(SwapOut(request="r0"))
     world.say(SwapOut(request="r1", hold=False))
-    while world.engine.scheduler.queues.requests["r0"].state != "held":
+    while world.scheduler.queues.requests["r0"].state != "held":
         world.retire()
     return world
 
 
 def test_a_killed_stage_is_started_and_the_others_leave() -> None:
     world = running()
-    assert world.engine.scheduler.queues.requests["r0"].host_blocks
+    assert world.scheduler.queues.requests["r0"].host_blocks
     ended(world, 1)
     assert world.generation == 2
     assert world.started == [(1, 2)]
     assert world.told_to_leave == [(0, 2), (2, 2)]
-    assert world.engine.state == "degraded"
+    assert world.engine.health.state == "degraded"
     assert events(world, "stage.lost") == [f"stage 1: {KILLED}"]
-    states = {name: request.state for name, request in world.engine.scheduler.queues.requests.items()}
+    states = {name: request.state for name, request in world.scheduler.queues.requests.items()}
     assert states == {"r0": "held", **{f"r{index}": "waiting" for index in range(1, 6)}}
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
     first = world.steps[0]
     assert (first.generation, first.map_blocks, first.rows) == (2, 400, [])
     world.run()
     world.say(Release(request="r0"))
     world.run()
-    assert world.engine.live() == []
+    assert world.engine.requests.live() == []
     assert all(len(world.tokens(f"r{index}")) == 12 for index in range(6))
     world.check()
 
@@ -93,8 +93,7 @@ def test_a_loss_is_told_with_the_generation_that_its_process_was_started_for() -
     world = running()
 
     def lost() -> list[tuple[str, int]]:
-        views = world.engine.board.views((), None, None, world.engine.cordons)
-        return [(view.lost, view.lost_generation) for view in views if view.lost]
+        return [(view.lost, view.lost_generation) for view in world.engine.reporter.build().stages if view.lost]
 
     assert lost() == []
     ended(world, 1)
@@ -112,7 +111,7 @@ def test_what_neighbours_say_is_one_fault_and_not_three() -> None:
     for stage in (0, 2):
         world.engine.on_stage(Retired(1, 3, stage, 0, error="lost stage 1", fatal=True, peer=1))
     world.engine.advance()
-    assert (world.generation, world.engine.state) == (1, "degraded")
+    assert (world.generation, world.engine.health.state) == (1, "degraded")
     ended(world, 1)
     assert (world.generation, world.started) == (2, [(1, 2)])
     world.engine.on_stage(Retired(1, 3, 2, 0, error="lost stage 1", fatal=True, peer=1))
@@ -127,7 +126,7 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
     assert world.generation == 1
     later(world, 0.6)
     assert (world.generation, world.started) == (2, []), "a closed wire alone: everybody is to meet again"
-    world.quiet(0, 2)
+    world.drained(0, 2)
     later(world, 2.1)
     assert world.started == [(1, 2)], "who does not leave is gone, or as good as gone"
 
@@ -135,13 +134,12 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
 def test_what_was_heard_of_a_stage_that_meets_the_others_is_moot() -> None:
     world = running()
     ended(world, 1)
-    world.engine.board.lose(2, "its connection to stage 1 closed", 1, hearsay=True)
-    world.engine.recovery._due[2] = world.now + 0.5
+    world.engine.on_stage(Retired(2, 3, 1, 0, error="lost stage 2", fatal=True, peer=2))
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
     world.now += 1
     world.engine.advance()
-    assert (world.generation, world.engine.state) == (2, "serving")
+    assert (world.generation, world.engine.health.state) == (2, "serving")
 
 
 @pytest.mark.parametrize("restart", ["auto", "never"])
@@ -152,7 +150,7 @@ def test_two_that_end_at_once(restart: str) -> None:
     world.engine.advance()
     assert events(world, "stage.lost") == [f"stage 0: {KILLED}", f"stage 2: {KILLED}"]
     assert world.started == ([(0, 2), (2, 2)] if restart == "auto" else [])
-    assert world.engine.state == "degraded"
+    assert world.engine.health.state == "degraded"
 
 
 def test_a_stage_that_fails_by_itself_is_started_anew() -> None:
@@ -179,7 +177,7 @@ def test_acknowledgements_of_the_old_generation_count_for_nothing() -> None:
 def test_who_is_not_quiet_in_time_is_started_too() -> None:
     world = running()
     ended(world, 1)
-    world.quiet(0)
+    world.drained(0)
     world.now += 1.9
     world.engine.advance()
     assert world.started == [(1, 2)]
@@ -187,7 +185,7 @@ def test_who_is_not_quiet_in_time_is_started_too() -> None:
     world.engine.advance()
     assert world.started == [(1, 2), (2, 2)]
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
 
 
 def test_a_loading_stage_hears_of_a_newer_generation_when_it_speaks() -> None:
@@ -199,9 +197,20 @@ def test_a_loading_stage_hears_of_a_newer_generation_when_it_speaks() -> None:
     world.engine.on_stage(StageProgress(stage=1, rank=0, text="stage 1: waits", generation=2))
     assert world.told_to_leave == [(1, 3)]
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
     ended(world, 1, generation=2)
     assert (world.generation, world.started[-1]) == (4, (1, 4)), "it was loaded: this is another death"
+
+
+def test_a_restarted_stage_that_dies_before_all_have_met_is_restarted_again() -> None:
+    world = running()
+    ended(world, 1)
+    world.drained(0, 2)
+    world.ready(stages=[1])
+    ended(world, 1, generation=2)
+    assert (world.generation, world.started) == (3, [(1, 2), (1, 3)])
+    back(world)
+    assert world.engine.health.state == "serving"
 
 
 def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:
@@ -210,7 +219,7 @@ def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:
     ended(world, 1, generation=2)
     ended(world, 1, generation=2)
     why = f"stage 1 died again while loading: {KILLED}; restart-stage 1 tries once more"
-    assert (world.engine.state, world.engine.message) == ("degraded", why)
+    assert (world.engine.health.state, world.engine.health.message) == ("degraded", why)
     assert world.started == [(1, 2)]
     assert len(events(world, "stage.lost")) == 2
     refused = world.say(Abort(request="r1"))[0]
@@ -220,7 +229,7 @@ def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:
     world.engine.advance()
     assert world.started[1:] == [(0, 3), (1, 3)], "what is lost is started with it"
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
 
 
 def test_a_stage_that_cannot_load_leaves_it_down() -> None:
@@ -228,7 +237,7 @@ def test_a_stage_that_cannot_load_leaves_it_down() -> None:
     ended(world, 1)
     world.engine.on_stage(StageFailed(stage=1, rank=0, text="no weights", generation=2))
     world.engine.advance()
-    assert world.engine.message.startswith("stage 1 died again while loading: no weights")
+    assert world.engine.health.message.startswith("stage 1 died again while loading: no weights")
 
 
 def test_the_fourth_death_within_ten_minutes_leaves_it_down() -> None:
@@ -236,11 +245,11 @@ def test_the_fourth_death_within_ten_minutes_leaves_it_down() -> None:
     for generation in range(1, 4):
         ended(world, 1, generation=generation)
         back(world)
-        assert world.engine.state == "serving"
+        assert world.engine.health.state == "serving"
         world.now += 100
     ended(world, 1, generation=4)
-    assert world.engine.state == "degraded"
-    assert world.engine.message == (
+    assert world.engine.health.state == "degraded"
+    assert world.engine.health.message == (
         f"stage 1 is lost: {KILLED}, and 4 times within 10 minutes; restart-stage 1 tries once more"
     )
     world.now += 700
@@ -255,15 +264,15 @@ def test_never_means_never() -> None:
     world = running(restart="never")
     shrink = world.set_memory(0.4)
     ended(world, 2)
-    assert (world.started, world.engine.state) == ([], "degraded")
-    assert world.engine.message == f"stage 2 is lost: {KILLED}"
+    assert (world.started, world.engine.health.state) == ([], "degraded")
+    assert world.engine.health.message == f"stage 2 is lost: {KILLED}"
     end = world.last(shrink)
     assert isinstance(end, Outcome)
     assert end.state == "failed"
     world.say(RestartStage(stage=2))
     world.engine.advance()
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
     world.run()
     world.check()
 
@@ -272,13 +281,13 @@ def test_a_restart_that_was_asked_for_is_no_fault() -> None:
     world = running()
     (planned,) = world.say(RestartStage(stage=1), dry_run=True)
     assert isinstance(planned, Outcome)
-    assert planned.plan[0] == "stage 1 (pid 1) is ended and started anew, generation 2"
+    assert planned.plan[0] == "stage 1 (pid 1) is ended and restarted, generation 2"
     assert planned.figures["requests"] == 6
     assert world.generation == 1
     name = f"c{world._count + 1}"
     world.say(RestartStage(stage=1))
     world.engine.advance()
-    assert (world.engine.state, world.started, events(world, "stage.lost")) == ("loading", [(1, 2)], [])
+    assert (world.engine.health.state, world.started, events(world, "stage.lost")) == ("loading", [(1, 2)], [])
     back(world)
     end = world.last(name)
     assert isinstance(end, Outcome)
@@ -311,9 +320,9 @@ def test_verbs_go_on_while_a_stage_loads() -> None:
     world.run()
     end = world.last(shrink)
     assert isinstance(end, Outcome)
-    assert (end.state, world.engine.resizer.mapped_blocks) == ("applied", 200)
+    assert (end.state, world.memory.mapped_blocks) == ("applied", 200)
     assert len(world.tokens("new")) == 3
-    assert [request.id for request in world.engine.live()] == ["r4"]
+    assert [request.id for request in world.engine.requests.live()] == ["r4"]
     world.check()
 
 
@@ -359,7 +368,7 @@ def test_the_reference_is_not_begun_while_a_stage_loads() -> None:
     ended(world, 1)
     refused = world.say(SetCheck(check="shadow"))[-1]
     assert isinstance(refused, Refused) and refused.code == "BUSY"
-    assert refused.text.endswith("the reference asks all stages what they are")
+    assert refused.text.endswith("the reference needs all stages")
 
 
 def test_effects_under_way_have_an_end() -> None:
@@ -372,8 +381,8 @@ def test_effects_under_way_have_an_end() -> None:
     states = [getattr(world.last(name), "state", "open") for name in names]
     assert "open" not in states
     assert "deferred" not in states
-    assert world.engine.scheduler.queues.requests["r3"].state == "held"
-    assert "r2" not in world.engine.scheduler.queues.requests
+    assert world.scheduler.queues.requests["r3"].state == "held"
+    assert "r2" not in world.scheduler.queues.requests
 
 
 @pytest.mark.parametrize("when", ["before the map step", "map step in flight", "stages are at it", "one has answered"])
@@ -396,8 +405,8 @@ def test_a_change_of_memory_goes_on_after_a_loss(utilization: float, when: str) 
     world.run()
     end = world.last(name)
     assert isinstance(end, Outcome)
-    assert (end.state, world.engine.resizer.mapped_blocks) == ("applied", int(1000 * utilization - 100))
-    assert world.engine.resizer.utilization == utilization
+    assert (end.state, world.memory.mapped_blocks) == ("applied", int(1000 * utilization - 100))
+    assert world.memory.utilization == utilization
     world.check()
 
 
@@ -407,17 +416,17 @@ def test_a_stage_that_comes_back_with_less_room_sets_the_size() -> None:
     back(world, reserved=300)
     assert world.steps[0].map_blocks == 300
     world.run()
-    assert world.engine.resizer.mapped_blocks == 300
+    assert world.memory.mapped_blocks == 300
     world.check()
 
 
 def test_a_stage_that_comes_back_with_a_higher_peak_maps_no_more_than_is_agreed() -> None:
     world = running()
-    before = world.engine.resizer.mapped_blocks
+    before = world.memory.mapped_blocks
     ended(world, 1)
     back(world, peak=PEAK + 7 * BLOCK)
     world.run()
-    assert world.engine.resizer.mapped_blocks == before - 7
+    assert world.memory.mapped_blocks == before - 7
     world.check()
 
 
@@ -432,10 +441,10 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
         world.submit([1 + index] * source.randint(1, 60), name=name, max_tokens=count)
     for _ in range(150):
         chance = source.random()
-        live = [request.id for request in world.engine.live()]
+        live = [request.id for request in world.engine.requests.live()]
         if chance < 0.04:
             stage = source.randrange(3)
-            ended(world, stage, generation=world.engine.recovery._born[stage])
+            ended(world, stage, generation=world.engine.stages.leader(stage).started)
             world.now += 300
         elif chance < 0.06:
             world.say(RestartStage(stage=source.randrange(3)))
@@ -449,28 +458,28 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             memory = SetMemory(utilization=source.choice([0.2, 0.5]))
             check = SetCheck(check=source.choice(["ledger", "finite"]), mode=source.choice(["on", "off"]))
             world.say(source.choice([Pause(mode="keep"), Resume(), memory, check]))
-        elif world.engine.recovery.active:
+        elif world.engine.health.recovering:
             if source.random() < 0.5:
                 back(world)
         elif chance < 0.35 and world.changing is not None:
             world.answer()
-        elif world.steps and not world.engine.recovery.holds:
+        elif world.steps and not world.engine.health.blocked:
             world.retire(answer=source.random() < 0.7)
         else:
             world.engine.advance()
-        invariants.check(world.engine.scheduler)
-    if world.engine.recovery.down:
+        invariants.check(world.scheduler)
+    if world.engine.health.down:
         world.say(RestartStage(stage=0))
     world.engine.advance()
-    if world.engine.recovery.active:
+    if world.engine.health.recovering:
         back(world)
     world.say(Resume())
     world.run()
     for _ in range(5):
-        for request in world.engine.live():
+        for request in world.engine.requests.live():
             world.say(Release(request=request.id))
         world.run()
-    assert not world.engine.live(), "all that is released goes on to its end"
+    assert not world.engine.requests.live(), "all that is released goes on to its end"
     world.check()
     assert not [operation for operation in world.engine.operations.live if operation.verb == "check"]
     for name, count in wanted.items():
@@ -495,7 +504,7 @@ def later(world: CoreWorld, seconds: float) -> None:
 
 def test_a_wire_that_broke_is_reported_from_when_no_process_turns_out_to_have_ended() -> None:
     world = running()
-    losses = world.engine.recovery.losses
+    losses = world.engine.reporter._link_failures
     says(world, 0, 1)
     says(world, 2, 1)
     assert losses.report() == [], "the supervisor may yet tell of an end"
@@ -520,16 +529,16 @@ def test_a_wire_of_a_process_that_ended_is_no_loss() -> None:
     ended(world, 1)
     later(world, 0.6)
     back(world)
-    assert world.engine.recovery.losses.report() == []
+    assert world.engine.reporter._link_failures.report() == []
 
 
 def test_the_end_of_a_process_that_is_told_late_takes_a_loss_back() -> None:
     world = running()
     says(world, 0, 1)
     later(world, 0.6)
-    assert world.engine.recovery.losses.report()
+    assert world.engine.reporter._link_failures.report()
     ended(world, 1, generation=1)
-    assert world.engine.recovery.losses.report() == []
+    assert world.engine.reporter._link_failures.report() == []
 
 
 def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
@@ -539,7 +548,7 @@ def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
     world.engine.advance()
     later(world, 0.6)
     back(world)
-    assert world.engine.recovery.losses.report() == []
+    assert world.engine.reporter._link_failures.report() == []
     says(world, 2, 1)
     world.engine.on_stage(Retired(1, 3, 0, 0, error=CLOSED, fatal=True, peer=1))
     assert world.generation == 2, "and what an old generation says is nothing"
@@ -557,23 +566,23 @@ def closes(world: CoreWorld, first: int = 0, second: int = 1) -> None:
 def test_a_wire_that_closes_between_live_processes_needs_no_new_process() -> None:
     world = running()
     world.counting = True
-    assert world.engine.scheduler.queues.requests["r0"].host_blocks
+    assert world.scheduler.queues.requests["r0"].host_blocks
     closes(world)
     assert (world.generation, world.started) == (2, [])
     assert world.told_to_leave == [(0, 2), (1, 2), (2, 2)]
-    assert world.engine.state == "degraded"
+    assert world.engine.health.state == "degraded"
     assert events(world, "wire.lost") == [
         "stage 1: its connection to stage 0 closed, and no process has ended; all meet again, generation 2"
     ]
     later(world, 1.0)
     back(world)
-    assert (world.engine.state, world.generation, world.started) == ("serving", 2, [])
+    assert (world.engine.health.state, world.generation, world.started) == ("serving", 2, [])
     assert events(world, "stage.lost") == events(world, "stage.restart") == []
-    (told,) = world.engine.recovery.losses.report()
+    (told,) = world.engine.reporter._link_failures.report()
     assert (told.stage, told.peer, told.healed_s) == (0, 1, 0.0)
     world.say(Release(request="r0"))
     world.run()
-    assert world.engine.live() == []
+    assert world.engine.requests.live() == []
     assert all(len(world.tokens(f"r{index}")) == 12 for index in range(6))
     world.check()
 
@@ -590,18 +599,18 @@ def test_a_wire_that_closes_again_within_a_minute_costs_the_processes() -> None:
     closes(world, 1, 2)
     assert (world.generation, world.started) == (4, [(1, 4)]), "stage 1 again, stage 2 for the first time"
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
 
 
 def test_a_wire_that_closes_while_the_stages_meet() -> None:
     world = running()
     closes(world)
-    world.quiet(0, 1, 2)
+    world.drained(0, 1, 2)
     world.ready(stages=[2])
     closes(world)
     assert (world.generation, world.started) == (3, [(0, 3), (1, 3)])
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
 
 
 def test_what_the_other_end_says_later_begins_nothing_more() -> None:
@@ -620,11 +629,11 @@ def test_a_process_that_turns_out_to_have_ended_is_started_all_the_same() -> Non
     closes(world)
     ended(world, 1)
     assert (world.generation, world.started) == (3, [(1, 3)])
-    assert world.engine.recovery.losses.report() == []
+    assert world.engine.reporter._link_failures.report() == []
     later(world, 1.0)
     assert world.generation == 3
     back(world)
-    assert world.engine.state == "serving"
+    assert world.engine.health.state == "serving"
 
 
 def test_what_was_not_due_costs_its_sender_the_process() -> None:
@@ -637,15 +646,15 @@ def test_what_was_not_due_costs_its_sender_the_process() -> None:
 def test_a_wire_that_closes_is_left_alone_where_nothing_is_restarted() -> None:
     world = running(restart="never")
     closes(world)
-    assert (world.generation, world.started, world.engine.state) == (1, [], "degraded")
+    assert (world.generation, world.started, world.engine.health.state) == (1, [], "degraded")
 
 
 def test_a_cordon_does_not_keep_a_wire_from_healing() -> None:
     world = running()
     world.say(Cordon(stage=1))
     closes(world)
-    assert (world.generation, world.started, world.engine.recovery.down) == (2, [], "")
+    assert (world.generation, world.started, world.engine.health.down) == (2, [], "")
     back(world)
     closes(world)
     assert world.started == []
-    assert "stage 1 is lost: its connection to stage 0 closed; it is cordoned by eve" in world.engine.message
+    assert "stage 1 is lost: its connection to stage 0 closed; it is cordoned by eve" in world.engine.health.message

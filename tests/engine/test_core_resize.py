@@ -16,7 +16,7 @@ def states(world: CoreWorld, *names: str) -> list[str]:
 
 
 def mapped(world: CoreWorld) -> int:
-    return world.engine.resizer.mapped_blocks
+    return world.memory.mapped_blocks
 
 
 def test_a_grow_in_flight_that_is_superseded_by_a_shrink_and_fails_everywhere_does_not_stop_the_shrink():
@@ -27,7 +27,7 @@ def test_a_grow_in_flight_that_is_superseded_by_a_shrink_and_fails_everywhere_do
     world.retire(mapped=[400, 400])
     world.run()
     assert states(world, grow, shrink) == ["superseded", "applied"]
-    assert (mapped(world), world.engine.resizer.utilization) == (200, 0.3)
+    assert (mapped(world), world.memory.utilization) == (200, 0.3)
     world.check()
 
 
@@ -51,7 +51,7 @@ def test_a_grow_that_one_stage_cannot_follow_goes_back_to_what_all_have():
     outcome = world.last(grow)
     assert isinstance(outcome, Outcome)
     assert (outcome.state, outcome.text) == ("failed", "stage 1: no memory; stays at 400 blocks")
-    assert (mapped(world), world.engine.resizer.utilization) == (400, 0.5)
+    assert (mapped(world), world.memory.utilization) == (400, 0.5)
     world.check()
 
 
@@ -63,7 +63,7 @@ def test_what_a_failed_change_goes_back_to_is_what_was_mapped_last_and_not_what_
     world.retire(mapped=[500, 500])
     world.run()
     assert states(world, first, second) == ["superseded", "failed"]
-    assert (mapped(world), world.engine.resizer.utilization) == (500, 0.6)
+    assert (mapped(world), world.memory.utilization) == (500, 0.6)
     world.check()
 
 
@@ -82,8 +82,8 @@ def test_a_first_mapping_that_fails_ends_the_engine_also_when_a_change_waits():
     world.ready()
     world.set_memory(0.3)
     world.retire(mapped=[1, 400])
-    assert "no memory" in world.engine.failed
-    assert world.engine.leaving
+    assert "no memory" in world.engine.health.failed
+    assert world.engine.health.leaving
 
 
 def test_what_is_so_already_is_applied_at_once_and_is_no_new_revision():
@@ -93,7 +93,7 @@ def test_what_is_so_already_is_applied_at_once_and_is_no_new_revision():
     accepted, outcome = world.say(SetMemory(utilization=0.6))
     assert (type(accepted).__name__, outcome.state, outcome.revision) == ("Accepted", "applied", 1)
     assert outcome.text == "nothing to change: 500 blocks are mapped"
-    assert not world.steps and not world.engine.resizer.busy
+    assert not world.steps and not world.memory.busy
     world.check()
 
 
@@ -113,7 +113,7 @@ def test_the_same_size_that_one_stage_could_not_map_is_asked_for_again():
     again = world.set_memory(0.8)
     assert world.steps[0].map_blocks == 700
     world.run()
-    assert (states(world, again), mapped(world), world.engine.resizer.revision) == (["applied"], 700, 2)
+    assert (states(world, again), mapped(world), world.memory.revision) == (["applied"], 700, 2)
 
 
 # --- stages that are at their mapping while steps go on -------------------------------------------------------
@@ -138,7 +138,7 @@ def busy(world: CoreWorld) -> CoreWorld:
 def test_steps_go_on_while_stages_map_and_new_blocks_are_used_when_all_have_them(utilization):
     world = busy(CoreWorld())
     name = at_it(world, utilization)
-    device, tokens = world.engine.scheduler.blocks.device, len(world.tokens("r"))
+    device, tokens = world.scheduler.blocks.device, len(world.tokens("r"))
     for _ in range(5):
         world.retire()
     assert len(world.tokens("r")) >= tokens + 4
@@ -227,7 +227,7 @@ def test_what_stages_answer_an_engine_that_leaves_begins_nothing():
     world = busy(CoreWorld())
     at_it(world, 0.8)
     world.set_memory(0.3)
-    world.engine.leave("told to")
+    world.engine.health.leave("told to")
     sent = len(world.steps)
     assert world.answer()
     assert len(world.steps) == sent
@@ -264,5 +264,5 @@ def test_any_order_of_changes_steps_failures_and_pauses_ends_with_what_was_asked
     assert states(world, final) == ["applied"]
     assert mapped(world) == 500
     assert all(state in ("applied", "failed", "superseded") for state in states(world, *names))
-    assert world.engine.live() == []
-    assert world.engine.scheduler.blocks.device.used == 0
+    assert world.engine.requests.live() == []
+    assert world.scheduler.blocks.device.used == 0

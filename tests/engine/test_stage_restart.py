@@ -63,9 +63,9 @@ def test_whichever_is_lost_the_others_stay_and_compute_the_same(model: Path, exp
             if stage:
                 os.kill(core.children[0].pid, signal.SIGCONT)
             pids = {other: child.pid for other, child in core.children.items() if other != stage}
-            core.quiet.clear()
+            core.drained.clear()
             core.restart(stage)
-            assert sorted(quiet.stage for quiet in core.quiet) == sorted(pids)
+            assert sorted(message.stage for message in core.drained) == sorted(pids)
             assert {other: core.children[other].pid for other in pids} == pids
             again(core, expected)
             assert left_open(core) == [], "what was under way then is under way no more"
@@ -97,7 +97,7 @@ def test_leaving_takes_milliseconds_and_a_waiting_rendezvous_can_be_left(model: 
         child.close()
         core.generation = 2
         core.tell_all()
-        core.until(lambda: len(core.quiet) == 2, "both are quiet", 2.0)
+        core.until(lambda: len(core.drained) == 2, "both have drained", 2.0)
         print(f"quiet after {time.monotonic() - begun:.3f} s")
         # They wait for stage 2 of generation 2, which never comes: a newer one does.
         core.children[2] = child

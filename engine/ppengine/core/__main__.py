@@ -21,11 +21,11 @@ from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.core.engine import Engine
-from ppengine.core.report import Reporter
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Happened, ProcessReport, StartStage
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
@@ -33,11 +33,11 @@ from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
 log = logging.getLogger("ppengine.core")
 
 LONGEST_WAIT_S = 0.2
-"""Between two turns: a signal and questions for the state are looked at then, however rare reports are."""
+"""Seconds between two turns at most: signals and state queries are served then, however rare reports are."""
 _UNHURRIED = "request."
-"""Events of this kind go with the next report: hundreds may end in a second, and one at a time wakes every reader."""
+"""Prefix of the events that go with the next report: requests may end hundreds of times a second."""
 FRONT_BURST, FRONT_S = 64, 0.05
-"""Messages taken from consoles in one turn, and for how long, so that a flood of them cannot starve the stages."""
+"""Most console messages in one turn, and most seconds for them, so that a flood cannot starve the stages."""
 
 
 class Loop:
@@ -49,56 +49,57 @@ class Loop:
         self._front = self._socket(context, zmq.ROUTER)
         self._collect = self._socket(context, zmq.PUSH)
         self._report = self._socket(context, zmq.PUSH)
-        # A stage that is started anew comes under the name of its predecessor.
+        # A restarted stage connects under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._steps.bind(config.endpoint("steps"))
         self._front.bind(config.endpoint("front"))
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
-        self._identities = [f"s{index}.0".encode() for index in range(config.stages)]
+        self._clock = time.monotonic
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
         model = config.profile.model
         spec = read_spec(Path(config.model_path))
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
-            send_shadow=self._send_shadow, start_stage=self._start_stage, tell_stage=self._tell_stage,
+            send_shadow=self._send_shadow, start_stage=self._start_stage, notify_stage=self._notify_stage,
+            clock=self._clock,
         )  # fmt: skip
-        self._reporter = Reporter(self.engine)
+        self._identities = [_identity("s", place) for place in self.engine.stages.places]
         self._supervisor = b""
-        """Routing id of who reports processes; it starts them too."""
+        """Routing id of the supervisor, which reports processes and starts them."""
         self._dropped = 0
         self._events: list[Event] = []
-        """Not yet told."""
+        """Events that were not sent yet."""
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
 
     def run(self) -> None:
-        """Turn until the engine leaves."""
-        # What was imported and loaded stays for good: without it, a full collection holds up a turn for less long.
+        """Take turns until the engine leaves."""
+        # Imported modules and loaded data stay for good: without them, a full collection blocks a turn for less long.
         gc.collect()
         gc.freeze()
         poller = zmq.Poller()
         poller.register(self._steps, zmq.POLLIN)
         poller.register(self._front, zmq.POLLIN)
         interval = 1.0 / self._config.profile.console.publish_hz
-        report_at = time.monotonic()
-        while not self.engine.leaving:
-            deadline = min(report_at, time.monotonic() + LONGEST_WAIT_S)
+        report_at = self._clock()
+        while not self.engine.health.leaving:
+            deadline = min(report_at, self._clock() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
-            woken = poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1e3)))
+            woken = poller.poll(max(0, math.ceil((deadline - self._clock()) * 1e3)))
             if woken and not self._drain_stages() and not readable(self._front):
-                continue  # steps that other stages are still busy with: nothing follows from that
+                continue  # Other stages are still busy with these steps.
             if self._drain_front():
-                # That may have taken long, and what the stages have sent meanwhile is not to look late.
+                # That may have taken long; messages of the stages from meanwhile must not look late.
                 self._drain_stages()
             self.engine.advance()
             self.engine.outputs.serve_waiters()
             self._serve_state_waiters()
-            now = time.monotonic()
+            now = self._clock()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
-                self._tell_events(self._report)
-                self._push(self._report, self._reporter.build(self._dropped))
+                self._send_events(self._report)
+                self._send_report(self._report)
         self._close()
 
     # --- sockets --------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class Loop:
         return socket
 
     def _drain_stages(self) -> bool:
-        """Take what the stages sent; return whether there is something to do about it."""
+        """Route the messages of the stages; return whether one calls for a turn."""
         news = False
         while readable(self._steps):
             frames = self._steps.recv_multipart(NOBLOCK)
@@ -122,10 +123,10 @@ class Loop:
         return news
 
     def _drain_front(self) -> bool:
-        """Take what was asked for; return whether there was anything."""
-        begun = time.monotonic()
+        """Route the messages of consoles and supervisor; return whether there was one."""
+        began = self._clock()
         for number in range(FRONT_BURST):
-            if not readable(self._front) or time.monotonic() - begun > FRONT_S:
+            if not readable(self._front) or self._clock() - began > FRONT_S:
                 return number > 0
             client, *frames = self._front.recv_multipart(NOBLOCK)
             try:
@@ -142,32 +143,32 @@ class Loop:
             case Fetch():
                 engine.outputs.fetch(client, message)
             case Inspect():
-                engine.inspect(client, message)
+                self._reply(client, engine.details.answer(message))
             case AddMany():
-                engine.add_many(client, message)
+                engine.offline.add_many(client, message)
             case Collect():
                 engine.outputs.collect(client, message)
             case AbortMany():
-                engine.abort_many(message.requests)
+                engine.requests.abort_many(message.requests)
             case ForgetMany():
                 engine.outputs.forget(message.requests)
             case StateQuery():
-                self._state_waiters.append((client, message, time.monotonic() + message.wait_ms / 1e3))
+                self._state_waiters.append((client, message, self._clock() + message.wait_ms / 1e3))
             case ProcessReport():
                 self._supervisor = client
                 engine.on_processes(message)
 
     def _serve_state_waiters(self) -> None:
-        now, engine, left = time.monotonic(), self.engine, []
+        now, health, left = self._clock(), self.engine.health, []
         for client, query, deadline in self._state_waiters:
-            if engine.state == "loading" and now < deadline:
+            if health.state == "loading" and now < deadline:
                 left.append((client, query, deadline))
                 continue
-            blocks = engine.resizer.mapped_blocks if engine.serving else 0
+            blocks = health.serving.memory.mapped_blocks if health.serving else 0
             answer = StateAnswer(
-                nonce=query.nonce, state=engine.state, message=engine.message,
+                nonce=query.nonce, state=health.state, message=health.message,
                 max_model_len=self._config.max_model_len, num_blocks=blocks,
-                code="DOES_NOT_FIT" if engine.unfit else "",
+                code="DOES_NOT_FIT" if health.unfit else "",
             )  # fmt: skip
             self._reply(client, answer)
         self._state_waiters = left
@@ -179,13 +180,13 @@ class Loop:
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], NOBLOCK)
 
-    def _tell_stage(self, stage: int, message: NewGeneration | Shutdown) -> None:
-        """To the step loop, and to the control thread in case that is stuck."""
-        for prefix in ("s", "c"):
-            self._steps.send_multipart([f"{prefix}{stage}.0".encode(), encode(message)], NOBLOCK)
+    def _notify_stage(self, place: Place, message: NewGeneration | Shutdown) -> None:
+        """Send `message` to the step loop, and to the control thread in case the step loop is stuck."""
+        for thread in ("s", "c"):
+            self._steps.send_multipart([_identity(thread, place), encode(message)], NOBLOCK)
 
-    def _start_stage(self, stage: int, generation: int) -> None:
-        message = StartStage(stage=stage, generation=generation)
+    def _start_stage(self, place: Place, generation: int) -> None:
+        message = StartStage(stage=place.stage, generation=generation)
         self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
 
     def _reply(self, client: bytes, message: msgspec.Struct) -> None:
@@ -199,11 +200,14 @@ class Loop:
         self._events.append(event)
         if not event.kind.startswith(_UNHURRIED):
             if event.kind == "stage.lost":
-                # It may be made good before the next report: what it is judged by goes first, on the same way.
-                self._push(self._collect, self._reporter.build(self._dropped))
-            self._tell_events(self._collect)
+                # The stage may be back before the next report: the evidence goes first, over the same socket.
+                self._send_report(self._collect)
+            self._send_events(self._collect)
 
-    def _tell_events(self, socket: zmq.Socket[bytes]) -> None:
+    def _send_report(self, socket: zmq.Socket[bytes]) -> None:
+        self._push(socket, self.engine.reporter.build(self._dropped))
+
+    def _send_events(self, socket: zmq.Socket[bytes]) -> None:
         if self._events:
             self._push(socket, Happened(events=self._events))
             self._events = []
@@ -217,17 +221,22 @@ class Loop:
     def _close(self) -> None:
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
-        self._tell_events(self._report)
-        self._push(self._report, self._reporter.build(self._dropped))
+        self._send_events(self._report)
+        self._send_report(self._report)
         self.engine.checks.shadow.stop()
-        for index in range(self._config.stages):
-            self._tell_stage(index, Shutdown(self.engine.recovery.generation))
+        for place in self.engine.stages.places:
+            self._notify_stage(place, Shutdown(self.engine.recovery.generation))
         for socket in (self._steps, self._front, self._collect, self._report):
             socket.close(linger=500)
 
 
+def _identity(thread: str, place: Place) -> bytes:
+    """Return the routing id of a stage's step loop (`s`) or of its control thread (`c`)."""
+    return f"{thread}{place.stage}.{place.rank}".encode()
+
+
 def main() -> int:
-    """Run the core until it is told to stop. Exit code 0: stopped; 1: could not start or go on."""
+    """Run the core until it must stop. Exit code 0: stopped; 1: could not start or go on."""
     parser = argparse.ArgumentParser(prog="ppengine.core")
     parser.add_argument("--engine", type=Path, required=True)
     lifeline.add_argument(parser)
@@ -247,13 +256,13 @@ def _run(config: EngineConfig) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.engine.leave("signal"))
+        signal.signal(number, lambda *_: loop.engine.health.leave("signal"))
     log.info("core of %s (%s) started, waiting for %d stages", config.name, config.id, config.stages)
     loop.run()
-    log.info("leaving: %s", loop.engine.leaving)
+    log.info("leaving: %s", loop.engine.health.leaving)
     context.term()
-    if loop.engine.failed:
-        print(f"error: {loop.engine.failed}", file=sys.stderr)
+    if loop.engine.health.failed:
+        print(f"error: {loop.engine.health.failed}", file=sys.stderr)
         return 1
     return 0
 

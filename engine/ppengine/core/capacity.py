@@ -1,4 +1,4 @@
-"""What the stages said they could hold, as the arithmetic of `memory` wants it."""
+"""The memory of all stages, in the form that the arithmetic of blocks needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ppengine.protocol.steps import StageReady
 
 
 class Capacity:
-    """Memory of all stages, frozen by their profile runs."""
+    """The memory of all stages, fixed by their profile runs."""
 
     def __init__(self, ready: Iterable[StageReady], block_size: int, max_model_len: int) -> None:
         stages = sorted(ready, key=lambda stage: (stage.stage, stage.rank))
@@ -20,16 +20,16 @@ class Capacity:
             for stage in stages
         ]
         self.least = fewest_blocks(max_model_len, block_size)
-        """Blocks without which one request of the model's length has no room, null block included."""
+        """Fewest blocks, null block included, that hold one request of the model's length."""
         self.host_blocks = min(stage.swap_blocks for stage in stages)
         self._max_model_len = max_model_len
 
     def plan(self, utilization: float) -> MemoryPlan:
-        """Return what `utilization` gives."""
+        """Return the blocks that `utilization` gives."""
         return plan_memory(self._budgets, utilization)
 
     def refusal(self, utilization: float) -> str | None:
-        """Return why not even one sequence fits at `utilization`; None when it does."""
+        """Return why not even one sequence fits at `utilization`; None if one does."""
         short = shortage(self._budgets, utilization, self.least)
         if short is None:
             return None

@@ -1,4 +1,4 @@
-"""What is kept of a request that has ended: times, counts and history, without its blocks."""
+"""The record of a request that has ended: times, counts and history, without its blocks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def ending_of(request: Request, now: float) -> Ending:
 
 
 def history_of(request: Request) -> list[str]:
-    """Return its state changes, oldest first: `0.012s waiting > running`."""
+    """Return the state changes of a request, oldest first: `0.012s waiting > running`."""
     return [f"{when - request.arrival_time:.3f}s {text}" for when, text in request.history]
 
 
 def since(moment: float | None, arrival: float) -> float | None:
-    """Return the seconds from `arrival` to `moment`; None where there was none."""
+    """Return the seconds from `arrival` to `moment`; None without a moment."""
     return None if moment is None else moment - arrival

@@ -1,28 +1,31 @@
-"""Live checks: switched in all stages at one step, told apart by name, their findings kept for the reports.
+"""Live checks: switched in all stages at one step, and their findings kept for the reports.
 
-The stages look at streams and numbers; the reference behind `shadow` is a process that this one starts and ends.
+The stages check streams and numbers; the core starts and ends the reference process behind `shadow`.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from ppengine.core.operations import Operation
+from ppengine.common.config import EngineConfig
+from ppengine.core.events import Events
+from ppengine.core.health import Health
+from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
+from ppengine.core.scheduler import Scheduler
 from ppengine.core.shadow_check import Shadow
+from ppengine.core.stage_records import Stages
 from ppengine.protocol.control import Command
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
-from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
+from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings, Step
 from ppengine.protocol.verbs import SetCheck
-
-if TYPE_CHECKING:
-    from ppengine.core.engine import Engine
 
 FLAGS = {"ledger": Check.LEDGER, "strict": Check.STRICT, "finite": Check.FINITE}
 DEFAULT_SHARE = 0.01
@@ -31,31 +34,31 @@ _PLANS = {
     "microseconds a step; findings name both call sites",
     "strict": "from the next step on every stage waits for each operation before it goes on: stages overlap less, "
     "tokens stay the same",
-    "finite": "from the next step on every stage looks once over what it hands on; at the first value that is not "
-    "finite it runs the step's layers once more to name the part",
+    "finite": "from the next step on every stage checks its outputs; at the first value that is not finite it "
+    "runs the step's layers once more to name the part",
 }
 _ON_GPUS = {
-    "ledger": "of stages on GPUs it follows the device's streams, events and words too, in 0.1 to 0.2 ms of the host "
-    "a step; a graph is one launch",
+    "ledger": "of stages on GPUs it follows the device's streams, events and flags too, for 0.1 to 0.2 ms of the "
+    "host per step; a graph is one launch",
     "strict": "stages on GPUs run without graphs meanwhile, which may round otherwise, and wait for each attention and "
     "MLP, each copy and each message",
     "finite": "stages on GPUs run without graphs meanwhile, and look when a step is done",
     "shadow": "of stages on GPUs it takes what half precision may round for no difference, and computes in float32 "
     "itself, in twice that memory then",
 }
-"""What is different of stages on GPUs."""
+"""Differences for stages on GPUs."""
 _WITHOUT_GRAPHS = "; stages on GPUs run without graphs meanwhile"
-"""Said at the end of a switch to what needs a look inside of a step."""
+"""End of the text of a switch to a check that looks inside a step."""
 _WHEN_BACK = sys.maxsize
-"""In place of the step of a switch that stages have not been told: `restate` will."""
+"""Placeholder for the step of a switch that `restate` will send."""
 _OFF = {
     "strict": "stages work side by side again",
     "shadow": "the reference process ends, and its findings go",
 }
 
 
-class _Told(NamedTuple):
-    """The findings of one check of one stage, and when they came."""
+class _Reported(NamedTuple):
+    """The findings of one check of one stage, and the time of the report."""
 
     at: float
     findings: list[Finding]
@@ -63,42 +66,47 @@ class _Told(NamedTuple):
 
 
 class _Switch(NamedTuple):
-    """A switch that was accepted, and the step with which the stages do it."""
+    """An accepted switch, and the step with which the stages execute it."""
 
     step: int
     operation: Operation
     verb: SetCheck
 
 
+@dataclass(eq=False)
 class Checks:
-    """Which checks are on, and what they have found."""
+    """Keeps the checks that are on, and their findings."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._flags = 0
-        self._step = 0
-        self._switching: list[_Switch] = []
-        """Those that not all stages have retired, by rising step."""
-        self._told: dict[tuple[int, int], _Told] = {}
-        self._ledgers: dict[int, tuple[float, StageLedger]] = {}
-        """What each stage told last, and when."""
-        self.shadow = Shadow(engine)
+    _config: EngineConfig
+    _stages: Stages
+    _health: Health
+    shadow: Shadow
+    _operations: Operations
+    _event: Events
+    _send: Callable[[Step], None]
+    _clock: Callable[[], float]
+    _flags: int = field(init=False, default=0)
+    _step: int = field(init=False, default=0)
+    _switching: list[_Switch] = field(init=False, default_factory=list)
+    """Switches that not all stages have retired, by rising step."""
+    _reported: dict[tuple[int, int], _Reported] = field(init=False, default_factory=dict)
+    _ledgers: dict[int, tuple[float, StageLedger]] = field(init=False, default_factory=dict)
+    """Newest picture of each stage, and its time."""
 
     # --- the verb -------------------------------------------------------------------------------------------
 
     def plan_set_check(self, verb: SetCheck, command: Command) -> Plan:
         """Plan a switch. Raises ValueError for a share that can never be right, CommandError if it is impossible."""
-        engine, on = self._engine, verb.mode == "on"
+        on = verb.mode == "on"
         if verb.share is not None and (verb.check != "shadow" or not on):
             raise ValueError(f"check {verb.check} {verb.mode} has no share; only `shadow on` does")
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
-        if on and verb.check == "shadow" and engine.recovery.holds:
-            text = f"the engine is {engine.state}: {engine.message}; the reference asks all stages what they are"
-            raise CommandError("BUSY", text)
-        gpus = engine.board.on_gpus
-        if on and gpus and verb.check == "shadow" and engine.config.profile.model.load_format == "dummy":
+        if on and verb.check == "shadow" and self._health.blocked:
+            raise CommandError("BUSY", f"{self._health.text}; the reference needs all stages")
+        gpus = self._stages.on_gpus
+        if on and gpus and verb.check == "shadow" and self._config.profile.model.load_format == "dummy":
             stages = " ".join(map(str, gpus))
             text = f"the weights are dummies, and stages {stages} on GPUs have drawn others than a CPU would"
             raise CommandError("UNSUPPORTED", text)
@@ -108,7 +116,7 @@ class Checks:
         )  # fmt: skip
 
     def _begin(self, operation: Operation, verb: SetCheck, share: float) -> None:
-        engine, on = self._engine, verb.mode == "on"
+        on = verb.mode == "on"
         if verb.check == "shadow":
             self.shadow.switch(share if on else 0.0, operation)
             return
@@ -116,17 +124,16 @@ class Checks:
         self._flags = self._flags | flag if on else self._flags & ~flag
         if verb.check == "ledger":
             self._ledgers.clear()
-        if engine.recovery.holds:
-            engine.operations.defer(operation, "the stages are told when all are back")
+        if self._health.blocked:
+            self._operations.defer(operation, "the stages switch when all are back")
             for older in [other for other in self._switching if other.verb.check == verb.check]:
-                engine.operations.end(
-                    older.operation, "superseded", f"{verb.check} {verb.mode} by {operation.command.by}"
-                )
+                text = f"{verb.check} {verb.mode} by {operation.command.by}"
+                self._operations.end(older.operation, "superseded", text)
                 self._switching.remove(older)
             self._switching.append(_Switch(_WHEN_BACK, operation, verb))
             return
-        step = engine.scheduler.steps.emit([], checks=self._flags)
-        engine.send(step)
+        step = self._health.require().scheduler.steps.emit([], checks=self._flags)
+        self._send(step)
         self._switching.append(_Switch(step.number, operation, verb))
 
     def _plan(self, verb: SetCheck, share: float) -> str:
@@ -136,14 +143,13 @@ class Checks:
             return f"{verb.check} is {verb.mode} already"
         if not on:
             return _OFF.get(verb.check, f"the stages stop looking from the next step on, and {verb.check} findings go")
-        more = f"; {_ON_GPUS[verb.check]}" if self._engine.board.on_gpus else ""
+        more = f"; {_ON_GPUS[verb.check]}" if self._stages.on_gpus else ""
         if verb.check != "shadow":
             return _PLANS[verb.check] + more
-        weights = sum(ready.weights_bytes for ready in self._engine.board.ready.values())
+        weights = sum(ready.weights_bytes for ready in self._stages.ready)
         return (
             f"a reference process loads the checkpoint into host memory ({weights / 2**20:.1f} MiB of weights) and "
-            f"repeats {share:.2%} of the steps, for greedy requests; steps that come while it is busy are left out"
-            + more
+            f"repeats {share:.2%} of the steps, for greedy requests; it skips steps that come while it is busy" + more
         )
 
     def retired(self, number: int) -> None:
@@ -151,57 +157,57 @@ class Checks:
         while self._switching and self._switching[0].step <= number:
             step, operation, verb = self._switching.pop(0)
             self._step = step
-            eager = verb.mode == "on" and verb.check in ("strict", "finite") and self._engine.board.on_gpus
+            eager = verb.mode == "on" and verb.check in ("strict", "finite") and self._stages.on_gpus
             text = f"in all stages from step {step} on{_WITHOUT_GRAPHS if eager else ''}"
-            self._engine.operations.end(operation, "applied", text, step=step)
+            self._operations.end(operation, "applied", text, step=step)
 
-    def restate(self) -> None:
-        """Tell stages that have begun anew which checks are on."""
-        self._told.clear()
+    def restate(self, scheduler: Scheduler) -> None:
+        """Switch the checks in stages that have restarted."""
+        self._reported.clear()
         self._ledgers.clear()
         if self._flags or self._switching:
-            step = self._engine.scheduler.steps.emit([], checks=self._flags)
-            self._engine.send(step)
+            step = scheduler.steps.emit([], checks=self._flags)
+            self._send(step)
             self._switching = [switch._replace(step=step.number) for switch in self._switching]
 
-    # --- what they find -------------------------------------------------------------------------------------
+    # --- findings -------------------------------------------------------------------------------------------
 
     def take(self, message: StageFindings | LedgerPicture | ShadowReady | ShadowAnswer) -> None:
-        """Take what a stage or the reference says."""
+        """Keep the findings of a stage or of the reference."""
         if isinstance(message, LedgerPicture):
-            self._ledgers[message.ledger.stage] = time.monotonic(), message.ledger
+            self._ledgers[message.ledger.stage] = self._clock(), message.ledger
             return
         if not isinstance(message, StageFindings):
             self.shadow.take(message)
             return
         key = message.stage, message.check
-        known = self._told.get(key)
+        known = self._reported.get(key)
         for finding in message.findings[len(known.findings) if known else 0 :]:
-            self._engine.event(f"check.{finding.cause}", finding.summary, stage=finding.stage)
-        self._told[key] = _Told(time.monotonic(), message.findings, message.steps)
+            self._event(f"check.{finding.cause}", finding.summary, stage=finding.stage)
+        self._reported[key] = _Reported(self._clock(), message.findings, message.steps)
         if not message.findings:
-            del self._told[key]
+            del self._reported[key]
 
     def findings(self) -> list[Finding]:
-        """Return what is known now, oldest first; what an earlier stage explains is left out."""
-        now, found = time.monotonic(), list(self.shadow.findings)
-        for (stage, check), told in self._told.items():
-            for finding, step in zip(told.findings, told.steps, strict=True):
+        """Return the present findings, oldest first, without those that an earlier stage explains."""
+        now, found = self._clock(), list(self.shadow.findings)
+        for (stage, check), reported in self._reported.items():
+            for finding, step in zip(reported.findings, reported.steps, strict=True):
                 if check == Check.FINITE and self._is_consequence(stage, step):
                     continue
-                found.append(msgspec.structs.replace(finding, since_s=finding.since_s + now - told.at))
+                found.append(msgspec.structs.replace(finding, since_s=finding.since_s + now - reported.at))
         return sorted(found, key=lambda finding: -finding.since_s)
 
     def _is_consequence(self, stage: int, step: int) -> bool:
-        """Return whether an earlier stage has had values that are not finite in this step or before."""
+        """Return whether an earlier stage had values that are not finite in this step or before."""
         return any(
-            check == Check.FINITE and earlier < stage and min(told.steps) <= step
-            for (earlier, check), told in self._told.items()
+            check == Check.FINITE and earlier < stage and min(reported.steps) <= step
+            for (earlier, check), reported in self._reported.items()
         )
 
     def ledger(self, stage: int | None) -> LedgerDetail:
         """Return the newest pictures of the ledger, of one stage or of all."""
-        on, now = bool(self._flags & Check.LEDGER), time.monotonic()
+        on, now = bool(self._flags & Check.LEDGER), self._clock()
         wanted = [
             msgspec.structs.replace(ledger, age_s=now - at)
             for index, (at, ledger) in sorted(self._ledgers.items())
@@ -210,7 +216,7 @@ class Checks:
         return LedgerDetail(on=on, stages=wanted if on else [])
 
     def info(self) -> ChecksInfo:
-        """Return what a snapshot says of them."""
+        """Return the part of a snapshot about checks."""
         shadow = self.shadow
         return ChecksInfo(
             ledger=bool(self._flags & Check.LEDGER),

@@ -1,45 +1,62 @@
 """Memory utilization changed live: plan, shrink or grow in revisions, one outcome each.
 
 Shrink: logical first (the scheduler stops using the tail, moves, swaps, recomputes), then physical. Grow: physical
-first, then logical. Stages change what is mapped beside the steps that follow, and answer with `Mapped` when they are
-done. A later change supersedes one under way; while stages are at it the new target waits for their answers.
+first, then logical. Stages change the mapping beside the steps that follow, and answer with `Mapped`. A later change
+supersedes one under way; its target waits for their answers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ppengine.common.config import check_utilization
 from ppengine.core.capacity import Capacity
-from ppengine.core.operations import Operation
+from ppengine.core.events import Events
+from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
-from ppengine.core.scheduler import ResizeReport
+from ppengine.core.scheduler import ResizeReport, Scheduler
 from ppengine.core.stage_tracker import Change
 from ppengine.protocol.control import Command
+from ppengine.protocol.steps import Step
 from ppengine.protocol.verbs import SetMemory
 
-if TYPE_CHECKING:
-    from ppengine.core.engine import Engine
-
-
 _BOOT, _AGAIN = 0, -1
-"""In place of a revision: the first mapping, and the one with which a new generation of stages begins."""
+"""Placeholders for a revision: the first mapping, and the one with which a new generation begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the newest `map_blocks` step was sent for."""
+class _Requested:
+    """The purpose of the newest `map_blocks` step."""
 
     utilization: float
     revision: int
 
 
-class Resizer:
+class MemoryController:
     """Holds the agreed number of mapped blocks and the change under way."""
 
-    def __init__(self, engine: Engine, capacity: Capacity, utilization: float) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        capacity: Capacity,
+        utilization: float,
+        *,
+        operations: Operations,
+        event: Events,
+        send: Callable[[Step], None],
+        blocked: Callable[[], bool],
+        fail: Callable[[str], None],
+        stay_down: Callable[[str], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._operations = operations
+        self._event = event
+        self._send = send
+        self._blocked = blocked
+        self._fail = fail
+        self._stay_down = stay_down
         self.capacity = capacity
         self.utilization = utilization
         self.revision = 0
@@ -47,16 +64,16 @@ class Resizer:
         self._target = self.mapped_blocks
         self._operation: Operation | None = None
         self._mapping = True
-        """Stages have been told to map, and not all have answered; the first time is at boot."""
-        self._asked = _Asked(utilization, _BOOT)
+        """Not all stages have answered the newest `map_blocks` step; the first one is sent at boot."""
+        self._requested = _Requested(utilization, _BOOT)
         self._uneven = False
-        """Some stages have more than `mapped_blocks`: one could not follow a grow."""
+        """Some stages have more than `mapped_blocks`, because another one could not grow."""
         self._before = self.mapped_blocks
         self._agreed = utilization
-        """What `mapped_blocks` came from; `utilization` is what was asked for last."""
+        """Utilization behind `mapped_blocks`; `utilization` is the newest request."""
         self._failure = ""
         self._step: int | None = None
-        """Step that mapped what the change under way asked for."""
+        """Step that mapped the blocks of the change under way."""
 
     @property
     def busy(self) -> bool:
@@ -65,8 +82,8 @@ class Resizer:
 
     @property
     def begins(self) -> bool:
-        """Whether stages are at the mapping with which a generation begins: until then they have no block to use."""
-        return self._mapping and self._asked.revision in (_BOOT, _AGAIN)
+        """Whether stages map the first blocks of a generation; until then they have no block to use."""
+        return self._mapping and self._requested.revision in (_BOOT, _AGAIN)
 
     def conflict(self, seen: int) -> str:
         """Return why a command about revision `seen` is refused; empty: `seen` is the present one."""
@@ -80,7 +97,7 @@ class Resizer:
         check_utilization(verb.utilization)
         memory = self.capacity.plan(verb.utilization)
         refusal = self.capacity.refusal(verb.utilization)
-        plan = self._engine.scheduler.resize.plan(memory.mapped)
+        plan = self._scheduler.resize.plan(memory.mapped)
         if refusal or plan.refused:
             raise CommandError("DOES_NOT_FIT", refusal or plan.refused or "")
         binding = f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta"
@@ -93,63 +110,62 @@ class Resizer:
         )  # fmt: skip
 
     def advance(self) -> None:
-        """Give memory back once nothing can touch it any more, or take it before anything does."""
-        engine, scheduler = self._engine, self._engine.scheduler
-        if self._operation is None or self._mapping or engine.recovery.holds or engine.leaving:
+        """Unmap blocks once nothing can reach them any more, or map new ones before anything does."""
+        scheduler = self._scheduler
+        if self._operation is None or self._mapping or self._blocked():
             return
         if self._target == self.mapped_blocks and not self._uneven:
             self._end(scheduler.resize.finish(self._target))
         elif self._target >= self.mapped_blocks or scheduler.resize.ready():
-            self._mapping, self._asked = True, _Asked(self.utilization, self.revision)
-            engine.send(scheduler.resize.map_step(self._target))
+            self._mapping, self._requested = True, _Requested(self.utilization, self.revision)
+            self._send(scheduler.resize.map_step(self._target))
         else:
             live = scheduler.blocks.device.tail_live
-            engine.operations.defer(self._operation, f"{live} live blocks to leave the tail")
+            self._operations.defer(self._operation, f"{live} live blocks to leave the tail")
 
     def mapped(self, change: Change) -> None:
-        """All stages have ended what a `map_blocks` step began."""
-        asked, errors = self._asked, "; ".join(change.errors)
+        """Note that all stages have ended the change of a `map_blocks` step."""
+        asked, errors = self._requested, "; ".join(change.errors)
         self._mapping, self._step = False, change.number
         self.mapped_blocks = min(change.mapped)
         self._uneven = max(change.mapped) != self.mapped_blocks
         if not errors:
             self._agreed = asked.utilization
         elif asked.revision == _AGAIN:
-            self._engine.recovery.stay_down(f"the KV cache could not be mapped again: {errors}")
+            self._stay_down(f"the KV cache could not be mapped again: {errors}")
         elif asked.revision == _BOOT:
-            self._engine.failed = f"the KV cache could not be mapped: {errors}"
-            self._engine.leave(self._engine.failed)
+            self._fail(f"the KV cache could not be mapped: {errors}")
         elif asked.revision == self.revision:
-            # One stage could not follow: all go back to what everyone has.
+            # One stage could not follow: all return to the blocks that every stage has.
             self._failure = errors
             self._target, self.utilization = self.mapped_blocks, self._agreed
         else:
-            # The change that it was for was superseded meanwhile; the one under way goes on from what there is.
-            self._engine.event("memory.error", f"utilization {asked.utilization:g}, superseded: {errors}")
+            # Its change was superseded meanwhile; the one under way goes on from the present mapping.
+            self._event("memory.error", f"utilization {asked.utilization:g}, superseded: {errors}")
 
     def restart(self, capacity: Capacity) -> None:
-        """All stages have met in a new generation, one with nothing mapped: map what was agreed on all of them.
+        """Map the agreed blocks on all stages, which have met in a new generation.
 
-        A change under way begins again from there: nobody holds a block. Less is mapped where a stage that came back
-        has room for less at the utilization that was agreed.
+        A change under way begins again from there, because no request holds a block. Fewer blocks are mapped if a
+        restarted stage has room for fewer at the agreed utilization.
         """
-        engine, scheduler = self._engine, self._engine.scheduler
+        scheduler = self._scheduler
         size = scheduler.blocks.device.size
-        if self._mapping and self._asked.revision > _BOOT and size < self.mapped_blocks:
-            # What a shrink gave up is gone, whoever has mapped it.
-            self._agreed = self._asked.utilization
+        if self._mapping and self._requested.revision > _BOOT and size < self.mapped_blocks:
+            # The blocks that a shrink released are gone, even if a stage still maps them.
+            self._agreed = self._requested.utilization
         if self._operation is not None and self._operation.ended is not None:
-            # The engine was down meanwhile, and its author was told that it has failed.
+            # Serving was blocked meanwhile, and the operation ended as failed.
             self._operation, self.utilization = None, self._agreed
         self.capacity = capacity
-        # Its peak is measured anew. Where that leaves no room for one sequence, what is there serves on as it is.
+        # Its peak was measured again. If that leaves no room for one sequence, all available blocks are mapped.
         fits = capacity.refusal(self._agreed) is None
         if (most := capacity.plan(self._agreed if fits else 1.0).mapped) < size:
             size = most
             scheduler.resize.begin(size)
-        self._mapping, self._asked, self._step = True, _Asked(self._agreed, _AGAIN), None
+        self._mapping, self._requested, self._step = True, _Requested(self._agreed, _AGAIN), None
         self.mapped_blocks = size
-        engine.send(scheduler.resize.map_step(size))
+        self._send(scheduler.resize.map_step(size))
         if self._operation is not None:
             self._target = capacity.plan(self.utilization).mapped
             scheduler.resize.begin(min(self._target, scheduler.blocks.device.size))
@@ -157,27 +173,27 @@ class Resizer:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _is_so(self, utilization: float, blocks: int) -> bool:
-        """Whether all stages have what is asked for, and nothing is under way that would change it."""
+        """Return whether all stages have the requested blocks, and no change is under way."""
         settled = not (self.busy or self._mapping or self._uneven)
         return settled and (utilization, blocks) == (self.utilization, self.mapped_blocks)
 
     def _end_unchanged(self, operation: Operation) -> None:
-        # No new revision: plans that operators have open on this one are as good as before.
+        # No new revision: plans that operators have open on this one stay valid.
         text = f"nothing to change: {self.mapped_blocks} blocks are mapped"
-        self._engine.operations.end(operation, "applied", text, revision=self.revision)
+        self._operations.end(operation, "applied", text, revision=self.revision)
 
     def _begin(self, operation: Operation, utilization: float, blocks: int) -> None:
-        engine, older = self._engine, self._operation
+        scheduler, older = self._scheduler, self._operation
         self.revision += 1
         if older is not None:
             text = f"superseded by utilization {utilization:g} (revision {self.revision})"
-            engine.operations.end(older, "superseded", text, revision=self.revision)
+            self._operations.end(older, "superseded", text, revision=self.revision)
         self._operation = operation
         self._before = self.mapped_blocks
         self.utilization, self._target, self._failure = utilization, blocks, ""
         self._step = None
-        engine.scheduler.steps.revision = self.revision
-        engine.scheduler.resize.begin(min(blocks, engine.scheduler.blocks.device.size))
+        scheduler.steps.revision = self.revision
+        scheduler.resize.begin(min(blocks, scheduler.blocks.device.size))
         self.advance()
 
     def _end(self, report: ResizeReport) -> None:
@@ -189,6 +205,6 @@ class Resizer:
         if self._failure:
             text = f"{self._failure}; stays at {self.mapped_blocks} blocks"
         state: Literal["applied", "failed"] = "failed" if self._failure else "applied"
-        self._engine.operations.end(
+        self._operations.end(
             operation, state, text, step=self._step, revision=self.revision, figures=figures
         )  # fmt: skip

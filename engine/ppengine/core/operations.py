@@ -1,10 +1,10 @@
-"""Commands whose effect takes time: who asked, how far it is, and the one outcome that ends it."""
+"""Commands whose effect takes time: their author, progress and one outcome."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refused
@@ -12,10 +12,10 @@ from ppengine.protocol.snapshot import Event, OperationInfo
 from ppengine.protocol.verbs import name_of
 
 KEEP_SECONDS = 10.0
-"""How long an ended operation stays in the reports."""
+"""Seconds for which an ended operation stays in the reports."""
 
 DEFER_SECONDS = 0.2
-"""Least time between two answers about one operation: a shrink that moves a thousand blocks has as many to tell."""
+"""Least seconds between two answers about one operation; a shrink may make progress a thousand times."""
 
 Reply = Accepted | Deferred | Outcome | Refused
 State = Literal["accepted", "deferred", "applied", "failed", "superseded"]
@@ -23,37 +23,39 @@ State = Literal["accepted", "deferred", "applied", "failed", "superseded"]
 
 @dataclass(slots=True)
 class Operation:
-    """One accepted command. `client` is the routing id on `front` that gets the outcome; empty: nobody."""
+    """One accepted command. `client` is the routing id on `front` that gets the outcome."""
 
     id: str
     command: Command
     client: bytes
     verb: str
     target: str | None
-    """What the verb is about, as it is shown: a request, a stage, a mode."""
+    """Object of the verb for display: a request, a stage, a mode."""
     request: str | None = None
     state: State = "accepted"
     progress: str = ""
-    begun: float = field(default_factory=time.monotonic)
     ended: float | None = None
     deferred: float | None = None
-    """When its client was told of progress last."""
-    told: str = ""
-    """What its client was told then."""
+    """Time of the newest progress message to its client, in seconds of the clock."""
+    notified: str = ""
+    """Text of that message."""
 
 
 class Operations:
-    """Opens, defers and ends operations, and tells client and event log about each turn."""
+    """Opens, defers and ends operations, and notifies client and event log."""
 
-    def __init__(self, reply: Callable[[bytes, Reply], None], happened: Callable[[Event], None]) -> None:
+    def __init__(
+        self, reply: Callable[[bytes, Reply], None], happened: Callable[[Event], None], clock: Callable[[], float]
+    ) -> None:
         self._reply = reply
         self._happened = happened
+        self._clock = clock
         self._count = 0
         self._live: dict[str, Operation] = {}
         self._ended: list[Operation] = []
 
     def open(self, command: Command, client: bytes, target: str | None, *, request: str | None = None) -> Operation:
-        """Accept a command: it now has an id, and will have one outcome."""
+        """Accept a command: it gets an id and, later, one outcome."""
         self._count += 1
         operation = Operation(f"op-{self._count}", command, client, name_of(command.verb), target, request)
         self._live[operation.id] = operation
@@ -61,14 +63,14 @@ class Operations:
         return operation
 
     def defer(self, operation: Operation, text: str) -> None:
-        """Say why an accepted command has not had its effect yet: in reports always, to its client now and then."""
+        """Note why an accepted command waits: each time for reports, now and then for its client."""
         if operation.ended is not None:
             return
         operation.state, operation.progress = "deferred", text
-        now = time.monotonic()
-        if operation.told == text or (operation.deferred is not None and now - operation.deferred < DEFER_SECONDS):
+        now = self._clock()
+        if operation.notified == text or (operation.deferred is not None and now - operation.deferred < DEFER_SECONDS):
             return
-        operation.deferred, operation.told = now, text
+        operation.deferred, operation.notified = now, text
         self._reply(operation.client, Deferred(id=operation.command.id, op=operation.id, text=text))
 
     def end(
@@ -86,7 +88,7 @@ class Operations:
         """Give an operation its outcome."""
         if self._live.pop(operation.id, None) is None:
             return
-        operation.state, operation.progress, operation.ended = state, text, time.monotonic()
+        operation.state, operation.progress, operation.ended = state, text, self._clock()
         self._ended.append(operation)
         command = operation.command
         self._reply(
@@ -107,8 +109,8 @@ class Operations:
         )  # fmt: skip
 
     def infos(self) -> list[OperationInfo]:
-        """Return the live operations and those that ended a moment ago."""
-        horizon = time.monotonic() - KEEP_SECONDS
+        """Return the live operations and those that ended within `KEEP_SECONDS`."""
+        horizon = self._clock() - KEEP_SECONDS
         self._ended = [operation for operation in self._ended if (operation.ended or 0.0) > horizon]
         return [
             OperationInfo(

@@ -1,9 +1,8 @@
-"""Outputs of requests, kept until they are fetched: tokens are not telemetry, no slow reader loses one."""
+"""Outputs of requests, kept until they are fetched, so that a slow reader loses no token."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,14 +15,14 @@ from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleO
 from ppengine.protocol.sampling import SamplingParams
 
 MAX_WAITING = 10_000
-"""Questions that may wait; those beyond are answered at once with what there is."""
+"""Most waiting questions; later ones are answered at once with the present output."""
 KEEP_FINISHED = 10_000
-"""Finished outputs that are kept; beyond that the oldest one that somebody has read to the end goes first."""
+"""Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is kept of a request that has ended. Seconds since its submission; None: it never came so far."""
+    """The record of a request that has ended. Times in seconds since its submission; None: not reached."""
 
     owner: str
     wall: float
@@ -48,14 +47,14 @@ class Sample:
     finish_reason: str | None = None
     stream: DetokStream | None = None
     held_back: int = 0
-    """Trailing characters that may be the beginning of a stop text and are not shown yet."""
+    """Trailing characters, not shown yet, that may begin a stop text."""
     ending: Ending | None = None
     stopped: bool = False
     """The text was cut at a stop text."""
 
     @property
     def shown(self) -> int:
-        """Characters that a reader may have: they stay as they are."""
+        """Number of characters that a reader may have, because they will not change."""
         return len(self.text) - self.held_back
 
 
@@ -78,7 +77,7 @@ class Output:
 
 
 _Topic = tuple[Literal["more of", "news of", "end in"], str]
-"""What a question waits for: more of a request, news of a session, or the end of a request in a session."""
+"""Condition of a waiting question: more of a request, news of a session, or an end in a session."""
 
 
 @dataclass(slots=True)
@@ -92,7 +91,11 @@ class OutputHub:
     """Takes tokens in, finds stop texts, answers fetches at once or when there is more."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, reply: Callable[[bytes, Fetched | Collected | Failed], None]
+        self,
+        tokenizer: Tokenizer | None,
+        reply: Callable[[bytes, Fetched | Collected | Failed], None],
+        clock: Callable[[], float],
+        failure: Callable[[], str],
     ) -> None:
         self._tokenizer = tokenizer
         self._reply = reply
@@ -103,10 +106,11 @@ class OutputHub:
         self._earliest = math.inf
         """No deadline of a waiting question is before this."""
         self._touched: set[_Topic] = set()
-        self._clock = 0
+        self._changes = 0
         self._finished = 0
-        self.failure = ""
-        """Why nothing more will come (a stage is lost); whoever waits is told."""
+        self._clock = clock
+        self._failure = failure
+        """Returns why no more tokens will come, for all who wait; empty if they will."""
 
     def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams) -> None:
         """Begin the output of a request. A request id is used once."""
@@ -126,7 +130,7 @@ class OutputHub:
         return self._outputs.get(request)
 
     def push(self, request: str, index: int, token: int, logprob: Logprob | None, ended: bool) -> bool:
-        """Append one token; return True when the text now ends in a stop text. `ended`: a stop token, no text."""
+        """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
         output = self._outputs[request]
         sample = output.samples[index]
         sample.tokens.append(token)
@@ -155,7 +159,7 @@ class OutputHub:
             return
         sample = output.samples[index]
         if sample.stopped:
-            # Also where the stop text came with the last token that was allowed.
+            # Also if the stop text came with the last allowed token.
             reason = "stop"
         elif sample.stream is not None and reason != "stop":
             sample.text += sample.stream.flush()
@@ -167,14 +171,14 @@ class OutputHub:
             self._trim()
 
     def forget(self, requests: list[str]) -> None:
-        """Drop finished outputs that their reader has."""
+        """Drop finished outputs that their reader has received."""
         for request in requests:
             output = self._outputs.get(request)
             if output is not None and output.finished:
                 self._drop(output)
 
     def fetch(self, client: bytes, question: Fetch) -> None:
-        """Answer now if there is more than `offset`, else when there is."""
+        """Answer now if there is more than `offset`, otherwise when there is."""
         if question.request not in self._outputs:
             self._reply(client, Failed(nonce=question.nonce, code="NOT_FOUND", text=f"no request {question.request}"))
         elif min(question.offset, question.text_offset) < 0:
@@ -184,14 +188,14 @@ class OutputHub:
             self._wait(client, question)
 
     def collect(self, client: bytes, question: Collect) -> None:
-        """Answer now if outputs of the session changed after `since`, else when they do."""
+        """Answer now if outputs of the session changed after `since`, otherwise when they do."""
         if not self._answer_collect(client, question, last=self._at_once(question)):
             self._wait(client, question)
 
     def serve_waiters(self) -> None:
-        """Answer the questions that have news or whose time is up. Called once a turn of the loop."""
-        now = time.monotonic()
-        every = bool(self.failure) or now >= self._earliest
+        """Answer the questions that have news or have timed out. The loop calls it once a turn."""
+        now = self._clock()
+        every = bool(self._failure()) or now >= self._earliest
         topics = list(self._waiters) if every else [topic for topic in self._touched if topic in self._waiters]
         self._touched.clear()
         for topic in topics:
@@ -205,19 +209,19 @@ class OutputHub:
             self._earliest = min(deadlines, default=math.inf)
 
     def next_deadline(self) -> float | None:
-        """Return a monotonic time before which no waiting question must be answered; None when none waits."""
+        """Return a time of the clock before which no question times out; None if none waits."""
         return self._earliest if self._waiters else None
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _touch(self, output: Output) -> None:
-        self._clock += 1
-        output.changed = self._clock
+        self._changes += 1
+        output.changed = self._changes
         self._touched.add(("more of", output.request))
         self._touched.add(("news of", output.session))
 
     def _wait(self, client: bytes, question: Fetch | Collect) -> None:
-        deadline = time.monotonic() + min(question.wait_ms, 60_000) / 1e3
+        deadline = self._clock() + min(question.wait_ms, 60_000) / 1e3
         self._waiters.setdefault(_topic(question), []).append(_Waiter(client, question, deadline))
         self._waiting += 1
         self._earliest = min(self._earliest, deadline)
@@ -242,8 +246,8 @@ class OutputHub:
         shown = sample.shown
         done = sample.finish_reason is not None
         nothing = not tokens and not done and question.text_offset >= shown
-        if nothing and self.failure:
-            self._reply(client, Failed(nonce=question.nonce, code="FAILED", text=self.failure))
+        if nothing and (failure := self._failure()):
+            self._reply(client, Failed(nonce=question.nonce, code="FAILED", text=failure))
             return True
         if nothing and not last:
             return False
@@ -266,14 +270,14 @@ class OutputHub:
             for output in self._sessions.get(question.session, {}).values()
             if output.changed > question.since and (output.finished or not question.finished_only)
         ]
-        if not outputs and not last and not self.failure:
+        if not outputs and not last and not self._failure():
             return False
         if question.finished_only:
             for output in outputs:
                 output.read_to_end = True
         answer = Collected(
-            nonce=question.nonce, cursor=self._clock, outputs=[as_wire(output) for output in outputs],
-            error=self.failure if not outputs else "",
+            nonce=question.nonce, cursor=self._changes, outputs=[as_wire(output) for output in outputs],
+            error=self._failure() if not outputs else "",
         )  # fmt: skip
         self._reply(client, answer)
         return True
@@ -304,7 +308,7 @@ def _topic(question: Fetch | Collect) -> _Topic:
 
 
 def as_wire(output: Output) -> RequestOutput:
-    """Return a request's output as the offline API gets it."""
+    """Return the output of a request in the form of the offline API."""
     return RequestOutput(
         output.request,
         output.prompt_ids,

@@ -1,21 +1,29 @@
-"""Losing and restarting a stage: a new generation begins, everybody else leaves the old one, and all meet again."""
+"""Recovery from a lost stage: a new generation begins, its process is restarted, the others meet it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
+from ppengine.common.config import EngineConfig
 from ppengine.core.capacity import Capacity
-from ppengine.core.link_failures import Losses
-from ppengine.core.operations import Operation
+from ppengine.core.events import Events
+from ppengine.core.health import Health
+from ppengine.core.link_failures import LinkFailures
+from ppengine.core.live_checks import Checks
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
-from ppengine.core.restarts import Restarts, restart_plan
+from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
+from ppengine.core.stage_records import StageRecord, Stages
+from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.control import Command
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
     FIRST_GENERATION,
+    Drained,
     NewGeneration,
-    Quiet,
     Retired,
     StageFailed,
     StageProgress,
@@ -23,278 +31,271 @@ from ppengine.protocol.steps import (
 )
 from ppengine.protocol.verbs import RestartStage
 
-if TYPE_CHECKING:
-    from ppengine.core.engine import Engine
-
-QUIET_S = 2.0
-"""What a survivor gets to leave the old generation; then it is started anew too."""
-HEARSAY_S = 0.5
-"""How long the supervisor's word is waited for when a neighbour says that a stage is gone: it knows how it went."""
+DRAIN_S = 2.0
+"""Seconds in which a live stage must leave the old generation; otherwise it is restarted too."""
+CONFIRM_S = 0.5
+"""Seconds for which the core waits for the supervisor's exit status after a neighbour reported a stage as lost."""
 
 
+@dataclass(eq=False)
 class Recovery:
-    """Owns the generation. `start_stage` and `tell_stage` reach the supervisor and both sockets of a stage."""
+    """Owns the generation. `start_stage` reaches the supervisor, `notify_stage` both sockets of a stage."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        start_stage: Callable[[int, int], None],
-        tell_stage: Callable[[int, NewGeneration], None],
-    ) -> None:
-        self._engine = engine
-        self._start_stage = start_stage
-        self._tell_stage = tell_stage
-        self._stages = range(engine.config.stages)
-        self.generation = FIRST_GENERATION
-        self.active = False
-        """Stages are leaving or loading; requests wait and keep what they have."""
-        self.down = ""
-        """Why nothing goes on until an operator restarts the stage, in one line; empty: it goes on or will."""
-        self._born = dict.fromkeys(self._stages, FIRST_GENERATION)
-        self._starting = set(self._stages)
-        """Stages whose process was started and is not ready."""
-        self._quiet: set[int] = set()
-        self._deadline = 0.0
-        self._due: dict[int, float] = {}
-        """Lost stages that nothing was done about yet, and when that is to happen."""
-        self._asked: set[int] = set()
-        self.losses = Losses(lambda: engine.clock())
-        self._restarts = Restarts(engine)
-        self._cut: set[int] = set()
-        """Those of the lost that are at an end of a wire that closed; neighbours say so, and no process has ended."""
-        self._rejoining: set[int] = set()
-        """Those of them for which a generation was begun."""
-        self._operations: dict[int, Operation] = {}
-        self._begun = 0.0
-        self._recomputed = 0
+    _config: EngineConfig
+    _stages: Stages
+    _tracker: StageTracker
+    _health: Health
+    _requests: LiveRequests
+    _checks: Checks
+    _operations: Operations
+    _link_failures: LinkFailures
+    _event: Events
+    _clock: Callable[[], float]
+    _start_stage: Callable[[Place, int], None]
+    _notify_stage: Callable[[Place, NewGeneration], None]
+    generation: int = field(init=False, default=FIRST_GENERATION)
+    _refusal: Refusal | None = field(init=False, default=None)
+    """The newest reason why a stage was not restarted."""
+    _deadline: float = field(init=False, default=0.0)
+    """Time until which all must have left the old generation."""
+    _began: float = field(init=False, default=0.0)
+    _recomputed: int = field(init=False, default=0)
 
-    @property
-    def holds(self) -> bool:
-        """Whether no step may be sent: a stage is lost, or not all have met in this generation."""
-        return self.active or bool(self.down) or bool(self._engine.board.lost)
-
-    # --- what stages and supervisor say -----------------------------------------------------------------------
+    # --- messages of stages and supervisor --------------------------------------------------------------------
 
     def on_process(self, info: ProcessInfo) -> None:
-        """A process of a stage has ended; one that was replaced meanwhile does not matter."""
-        if info.stage is not None and not info.replaced:
-            self.losses.explain(info.stage)
-        if info.stage is not None and info.generation == self._born[info.stage]:
-            self._lose(info.stage, info.detail or f"exit code {info.exit_code}")
+        """Note that a process of a stage has ended; a replaced one does not matter."""
+        if info.stage is None:
+            return
+        if not info.replaced:
+            self._link_failures.explain(info.stage)
+        record = self._stages[info.stage, info.rank or 0]
+        if info.generation == record.started:
+            self._lose(record, info.detail or f"exit code {info.exit_code}")
 
     def on_fatal(self, message: Retired) -> None:
-        """A stage cannot go on: the cause is its peer where it names one, and then it is no loss itself."""
+        """Note that a stage cannot go on; if it names a peer as the cause, the peer is lost instead."""
         if message.generation != self.generation:
             return
         if message.peer is None:
-            self._lose(message.stage, message.error)
+            self._lose(self._stages[message.stage, message.rank], message.error)
         else:
             closed = message.error.startswith("lost stage")
-            self.losses.heard(message.stage, message.peer, message.error, closed=closed)
+            self._link_failures.reported(message.stage, message.peer, message.error, closed=closed)
             why = f"its connection to stage {message.stage} closed" if closed else message.error
-            self._lose(message.peer, why, hearsay=True, closed=closed)
+            self._lose(self._stages[message.peer, message.rank], why, unconfirmed=True, closed=closed)
 
     def on_failed(self, message: StageFailed) -> None:
-        """A stage could not load; its process ends."""
-        if message.generation == self._born[message.stage]:
-            self._lose(message.stage, message.text)
+        """Note that a stage could not load; its process ends."""
+        record = self._stages[message.stage, message.rank]
+        if message.generation == record.started:
+            self._lose(record, message.text)
 
     def on_progress(self, message: StageProgress) -> None:
-        """A line about loading. Who loaded while another stage was lost may not have heard of it."""
-        self._engine.board.progress[message.stage, message.rank] = message.text
-        self._engine.message = message.text
+        """Note a line about loading; send the generation to a stage that may have missed its beginning."""
+        record = self._stages[message.stage, message.rank]
+        record.progress = message.text
+        self._health.progress(message.text)
         if message.generation < self.generation:
-            self._tell_stage(message.stage, NewGeneration(self.generation))
+            self._notify_stage(record.place, NewGeneration(self.generation))
 
-    def on_quiet(self, message: Quiet) -> None:
-        """A survivor has left the older generations."""
-        if message.generation == self.generation:
-            self._quiet.add(message.stage)
+    def on_drained(self, message: Drained) -> None:
+        """Note that a stage has left the older generations."""
+        record = self._stages[message.stage, message.rank]
+        if message.generation == self.generation and record.phase == "draining":
+            record.transition("meeting")
 
     def on_ready(self, message: StageReady) -> None:
-        """A stage has met its neighbours."""
-        if message.generation != self.generation:
-            return
-        self._engine.board.ready[message.stage, message.rank] = message
-        if message.stage in self._starting:
-            self._starting.discard(message.stage)
-            self._engine.event("stage.ready", f"stage {message.stage} is ready", stage=message.stage)
+        """Note that a stage has met its neighbours."""
+        record = self._stages[message.stage, message.rank]
+        if message.generation == self.generation and record.on_ready(message):
+            self._event("stage.ready", f"{record.name} is ready", stage=record.stage)
 
-    def _lose(self, stage: int, why: str, *, hearsay: bool = False, closed: bool = False) -> None:
-        engine = self._engine
-        anew = stage in self._starting | self._rejoining
-        if not engine.board.lose(stage, why, self._born[stage], hearsay=hearsay, anew=anew):
-            return
-        (self._cut.add if closed else self._cut.discard)(stage)
-        self._rejoining.discard(stage)
-        if not self.down:
-            engine.message = engine.board.loss
-        self._due[stage] = engine.clock() + (HEARSAY_S if hearsay else 0.0)
+    def _lose(self, record: StageRecord, why: str, *, unconfirmed: bool = False, closed: bool = False) -> None:
+        due = self._clock() + (CONFIRM_S if unconfirmed else 0.0)
+        self._stages.lose(record, why, due, unconfirmed=unconfirmed, closed=closed)
 
     # --- the verb ---------------------------------------------------------------------------------------------
 
     def plan_restart(self, verb: RestartStage, command: Command) -> Plan:
         """Plan the restart of one stage; lost stages are started with it."""
-        engine, stage = self._engine, verb.stage
-        if text := engine.board.unknown(stage):
+        stage = verb.stage
+        if text := self._stages.unknown(stage):
             raise CommandError("NOT_FOUND", text)
 
         def begin(operation: Operation) -> None:
-            older = self._operations.pop(stage, None)
-            if older is not None:
-                engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
-            self._operations[stage] = operation
+            record = self._stages.leader(stage)
+            if record.restart is not None:
+                self._operations.end(record.restart, "superseded", f"restarted once more by {command.by}")
+            record.restart = operation
             self.start([stage])
 
-        lines, figures = restart_plan(engine, stage, self.generation + 1)
+        lines, figures = restart_plan(self._stages, self._requests.live(), stage, self.generation + 1)
         return Plan(lines, begin, target=str(stage), figures=figures)
 
     # --- one turn ---------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Do what is due: begin a generation, hurry who does not leave the old one, go on when all have met."""
-        now = self._engine.clock()
-        due = {stage for stage, at in self._due.items() if at <= now}
-        healed = set() if self.down else {stage for stage in due & self._cut if self._restarts.heals(stage)}
-        for stage in due:
-            del self._due[stage]
-        if any(self._engine.board.is_hearsay(stage) for stage in due):
-            self.losses.confirm()
-        start = due - healed
-        for stage in sorted(start):
-            self._engine.event("stage.lost", f"stage {stage}: {self._engine.board.lost[stage]}", stage=stage)
-            if not self.down and (why := self._refuses(stage)):
-                self.stay_down(why)
-        asked, self._asked = self._asked, set()
-        if asked:
-            self.down = self._engine.outputs.failure = ""
-            self._due.clear()
-            self.losses.drop()
-            self._begin({*asked, *self._engine.board.lost})
-        elif due and not self.down:
-            self._begin(start, healed)
-        if not self.active:
+        """Begin a generation if one is due, restart stages that linger in the old one, go on when all have met."""
+        requested = [record for record in self._stages if record.restart_due]
+        restarted, reconnected = self._act_on_losses()
+        if requested:
+            for record in self._stages:
+                record.restart_due = False
+                if record.loss is not None:
+                    record.loss.due = None
+            self._link_failures.drop()
+            self._begin([record for record in self._stages if record in requested or record.loss is not None])
+        elif (restarted or reconnected) and not self._health.down:
+            self._begin(restarted)
+        if not self._health.recovering:
             return
-        self._start_the_noisy()
-        if self._engine.board.all_ready(self.generation):
+        self._restart_lingering()
+        if self._stages.all_met(self.generation):
             self._go_on()
         else:
-            self._tell_progress()
+            self._report_progress()
 
-    def _refuses(self, stage: int) -> str | None:
-        """Return why a lost stage is not started anew; None: it is."""
-        loading = stage in self._starting
-        self._starting.discard(stage)
-        return self._restarts.refuses(stage, loading=loading)
+    def _act_on_losses(self) -> tuple[list[StageRecord], list[StageRecord]]:
+        """Return the lost stages to restart, and those for which a new generation is enough."""
+        now, restarted, reconnected = self._clock(), [], []
+        for record in self._stages:
+            loss = record.loss
+            if loss is None or loss.due is None or loss.due > now:
+                continue
+            loss.due = None
+            if loss.unconfirmed:
+                self._link_failures.confirm()
+            if loss.closed and not self._health.down and reconnects(record, now) and self.automatic:
+                reconnected.append(record)
+            else:
+                restarted.append(record)
+        for record in restarted:
+            loading = record.phase == "starting"
+            if record.phase != "lost":
+                record.transition("lost")
+            self._event("stage.lost", f"{record.name}: {record.loss.why if record.loss else ''}", stage=record.stage)
+            if not self._health.down:
+                self._judge(record, now, loading=loading)
+        return restarted, reconnected
+
+    def _judge(self, record: StageRecord, now: float, *, loading: bool) -> None:
+        """Stay down if a lost stage must not be restarted automatically."""
+        first = self._stages.loss
+        self._refusal = refusal(record, first, now, loading=loading) if self.automatic else Refusal(first)
+        if self._refusal is not None:
+            self.stay_down(self._refusal.text)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether lost stages are restarted without an operator."""
+        return self._health.serving is not None and self._config.profile.parallel.restart == "auto"
 
     def kept_down(self, without: int) -> list[int]:
-        """Return the lost stages that only the cordon of stage `without` keeps from being started anew."""
-        lost = sorted(self._engine.board.lost)
-        others = any(stage in self._engine.cordons for stage in lost if stage != without)
-        return lost if self.down and self._restarts.cordoned and without in lost and not others else []
+        """Return the lost stages that would be restarted if stage `without` had no cordon."""
+        lost = self._stages.lost
+        others = any(record.cordon is not None for record in lost if record.stage != without)
+        only_cordon = self._health.down and self._refusal is not None and self._refusal.cordon
+        stages = sorted(record.stage for record in lost)
+        return stages if only_cordon and without in stages and not others else []
 
-    def start(self, stages: list[int]) -> None:
-        """Start stages anew at the next turn, and with them all that are lost."""
-        self._asked.update(stages)
+    def start(self, stages: Iterable[int]) -> None:
+        """Restart stages at the next turn, and with them all that are lost."""
+        for stage in stages:
+            self._stages.leader(stage).restart_due = True
 
-    def _begin(self, stages: set[int], healed: set[int] | None = None) -> None:
-        """Begin a generation in which `stages` are started anew and the others meet them.
+    def _begin(self, restarted: list[StageRecord]) -> None:
+        """Begin a generation in which `restarted` get new processes and the others meet them.
 
-        `healed`: of the others, the ends of a wire that closed.
+        Without a stage to restart, a connection closed between live processes, and all meet again.
         """
-        engine = self._engine
-        self._rejoining = healed or set()
-        if not self.active:
-            self._begun = engine.clock()
-            self._recomputed = sum(1 for request in engine.live() if request.num_computed)
-        self.active, self.generation = True, self.generation + 1
-        self._quiet, self._deadline = set(), engine.clock() + QUIET_S
-        # What was only heard of edges of an older generation is moot; who is gone will not get quiet.
-        self._due = {stage: at for stage, at in self._due.items() if not engine.board.is_hearsay(stage)}
-        engine.board.begin()
-        names = " and ".join(f"stage {stage}" for stage in sorted(stages))
-        why = f"{names} {'was' if len(stages) == 1 else 'were'} restarted" if stages else engine.board.loss
-        for request in engine.scheduler.restart(why):
-            engine.ended(request)
-        for stage in self._stages:
-            if stage in stages:
-                self._start(stage)
+        serving = self._health.require()
+        if not self._health.recovering:
+            self._began = self._clock()
+            self._recomputed = sum(1 for request in self._requests.live() if request.num_computed)
+        self._health.recover()
+        self.generation += 1
+        self._deadline = self._clock() + DRAIN_S
+        for record in self._stages:
+            # Unconfirmed reports were about connections of an older generation.
+            if record.loss is not None and record.loss.unconfirmed:
+                record.loss.due = None
+        self._tracker.reset()
+        names = " and ".join(record.name for record in restarted)
+        why = f"{names} {'was' if len(restarted) == 1 else 'were'} restarted" if restarted else self._stages.loss
+        for request in serving.scheduler.restart(why):
+            self._requests.ended(request)
+        for record in self._stages:
+            if record in restarted:
+                self._start(record)
             else:
-                self._tell_stage(stage, NewGeneration(self.generation))
-        if stages:
-            engine.event("stage.restart", f"{names} started anew, generation {self.generation}", stage=min(stages))
+                if record.phase != "starting":
+                    record.transition("draining")
+                self._notify_stage(record.place, NewGeneration(self.generation))
+        if restarted:
+            stage = restarted[0].stage
+            self._event("stage.restart", f"{names} restarted, generation {self.generation}", stage=stage)
         else:
-            stage, text = next(iter(engine.board.lost.items()))
-            text = f"stage {stage}: {text}, and no process has ended; all meet again, generation {self.generation}"
-            engine.event("wire.lost", text, stage=stage)
+            self._report_reconnection(self._stages.lost[0])
 
-    def _start(self, stage: int) -> None:
-        self._born[stage] = self.generation
-        self._starting.add(stage)
-        self._engine.board.ready.pop((stage, 0), None)
-        self._engine.board.progress[stage, 0] = f"stage {stage}: starting"
-        self._start_stage(stage, self.generation)
+    def _report_reconnection(self, first: StageRecord) -> None:
+        why = first.loss.why if first.loss else ""
+        text = f"{first.name}: {why}, and no process has ended; all meet again, generation {self.generation}"
+        self._event("wire.lost", text, stage=first.stage)
 
-    def _noisy(self) -> list[int]:
-        """Return the survivors that should have left the old generation by now and have not."""
-        board = self._engine.board
-        if self._engine.clock() < self._deadline:
-            return []
-        gone = {*self._starting, *self._quiet, *(stage for stage in board.lost if not board.is_hearsay(stage))}
-        met = {stage for (stage, _), ready in board.ready.items() if ready.generation == self.generation}
-        return [stage for stage in self._stages if stage not in gone | met]
+    def _start(self, record: StageRecord) -> None:
+        record.start(self.generation)
+        self._start_stage(record.place, self.generation)
 
-    def _start_the_noisy(self) -> None:
-        for stage in self._noisy():
-            if stage not in self._engine.cordons:
-                text = f"stage {stage} did not leave the old generation within {QUIET_S:g} s: started anew too"
-                self._engine.event("stage.restart", text, stage=stage)
-                self._start(stage)
+    def _lingering(self) -> list[StageRecord]:
+        """Return the live stages that have not left the old generation in time."""
+        late = self._clock() >= self._deadline
+        return [record for record in self._stages if late and record.phase == "draining"]
 
-    def _tell_progress(self) -> None:
-        engine = self._engine
-        words = [engine.board.progress.get((stage, 0), "") for stage in sorted(self._starting)]
-        words += [f"stage {stage} does not leave the old generation and is {engine.cordons.of(stage)}: "
-                  f"restart-stage {stage}, or lift the cordon" for stage in self._noisy()]  # fmt: skip
-        text = "; ".join(filter(None, words)) or "the stages meet"
-        engine.message = f"{engine.board.loss}; {text}" if engine.board.lost else text
-        for operation in self._operations.values():
-            engine.operations.defer(operation, text)
+    def _restart_lingering(self) -> None:
+        for record in self._lingering():
+            if record.cordon is None:
+                text = f"{record.name} did not leave the old generation within {DRAIN_S:g} s: restarted too"
+                self._event("stage.restart", text, stage=record.stage)
+                self._start(record)
+
+    def _report_progress(self) -> None:
+        lines = [record.progress for record in self._stages if record.phase == "starting"]
+        lines += [f"{record.name} does not leave the old generation and is {record.cordoned}: "
+                  f"restart-stage {record.stage}, or lift the cordon" for record in self._lingering()]  # fmt: skip
+        text = "; ".join(filter(None, lines)) or "the stages meet"
+        self._health.progress(text)
+        for record in self._stages:
+            if record.restart is not None:
+                self._operations.defer(record.restart, text)
 
     def _go_on(self) -> None:
-        """All stages have met: map what was agreed and schedule again."""
-        engine, profile = self._engine, self._engine.config.profile
-        capacity = Capacity(engine.board.ready.values(), profile.memory.block_size, engine.config.max_model_len)
-        if refusal := capacity.refusal(1.0):
-            self.stay_down(f"a stage came back with less room: {refusal}")
+        """Map the agreed blocks and schedule again: all stages have met."""
+        serving, profile = self._health.require(), self._config.profile
+        capacity = Capacity(self._stages.ready, profile.memory.block_size, self._config.max_model_len)
+        if refused := capacity.refusal(1.0):
+            self.stay_down(f"a stage came back with less room: {refused}")
             return
-        self.active = False
-        # What was only heard of an edge of the old generation is moot: its stage is here.
-        self._due.clear()
-        self._cut.clear()
-        self._rejoining.clear()
-        engine.board.found()
-        engine.message = engine.outputs.failure = ""
-        engine.scheduler.steps.generation = self.generation
-        engine.resizer.restart(capacity)
-        engine.checks.restate()
-        self.losses.heal(self._recomputed)
-        took = engine.clock() - self._begun
-        text = f"all stages are back after {took:.1f} s, generation {self.generation}"
+        self._health.recovered()
+        self._stages.serve()
+        serving.scheduler.steps.generation = self.generation
+        serving.memory.restart(capacity)
+        self._checks.restate(serving.scheduler)
+        self._link_failures.heal(self._recomputed)
+        text = f"all stages are back after {self._clock() - self._began:.1f} s, generation {self.generation}"
         text += f"; {self._recomputed} requests are recomputed" if self._recomputed else ""
-        engine.event("engine.serving", text)
-        operations, self._operations = self._operations, {}
-        for stage, operation in operations.items():
-            pid = engine.board.ready[stage, 0].pid
-            engine.operations.end(operation, "applied", f"stage {stage} is pid {pid}; {text}")
+        self._event("engine.serving", text)
+        for record in self._stages:
+            operation, record.restart = record.restart, None
+            if operation is not None and record.ready is not None:
+                self._operations.end(operation, "applied", f"{record.name} is pid {record.ready.pid}; {text}")
 
     def stay_down(self, why: str) -> None:
-        """Give up until an operator restarts a stage: `why` in one line."""
-        engine = self._engine
-        self.active, self.down = False, why
-        self._due.clear()
-        self._rejoining.clear()
-        self._operations.clear()
-        engine.message = engine.outputs.failure = why
-        for operation in engine.operations.live:
-            engine.operations.end(operation, "failed", f"{why}; how far it came is not known")
+        """Block serving until an operator restarts a stage: `why` in one line."""
+        self._health.stay_down(why)
+        for record in self._stages:
+            record.restart = None
+            if record.loss is not None:
+                record.loss.due = None
+        for operation in self._operations.live:
+            self._operations.end(operation, "failed", f"{why}; how far it came is not known")

@@ -2,102 +2,149 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+from ppengine.common.config import EngineConfig
+from ppengine.core.health import Health
+from ppengine.core.link_failures import LinkFailures
+from ppengine.core.live_checks import Checks
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.operations import Operations
 from ppengine.core.scheduler import wait_reasons
-from ppengine.protocol.reports import CoreReport
-from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, RequestInfo, Throughput
-
-if TYPE_CHECKING:
-    from ppengine.core.engine import Engine
-    from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.request import Request
+from ppengine.core.serving import Serving
+from ppengine.core.stage_records import StageRecord, Stages
+from ppengine.core.stage_tracker import StageTracker
+from ppengine.protocol.reports import CoreReport, StageView
+from ppengine.protocol.snapshot import MAX_REQUESTS, CordonInfo, EngineInfo, Queues, RequestInfo, Throughput
+from ppengine.protocol.steps import FIRST_GENERATION
 
 WINDOW_S = 10.0
 
 
+@dataclass(eq=False)
 class Reporter:
     """Builds reports and keeps the token counts of the last ten seconds."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._marks: deque[tuple[float, int, int]] = deque()
+    _config: EngineConfig
+    _stages: Stages
+    _tracker: StageTracker
+    _health: Health
+    _requests: LiveRequests
+    _operations: Operations
+    _checks: Checks
+    _link_failures: LinkFailures
+    _clock: Callable[[], float]
+    _began: float
+    """Start of the core, in seconds of the clock."""
+    _marks: deque[tuple[float, int, int]] = field(init=False, default_factory=deque)
 
     def build(self, dropped: int = 0) -> CoreReport:
-        """Return the report of this moment. `dropped`: messages that the collector had no room for, so far."""
-        engine, info = self._engine, self._info()
-        throughput = self._throughput()
-        if not engine.serving:
-            return CoreReport(
-                mono_ns=time.monotonic_ns(), engine=info, queues=Queues(),
-                stages=engine.board.views((), None, None, engine.cordons),
-                requests_total=0, requests=[], operations=engine.operations.infos(), throughput=throughput,
-                kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=[],
-                preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
-                losses=engine.recovery.losses.report(),
-            )  # fmt: skip
-        scheduler, resizer = engine.scheduler, engine.resizer
-        plan = resizer.capacity.plan(resizer.utilization)
-        live = engine.live()
-        return CoreReport(
-            mono_ns=time.monotonic_ns(),
-            engine=info,
-            stages=engine.board.views(plan.capacities, resizer.mapped_blocks, plan.binding, engine.cordons),
-            queues=scheduler.queues.counts(),
-            requests_total=len(live),
-            requests=[self._request(request) for request in live[:MAX_REQUESTS]],
-            operations=engine.operations.infos(),
-            throughput=throughput,
-            kv_used=scheduler.blocks.device.used,
-            kv_cached=scheduler.blocks.device.cached,
-            kv_free=scheduler.blocks.device.free,
-            swap_used=scheduler.blocks.host.used,
-            steps_in_flight=engine.board.numbers,
-            preemptions_total=scheduler.fences.preemptions_total,
-            prefix_hit_tokens_total=scheduler.blocks.hit_tokens_total,
-            dropped_total=dropped,
-            findings=engine.checks.findings(),
-            losses=engine.recovery.losses.report(),
-        )
+        """Return the report of this moment. `dropped`: messages for which the collector had no room, so far."""
+        serving = self._health.serving
+        live = self._requests.live()
+        report = CoreReport(
+            mono_ns=int(self._clock() * 1e9), engine=self._engine_info(serving), queues=Queues(),
+            stages=self._stage_views(serving), requests_total=len(live), requests=[],
+            operations=self._operations.infos(), throughput=self._throughput(),
+            kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=self._tracker.numbers,
+            preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
+            findings=self._checks.findings(), losses=self._link_failures.report(),
+        )  # fmt: skip
+        if serving is not None:
+            scheduler = serving.scheduler
+            report.queues = scheduler.queues.counts()
+            report.requests = [self._request_info(serving, request) for request in live[:MAX_REQUESTS]]
+            device = scheduler.blocks.device
+            report.kv_used, report.kv_cached, report.kv_free = device.used, device.cached, device.free
+            report.swap_used = scheduler.blocks.host.used
+            report.preemptions_total = scheduler.fences.preemptions_total
+            report.prefix_hit_tokens_total = scheduler.blocks.hit_tokens_total
+        return report
 
-    def _info(self) -> EngineInfo:
-        engine = self._engine
-        config, profile = engine.config, engine.config.profile
+    def _engine_info(self, serving: Serving | None) -> EngineInfo:
+        config, profile = self._config, self._config.profile
         return EngineInfo(
             id=config.id,
             name=config.name,
             epoch=config.epoch,
-            state=engine.state,  # type: ignore[arg-type]
+            state=self._health.state,
             model=profile.model.path.rstrip("/").rsplit("/", 1)[-1],
             pipeline_parallel_size=profile.parallel.pipeline,
             tensor_parallel_size=profile.parallel.tensor,
             executor=profile.parallel.executor,
-            memory_utilization=engine.resizer.utilization if engine.serving else profile.memory.utilization,
-            memory_revision=engine.resizer.revision if engine.serving else 0,
-            uptime_s=engine.uptime_s,
-            step=engine.scheduler.steps.number if engine.serving else 0,
-            retired_step=engine.board.retired_step,
+            memory_utilization=serving.memory.utilization if serving else profile.memory.utilization,
+            memory_revision=serving.memory.revision if serving else 0,
+            uptime_s=self._clock() - self._began,
+            step=serving.scheduler.steps.number if serving else 0,
+            retired_step=self._stages.retired_step,
             max_model_len=config.max_model_len,
             block_size=profile.memory.block_size,
             max_num_seqs=profile.scheduler.max_num_seqs,
             schedule_ahead=profile.scheduler.schedule_ahead,
-            message=engine.message,
-            checks=engine.checks.info(),
+            message=self._health.message,
+            checks=self._checks.info(),
         )
 
-    def _request(self, request: Request) -> RequestInfo:
-        scheduler = self._engine.scheduler
+    def _stage_views(self, serving: Serving | None) -> list[StageView]:
+        if serving is None:
+            return [self._stage_view(record, (), None, None) for record in self._stages]
+        memory = serving.memory
+        plan = memory.capacity.plan(memory.utilization)
+        return [
+            self._stage_view(record, plan.capacities, memory.mapped_blocks, plan.binding) for record in self._stages
+        ]
+
+    def _stage_view(
+        self, record: StageRecord, capacities: Sequence[int], mapped: int | None, binding: int | None
+    ) -> StageView:  # fmt: skip
+        oldest, ready, loss = self._tracker.oldest(record.place), record.ready, record.loss
+        view = StageView(
+            index=record.stage,
+            rank=record.place.rank,
+            ready=ready is not None,
+            retired_step=record.retired_step,
+            oldest_unretired_age_ms=None if oldest is None else (self._clock() - oldest.sent) * 1e3,
+            oldest_unretired_step=None if oldest is None else oldest.number,
+            oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
+            oldest_unretired_moved=0 if oldest is None else oldest.moved,
+            mapping_blocks=self._tracker.mapping_blocks(record.place),
+            capacity=capacities[record.stage] if capacities else None,
+            mapped=mapped,
+            binding=record.stage == binding,
+            layers=list(record.layers),
+            progress=record.progress,
+            lost="" if loss is None or loss.unconfirmed else loss.why,
+            lost_generation=FIRST_GENERATION if loss is None else loss.generation,
+            cordon=self._cordon_info(record),
+        )
+        if ready is not None:
+            view.total_bytes, view.weights_bytes = ready.total_bytes, ready.weights_bytes
+            view.peak_bytes, view.block_bytes = ready.peak_bytes, ready.block_bytes
+            view.swap_blocks, view.pid, view.host = ready.swap_blocks, ready.pid, ready.host
+            view.device_kind, view.device_name = ready.device_kind, ready.device_name
+            view.device_uuid = ready.device_uuid
+        return view
+
+    def _cordon_info(self, record: StageRecord) -> CordonInfo | None:
+        cordon = record.cordon
+        if cordon is None:
+            return None
+        return CordonInfo(by=cordon.by, since_s=self._clock() - cordon.at, reason=cordon.reason)
+
+    def _request_info(self, serving: Serving, request: Request) -> RequestInfo:
         return RequestInfo(
             id=request.id,
             owner=request.owner,
             state=request.state,
-            age_s=self._engine.clock() - request.arrival_time,
+            age_s=self._clock() - request.arrival_time,
             prompt_tokens=len(request.prompt_ids),
             output_tokens=len(request.output_ids),
             blocks=len(request.blocks),
             swap_blocks=len(request.host_blocks),
-            why=wait_reasons.why(scheduler, request),
+            why=wait_reasons.why(serving.scheduler, request),
             revision=request.revision,
             computed_tokens=request.num_computed,
             cached_tokens=request.num_cached,
@@ -107,14 +154,14 @@ class Reporter:
         )
 
     def _throughput(self) -> Throughput:
-        now, engine = time.monotonic(), self._engine
-        self._marks.append((now, engine.prompt_tokens_total, engine.output_tokens_total))
+        now, requests = self._clock(), self._requests
+        self._marks.append((now, requests.prompt_tokens_total, requests.output_tokens_total))
         while len(self._marks) > 2 and now - self._marks[1][0] >= WINDOW_S:
             self._marks.popleft()
         then, prompts, outputs = self._marks[0]
         if now - then < 0.5:
             return Throughput()
         return Throughput(
-            prompt_tok_s=(engine.prompt_tokens_total - prompts) / (now - then),
-            output_tok_s=(engine.output_tokens_total - outputs) / (now - then),
+            prompt_tok_s=(requests.prompt_tokens_total - prompts) / (now - then),
+            output_tok_s=(requests.output_tokens_total - outputs) / (now - then),
         )

@@ -1,74 +1,77 @@
-"""The core's side of the shadow check: chooses steps, hands requests to the reference, keeps what differs."""
+"""The core's side of the shadow check: chooses steps, sends requests to the reference, keeps differences."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ppengine.common.child_process import Child, spawn
-from ppengine.core.operations import Operation
+from ppengine.core.events import Events
+from ppengine.core.operations import Operation, Operations
+from ppengine.core.scheduler.request import Request
+from ppengine.core.stage_records import Stages
 from ppengine.protocol.frames import encode
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import ShadowAnswer, ShadowReady, ShadowTask
 
-if TYPE_CHECKING:
-    from ppengine.core.engine import Engine
-    from ppengine.core.scheduler.request import Request
-
 IDENTITY = b"shadow"
 MODULE = "ppengine.shadow"
 COMPARED_MOST = 64
-"""Newest outputs of a request that one task compares; they cost one pass together."""
+"""Most outputs of a request in one task, the newest ones; they cost one pass together."""
 FINDINGS_MOST = 16
 
 
+@dataclass(eq=False)
 class Shadow:
-    """The reference process and its work. One task at a time: what is due meanwhile is counted and left out."""
+    """The reference process and its work, one task at a time; steps due meanwhile are counted and skipped."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.share = 0.0
-        self.state = ""
-        self.compared = 0
-        self.skipped = 0
-        self._child: Child | None = None
-        self._operation: Operation | None = None
-        self._due = 0.0
-        self._nonce = 0
-        self._busy = False
-        self._found: list[tuple[float, Finding]] = []
+    _run_dir: Path
+    _stages: Stages
+    _operations: Operations
+    _event: Events
+    _send: Callable[[bytes], None]
+    _clock: Callable[[], float]
+    share: float = field(init=False, default=0.0)
+    state: str = field(init=False, default="")
+    compared: int = field(init=False, default=0)
+    skipped: int = field(init=False, default=0)
+    _child: Child | None = field(init=False, default=None)
+    _operation: Operation | None = field(init=False, default=None)
+    _due: float = field(init=False, default=0.0)
+    _nonce: int = field(init=False, default=0)
+    _busy: bool = field(init=False, default=False)
+    _found: list[tuple[float, Finding]] = field(init=False, default_factory=list)
 
     def switch(self, share: float, operation: Operation) -> None:
-        """Start the reference (0: end it), or change the share; the operation ends when that is done."""
-        engine = self._engine
+        """Start the reference, end it (share 0) or change its share; the operation ends with that."""
         if self._operation is not None:
-            engine.operations.end(self._operation, "superseded", f"shadow share {share:g} by {operation.command.by}")
+            self._operations.end(self._operation, "superseded", f"shadow share {share:g} by {operation.command.by}")
             self._operation = None
         self.share = share
         if not share:
             self.stop()
-            engine.operations.end(operation, "applied", "the reference has ended")
+            self._operations.end(operation, "applied", "the reference has ended")
         elif self.state == "ready":
-            engine.operations.end(operation, "applied", self._ready_text())
+            self._operations.end(operation, "applied", self._ready_text())
         else:
             self._operation = operation
             if self._child is None:
                 self._start()
-            engine.operations.defer(operation, "the reference loads")
+            self._operations.defer(operation, "the reference loads")
 
     def _start(self) -> None:
-        folder = Path(self._engine.config.run_dir)
+        folder = self._run_dir
         args = ["--engine", str(folder / "engine.json")]
-        if self._engine.board.on_gpus:
+        if self._stages.on_gpus:
             args.append("--gpus")
         self._child = spawn(MODULE, args, log=folder / "shadow.log")
         self.state = "loading"
 
     def stop(self) -> None:
-        """End the reference and forget what it found."""
+        """End the reference and drop its findings."""
         if self._child is not None:
             self._child.kill()
             self._child.wait(1.0)
@@ -78,19 +81,19 @@ class Shadow:
         self._found.clear()
 
     def watch(self) -> None:
-        """Note the end of a reference that was not told to end."""
+        """Note that the reference has ended by itself."""
         if self._child is None or self._child.poll() is None:
             return
         why = self._child.info("shadow").detail or "exit code 0"
         self.stop()
         self.state = f"ended: {why}"
-        self._engine.event("check.shadow_ended", f"the reference of the shadow check has ended: {why}")
+        self._event("check.shadow_ended", f"the reference of the shadow check has ended: {why}")
         if self._operation is not None:
-            self._engine.operations.end(self._operation, "failed", f"the reference has ended: {why}")
+            self._operations.end(self._operation, "failed", f"the reference has ended: {why}")
             self._operation = None
 
     def retired(self, step: int, rows: list[Request]) -> None:
-        """Look at a retired step: when one is due, have one of its greedy requests repeated."""
+        """Send one greedy request of a retired step to the reference, if a step is due."""
         if self.state != "ready":
             return
         greedy = [request for request in rows if request.sampling.temperature == 0.0 and request.output_ids]
@@ -117,32 +120,32 @@ class Shadow:
             min_tokens=request.sampling.min_tokens,
             stop_token_ids=sorted(request.stops),
         )
-        self._engine.send_shadow(encode(task))
+        self._send(encode(task))
 
     def take(self, message: ShadowReady | ShadowAnswer) -> None:
-        """Take what the reference says."""
+        """Keep the answer of the reference."""
         if self._child is None:
             return
         if isinstance(message, ShadowReady):
             self.state = "ready"
             if self._operation is not None:
-                self._engine.operations.end(self._operation, "applied", self._ready_text())
+                self._operations.end(self._operation, "applied", self._ready_text())
                 self._operation = None
             return
         self._busy = False
         self.compared += message.compared
         finding = message.difference
         if finding is not None and len(self._found) < FINDINGS_MOST and not self._is_known(finding):
-            self._found.append((time.monotonic(), finding))
-            self._engine.event("check.mismatch", finding.summary)
+            self._found.append((self._clock(), finding))
+            self._event("check.mismatch", finding.summary)
 
     def _is_known(self, finding: Finding) -> bool:
         return any(known.summary == finding.summary for _, known in self._found)
 
     @property
     def findings(self) -> list[Finding]:
-        """What differed from the reference, since it was switched on."""
-        now = time.monotonic()
+        """Differences from the reference since the check was switched on."""
+        now = self._clock()
         return [msgspec.structs.replace(finding, since_s=now - at) for at, finding in self._found]
 
     def _ready_text(self) -> str:

@@ -1,4 +1,4 @@
-"""Stop texts in a text that grows by pieces: found where they end, and held back while they may be beginning."""
+"""Stop texts in a text that grows by pieces: found at their end, held back while one may begin."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def find_stop(text: str, stops: Sequence[str], grown: int) -> int | None:
-    """Return where the first stop text begins that ends in the last `grown` characters; None without one."""
+    """Return the start of the first stop text that ends in the last `grown` characters, or None."""
     found = [at for stop in stops if (at := text.find(stop, max(0, len(text) - grown - len(stop) + 1))) >= 0]
     return min(found, default=None)
 
 
 def may_begin(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the end of `text` may be the beginning of a stop text."""
+    """Return how many characters at the end of `text` may begin a stop text."""
     return max(_overlap(text, stop) for stop in stops)
 
 

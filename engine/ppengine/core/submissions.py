@@ -1,4 +1,4 @@
-"""From a submission to requests: text to ids, names, seeds, and what makes no sense refused in one line."""
+"""From a submission to requests: text to ids, names and seeds; an invalid one is refused in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME_MOST = 128
 
 
 class Submissions:
-    """Makes the requests of a prompt, one a sample. `taken` knows the request ids that are in use."""
+    """Makes the requests of a prompt, one per sample. `taken` contains the request ids in use."""
 
     def __init__(self, spec: ModelSpec, tokenizer: Tokenizer | None, max_model_len: int, taken: OutputHub) -> None:
         self._vocab_size = spec.vocab_size
@@ -30,7 +30,7 @@ class Submissions:
     def requests(self, verb: Submit, owner: str) -> list[Request]:
         """Return the requests of a submission.
 
-        Raises ValueError for one that makes no sense, DoesNotFit for a prompt that is too long to look at.
+        Raises ValueError for an invalid one, DoesNotFit for a prompt that is too long to tokenize.
         """
         ids = self._ids(verb)
         sampling = verb.sampling
@@ -59,7 +59,7 @@ class Submissions:
         if not ids:
             raise ValueError("the prompt is empty; give at least one token")
         if len(ids) < self._max_model_len:
-            # What is longer is refused by the scheduler, and not worth the look.
+            # The scheduler refuses longer prompts anyway.
             self._check_vocabulary("token id", ids)
         return ids
 
@@ -69,7 +69,7 @@ class Submissions:
             raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
         most = self._max_model_len * self._longest_token
         if len(text) > most:
-            # Tokenizing takes about half a second a megabyte, in which the core would serve nobody.
+            # Tokenizing takes about 0.5 s per megabyte and would block the core.
             fits = f"{self._max_model_len} tokens of at most {self._longest_token} characters"
             raise DoesNotFit(
                 f"the prompt has {len(text)} characters, max_model_len is {fits}; at most {most} would fit",
@@ -98,7 +98,7 @@ class Submissions:
         return wanted
 
     def _new_name(self) -> str:
-        """Return a short id that was not given out before: four digits, spread so that neighbours look different."""
+        """Return a short unused id: four digits, spread so that successive ids look different."""
         while True:
             turn, number = divmod(self._count, 0x10000)
             self._count += 1

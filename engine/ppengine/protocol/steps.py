@@ -200,7 +200,7 @@ class NewGeneration(msgspec.Struct, tag="new-generation", array_like=True):
     generation: int
 
 
-class Quiet(msgspec.Struct, tag="quiet", array_like=True):
+class Drained(msgspec.Struct, tag="drained", array_like=True):
     """The stage has left the older generations and touches no edge of theirs any more; `StageReady` follows."""
 
     generation: int
@@ -283,7 +283,7 @@ FromStage = (
     | StageReady
     | StageProgress
     | StageFailed
-    | Quiet
+    | Drained
     | ControlPong
     | StageFindings
     | LedgerPicture

@@ -27,8 +27,8 @@ from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import (
+    Drained,
     NewGeneration,
-    Quiet,
     Retired,
     Shutdown,
     StageFailed,
@@ -129,7 +129,7 @@ class StageWorker:
         for ring in self._rings:
             ring.generation = generation
         if generation != self._first:
-            self._send(Quiet(generation, self._stage, self._rank))
+            self._send(Drained(generation, self._stage, self._rank))
         self._ring.phase(Phase.MEET)
         try:
             runner = boot.connect(loaded, generation, self._over)

@@ -1,0 +1,102 @@
+"""The requests that have not ended, from admission to the last token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ppengine.core.endings import ending_of
+from ppengine.core.events import Events
+from ppengine.core.health import Health
+from ppengine.core.outputs import OutputHub
+from ppengine.core.scheduler import ActionResult, Retirement
+from ppengine.core.scheduler.request import Request
+from ppengine.core.serving import Serving
+from ppengine.protocol.control import Logprob
+
+
+@dataclass(eq=False)
+class LiveRequests:
+    """Keeps the requests of the scheduler and their outputs in step."""
+
+    _health: Health
+    _outputs: OutputHub
+    _event: Events
+    _clock: Callable[[], float]
+    prompt_tokens_total: int = field(init=False, default=0)
+    output_tokens_total: int = field(init=False, default=0)
+
+    def admit(self, serving: Serving, requests: list[Request], session: str) -> None:
+        """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
+        leader = requests[0]
+        serving.scheduler.admit(requests)
+        self._outputs.open(leader.group, session, leader.prompt_ids, leader.sampling)
+
+    def abort(self, serving: Serving, request: Request, by: str = "") -> ActionResult:
+        """End a request; its output ends here if the effect is immediate, otherwise when it retires."""
+        effect = serving.scheduler.actions.abort(request.id, by=by)
+        if effect.state == "applied":
+            self.ended(request)
+        return effect
+
+    def abort_many(self, names: list[str]) -> None:
+        """Abort requests of an offline session; unknown ones have ended already."""
+        for name in names:
+            self._abort_each(self.members(name))
+
+    def abort_all(self, by: str) -> None:
+        """Abort every request that is not ending already."""
+        self._abort_each(self.live(), by)
+
+    def _abort_each(self, requests: list[Request], by: str = "") -> None:
+        serving = self._health.serving
+        for request in requests:
+            if serving is not None and (request.fence is None or not request.fence.final):
+                self.abort(serving, request, by)
+
+    def retired(self, serving: Serving, retirement: Retirement) -> None:
+        """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""
+        self.prompt_tokens_total += retirement.prompt_tokens
+        for request, token, logprob, top in retirement.tokens:
+            self.output_tokens_total += 1
+            entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
+            ended = request.finish_reason == "stop"
+            if self._outputs.push(request.group, request.sample, token, entry, ended) and not request.finished:
+                serving.scheduler.retirement.finish(request.id, "stop")
+                self.ended(request)
+        for request in retirement.finished:
+            self.ended(request)
+
+    def ended(self, request: Request) -> None:
+        """Close the output of a request that has ended."""
+        reason = request.finish_reason or "abort"
+        self._outputs.finish(request.group, request.sample, reason, ending_of(request, self._clock()))
+        text = f"{request.id} {reason}, {len(request.output_ids)} tokens"
+        self._event("request.finished", text, request=request.id)
+
+    def members(self, name: str) -> list[Request]:
+        """Return the live samples of a request, or the one sample with this name."""
+        serving = self._health.serving
+        if serving is None:
+            return []
+        output = self._outputs.get(name)
+        names = [name, *(f"{name}.{index}" for index in range(1, output.sampling.n))] if output else [name]
+        found = (serving.scheduler.queues.requests.get(one) for one in names)
+        # A later prompt may have the name of an ended sample.
+        live = (request for request in found if request is not None and not request.finished)
+        return [request for request in live if output is None or request.group == name]
+
+    def live(self) -> list[Request]:
+        """Return the requests that have not ended, in order of arrival."""
+        serving = self._health.serving
+        if serving is None:
+            return []
+        return [request for request in serving.scheduler.queues.requests.values() if not request.finished]
+
+    def gone_text(self, name: str) -> str:
+        """Return the known end of a request that is not live."""
+        output = self._outputs.get(name)
+        if output is None:
+            return f"no request {name}"
+        reason = output.samples[0].finish_reason or "aborted"
+        return f"request {name} has finished ({reason}, {len(output.samples[0].tokens)} tokens)"

@@ -1,0 +1,66 @@
+"""Requests of offline sessions: many prompts in one message, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ppengine.core.health import Health
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.scheduler import DoesNotFit, Scheduler
+from ppengine.core.scheduler.request import Request
+from ppengine.core.submissions import Submissions
+from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.verbs import Submit
+
+
+@dataclass(eq=False)
+class OfflineRequests:
+    """Queues the prompts of a session."""
+
+    _health: Health
+    _submissions: Submissions
+    _requests: LiveRequests
+    _reply: Callable[[bytes, msgspec.Struct], None]
+
+    def add_many(self, client: bytes, message: AddMany) -> None:
+        """Queue the requests of a message: all of them or none."""
+        health = self._health
+        lost, serving = bool(health.down), health.serving
+        try:
+            if serving is None or lost:
+                raise ValueError(health.text)
+            if health.draining:
+                raise ValueError("the engine is draining and takes no new requests; drain --undo ends that")
+            groups = self._groups(serving.scheduler, message)
+        except ValueError as problem:
+            self._reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), lost=lost))
+            return
+        for group in groups:
+            self._requests.admit(serving, group, session=message.session)
+        self._reply(client, Added(nonce=message.nonce, requests=[group[0].group for group in groups]))
+
+    def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:
+        """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""
+        count, names = len(message.prompts), message.requests
+        if len(message.sampling) != count or len(names) not in (0, count):
+            raise ValueError(f"{count} prompts, {len(message.sampling)} sampling params and {len(names)} request ids")
+        groups: list[list[Request]] = []
+        seen: set[str] = set()
+        for index, (prompt, sampling) in enumerate(zip(message.prompts, message.sampling, strict=True)):
+            words, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+            name = names[index] if names else None
+            verb = Submit(prompt=words, prompt_token_ids=ids, sampling=sampling, request=name)
+            try:
+                group = self._submissions.requests(verb, owner=message.session)
+                scheduler.admission.check(group)
+            except (DoesNotFit, ValueError) as problem:
+                raise ValueError(f"prompt {message.first + index}: {problem}") from None
+            for request in group:
+                if request.id in seen:
+                    raise ValueError(f"request id {request.id} is given twice; ids are used once")
+                seen.add(request.id)
+            groups.append(group)
+        return groups
