@@ -24,14 +24,14 @@ from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import reduce
 from ppconsole.model.safe import clean
 from ppconsole.model.state import SORT_KEYS, ConsoleState
+from ppconsole.screens.command_palette import ConsoleCommands
 from ppconsole.screens.following import Following
-from ppconsole.screens.main import MainScreen
-from ppconsole.screens.palette import ConsoleCommands
+from ppconsole.screens.main_screen import MainScreen
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
 from ppconsole.view.commands import cli_line, name_of, shell_line, target_of
-from ppconsole.widgets.driver import StdoutDriver
-from ppconsole.widgets.paint import choose_theme, themes
+from ppconsole.widgets.stdout_driver import StdoutDriver
+from ppconsole.widgets.theme import choose_theme, themes
 
 TICK_S, SOON_S = 1.0, 0.25
 EARLY_S = 0.4

@@ -17,8 +17,8 @@ from ppconsole.screens.memory import MemoryDialog
 from ppconsole.view import board
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
-from ppconsole.widgets.paint import Brush
 from ppconsole.widgets.prompt import PromptLine
+from ppconsole.widgets.strips import Brush
 from ppengine.protocol.control import (
     Abort,
     Continue,

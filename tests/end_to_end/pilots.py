@@ -8,7 +8,7 @@ from typing import Any
 
 from operators import Operator
 from ppconsole.app import ConsoleApp
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.screens.confirm import Confirm
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines

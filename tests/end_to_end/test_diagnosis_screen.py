@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from ppconsole.app import ConsoleApp
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.screens.confirm import Confirm
-from ppconsole.screens.diagnosis import DiagnosisScreen
+from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.view.cells import text_of
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.inspection import AboutDetail, FaultDetail

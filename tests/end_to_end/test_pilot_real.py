@@ -12,7 +12,7 @@ import pytest
 from engines import Engine, wait_until
 from pilots import TOKENS, Rig, console
 from ppconsole.app import ConsoleApp
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.control import Resume, SetMemory
 from serving import Served, process_state

@@ -15,12 +15,12 @@ from ppconsole.cli.options import engine_option
 # Where each command lives, in the order of `--help`.
 COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
-    "events": "watching", "show": "details", "logs": "details", "doctor": "doctor", "submit": "submitting",
+    "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "submit": "submitting",
     "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "stages", "restart-stage": "stages", "cordon": "stages", "check": "effects",
-    "explain": "details", "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings",
-    "export": "exporting", "bench": "serving", "fault": "faults",
+    "explain": "inspecting", "stacks": "inspecting", "streams": "streams", "record": "recordings",
+    "replay": "recordings", "export": "exporting", "bench": "serving", "fault": "faults",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.cli.launch import EngineProcess
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
 
 PROFILE = "tiny"

@@ -15,7 +15,7 @@ from ppconsole.cli.session import attached, has_ended, print_json, run, say
 if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
 
 STOP_S = 10.0
 """A link that breaks at a stop is what was asked, if the engine has ended so soon after."""

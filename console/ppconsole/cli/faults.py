@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.details import inspect
 from ppconsole.cli.effects import carry_out
+from ppconsole.cli.inspecting import inspect
 from ppconsole.cli.options import Common, Effect, effect_options
 from ppconsole.cli.session import print_json
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
     from ppengine.protocol.snapshot import Snapshot
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
 
 QUEUE = 6
@@ -54,7 +54,7 @@ class Load(threading.Thread):
     async def _run(self) -> None:
         from ppengine.protocol.snapshot import Snapshot
 
-        from ppconsole.link.engine import EngineLink
+        from ppconsole.link.engine_link import EngineLink
         from ppconsole.link.source import LinkLost
 
         newest: Snapshot | None = None

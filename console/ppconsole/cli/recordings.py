@@ -42,7 +42,7 @@ def record_command(
 
 
 async def _record(file: Path, common: Common, seconds: float | None, slow: bool) -> None:
-    from ppconsole.link.faults import FaultWatcher
+    from ppconsole.link.fault_watcher import FaultWatcher
     from ppconsole.link.recording import Recorder, RecordingError
 
     record = find(common.engine)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
     from ppengine.protocol.snapshot import Snapshot
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
 
 ATTACH_S = 10.0
@@ -105,7 +105,7 @@ async def attached(
     common: Common, on_update: Callable[[Update], None] | None = None, **options: Any
 ) -> AsyncIterator[EngineLink]:
     """Attach to the engine that `common` names and leave it at the end. Raises Failure, LinkLost."""
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
 
     record = find(common.engine)
     link = EngineLink(record, **{"backlog": 0, **options})

@@ -17,7 +17,7 @@ from ppconsole.cli.session import attached, has_ended, print_json, run, say
 if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Submit
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
 
 
 LEAVES_S = 5.0

@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 from ppconsole.link.source import LinkLost
 from ppconsole.model.units import bytes_text
 from ppconsole.screens.confirm import MAX_WIDTH, Confirm
-from ppconsole.view import plan, stages
+from ppconsole.view import plan, stage_table
 from ppconsole.view.cells import EMPTY, Row, fit, row
 from ppconsole.widgets.lines import Lines
 
@@ -94,11 +94,11 @@ class MemoryDialog(ModalScreen[None]):
         engine = self._seen.engine
         title = f" memory of {engine.name}: util {engine.memory_utilization:g}, revision {engine.memory_revision}"
         rows = [row((fit(title, width), ""), fill="head")]
-        shown, rest = stages.fold(self._seen, 4)
+        shown, rest = stage_table.fold(self._seen, 4)
         for stage in shown:
             memory = stage.memory
             text = f" {bytes_text(memory.used)} of {bytes_text(memory.limit)} limit, {bytes_text(memory.total)} in all"
-            rows.append(row((f"{stage.index:>3} ", "strong"), *stages.bar(stage, 24), (text, "dim")))
+            rows.append(row((f"{stage.index:>3} ", "strong"), *stage_table.bar(stage, 24), (text, "dim")))
         if rest:
             rows.append(row((f"    and {len(rest)} more stages", "dim")))
         return [*rows, EMPTY]

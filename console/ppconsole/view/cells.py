@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ppconsole.model.safe import clean
 
 Seg = tuple[str, str]
-"""Text and the name of its style (see `widgets.paint`)."""
+"""Text and the name of its style (see `widgets.theme`)."""
 Cell = Seg | tuple[Seg, ...]
 
 

@@ -13,9 +13,9 @@ from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text
 from ppconsole.model.waits import arrows
-from ppconsole.view import pipeline, steps
+from ppconsole.view import pipeline, step_table
 from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
-from ppconsole.view.details import heading, stacks_rows
+from ppconsole.view.drilldown import heading, stacks_rows
 from ppconsole.view.marks import faulty_stages, root_verdict
 
 TWO_COLUMNS = 140
@@ -166,17 +166,15 @@ def _stacks(known: Known, width: int) -> list[Row]:
 
 def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:
     """Return the last steps: frozen at the fault, or as they were at the last look."""
-    fault = known.fault
+    fault, title = known.fault, f"LAST {step_table.COUNT} STEPS"
     if fault is not None:
-        title = (
-            f"LAST {steps.COUNT} STEPS  frozen at the fault, {_clock(fault.wall)}: fault {fault.number} of this engine"
-        )
+        title += f"  frozen at the fault, {_clock(fault.wall)}: fault {fault.number} of this engine"
         missing = "; ".join(fault.missing) or ("" if fault.over_wall is None else "the rings did not come in time")
         roots = set() if fault.verdict.stage is None else {fault.verdict.stage}
-        return steps.rows(fault.rings, fault.retired, roots, title, missing, width)
+        return step_table.rows(fault.rings, fault.retired, roots, title, missing, width)
     retired = [stage.retired_step for stage in snapshot.stages if stage.tensor_rank == 0]
-    title = f"LAST {steps.COUNT} STEPS" + (f"  as of {_clock(known.rings.wall)}" if known.rings is not None else "")
-    return steps.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
+    title += f"  as of {_clock(known.rings.wall)}" if known.rings is not None else ""
+    return step_table.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
 
 
 def _clock(wall: float) -> str:

@@ -10,7 +10,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ppconsole.view.cells import EMPTY, Row
-from ppconsole.widgets.paint import PALETTES, Brush, Palette
+from ppconsole.widgets.strips import Brush
+from ppconsole.widgets.theme import PALETTES, Palette
 
 
 class Lines(Widget):

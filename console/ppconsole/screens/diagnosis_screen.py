@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.suggestion import suggestion
 from ppconsole.screens.reader import Reader
-from ppconsole.view import commands, diagnosis, steps
+from ppconsole.view import commands, diagnosis, step_table
 from ppconsole.view.cells import Row
 from ppconsole.view.keys import DIAGNOSIS_KEYS, Key
 from ppconsole.view.marks import root_verdict
@@ -69,7 +69,7 @@ class DiagnosisScreen(Reader):
             self._epoch, self._known = snapshot.engine.epoch, diagnosis.Known()
         try:
             if not await self._load_fault(snapshot) and self._known.fault is None:
-                rings = await self.console.source.inspect("rings", lines=steps.COUNT)
+                rings = await self.console.source.inspect("rings", lines=step_table.COUNT)
                 self._keep(rings=rings if isinstance(rings, RingsDetail) else None, problem="")
         except QueryFailed as error:
             self._keep(problem=str(error))

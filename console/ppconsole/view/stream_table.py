@@ -11,7 +11,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, ledger
 from ppconsole.view.cells import EMPTY, FLEX, Column, Placed, Row, Seg, clip, fit, header, place, row, table_row, wrap
-from ppconsole.view.details import heading
+from ppconsole.view.drilldown import heading
 from ppconsole.view.marks import faulty_stages
 
 CHECKS: tuple[tuple[CheckName, str], ...] = (

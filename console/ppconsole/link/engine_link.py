@@ -29,10 +29,10 @@ from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, process_s
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
 from ppengine.protocol.snapshot import Event, Snapshot
 
+from ppconsole.link.attachment import Answer, Handlers, Session, SessionOver, Timing
 from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
-from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
 from ppconsole.link.source import DETAILS, Asked, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
 
 GATHER_S = 0.25

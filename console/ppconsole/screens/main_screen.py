@@ -190,16 +190,16 @@ class MainScreen(Screen[None]):
 
     def action_drill(self) -> None:
         """Open the detail of what is selected."""
-        from ppconsole.screens import readers  # not needed for the first screen, which should be there at once
+        from ppconsole.screens import detail_screens  # not needed for the first screen, which should be there at once
 
         if self.stages_focused:
             stage = self.stages.sync(self._stage_ids())
             if stage is not None:
-                self.app.push_screen(readers.StageScreen(stage))
+                self.app.push_screen(detail_screens.StageScreen(stage))
             return
         request = self.selected_request()
         if request is not None:
-            self.app.push_screen(readers.RequestScreen(request))
+            self.app.push_screen(detail_screens.RequestScreen(request))
 
     def action_look(self, name: str) -> None:
         """Open a reader; with the focus on stages those of the selected one."""
@@ -207,14 +207,15 @@ class MainScreen(Screen[None]):
 
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
-        from ppconsole.screens import readers
-        from ppconsole.screens.diagnosis import DiagnosisScreen
-        from ppconsole.screens.streams import StreamsScreen
+        from ppconsole.screens import detail_screens
+        from ppconsole.screens.diagnosis_screen import DiagnosisScreen
+        from ppconsole.screens.streams_screen import StreamsScreen
 
         screens: dict[str, Callable[[], Reader]] = {
-            "stacks": lambda: readers.StacksScreen(stage), "logs": lambda: readers.LogsScreen(stage),
-            "events": readers.EventsScreen, "diagnosis": DiagnosisScreen, "explain": DiagnosisScreen,
-            "streams": StreamsScreen, "help": readers.HelpScreen, "show": lambda: readers.RequestScreen(request),
+            "stacks": lambda: detail_screens.StacksScreen(stage), "logs": lambda: detail_screens.LogsScreen(stage),
+            "events": detail_screens.EventsScreen, "diagnosis": DiagnosisScreen, "explain": DiagnosisScreen,
+            "streams": StreamsScreen, "help": detail_screens.HelpScreen,
+            "show": lambda: detail_screens.RequestScreen(request),
         }  # fmt: skip
         self.app.push_screen(screens[name]())
 

@@ -12,7 +12,7 @@ from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
-from ppconsole.view import events, figures, stages, timeline
+from ppconsole.view import events, figures, stage_table, timeline
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
 
@@ -158,7 +158,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
             rows += field(verdict.cause, verdict.summary, "bad" if verdict.root else "warn", width)
     if text := cordon_text(stage):
         rows += field("cordon", f"{text}: no request begins", "warn", width)
-    rows += field("operation", f"{stages.operation(stage)}", "", width)
+    rows += field("operation", f"{stage_table.operation(stage)}", "", width)
     waiting = stage.waiting_on
     if waiting is not None:
         peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
@@ -189,7 +189,7 @@ def _stage_numbers(stage: StageInfo) -> list[tuple[str, str]]:
 def memory_rows(stage: StageInfo, width: int) -> list[Row]:
     """Return the memory bar at full width and every part with its share of the total."""
     memory, blocks = stage.memory, stage.kv_blocks
-    rows = [Row((("  ", ""), *stages.bar(stage, max(10, width - 4))))]
+    rows = [Row((("  ", ""), *stage_table.bar(stage, max(10, width - 4))))]
     rows.append(row(("  ", ""), ("█", "bar.used"), (" in use  ", "dim"), ("▒", "bar.free"), (" mapped, free  ", "dim"),
                     ("│", "bar.limit"), (" limit", "dim")))  # fmt: skip
     parts = [

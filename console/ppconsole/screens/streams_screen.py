@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import QueryFailed
 from ppconsole.screens.reader import Reader
-from ppconsole.view import streams
+from ppconsole.view import stream_table
 from ppconsole.view.cells import Row, text_of
 from ppconsole.view.keys import STREAMS_KEYS, Key
 
@@ -47,7 +47,7 @@ class StreamsScreen(Reader):
     def body(self, width: int) -> list[Row]:
         """Return checks, streams and findings."""
         act = not self.console.verbs_off()
-        return streams.rows(
+        return stream_table.rows(
             self.console.shown.snapshot, self._findings, self.problem, width, act,
             known=self._ledger, missing=self._missing,
         )  # fmt: skip
@@ -70,16 +70,16 @@ class StreamsScreen(Reader):
     def action_check(self, index: int) -> None:
         """Switch a check, after its confirm."""
         snapshot, why = self.console.state.snapshot, self.console.verbs_off()
-        name = streams.CHECKS[index][0]
+        name = stream_table.CHECKS[index][0]
         if why:
             self.console.report(f"check {name}: {why}", bad=True)
         elif snapshot is not None:
-            self.console.ask(streams.toggle(name, snapshot.engine.checks))
+            self.console.ask(stream_table.toggle(name, snapshot.engine.checks))
 
     def action_section(self) -> None:
         """Scroll to the findings, from there to the ledger, and from the last of them to the top."""
         rows = self.body(self.size.width)
-        titles = (f" {streams.FINDINGS}", f" {streams.LEDGER}")
+        titles = (f" {stream_table.FINDINGS}", f" {stream_table.LEDGER}")
         last = len(rows) - self.size.height + 2
         places = [min(index, last) for index, line in enumerate(rows) if text_of(line).startswith(titles)]
         self.scroll_to_row(next((place for place in places if place > self.top), 0))

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.model.safe import clean
 from ppconsole.screens.reader import Reader
-from ppconsole.view import details, events
+from ppconsole.view import drilldown, events
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import READER_KEYS, Key, help_rows
 
@@ -41,7 +41,7 @@ class RequestScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return everything that is known about the request."""
-        return details.request_rows(self._info(), self._detail, self.problem, width)
+        return drilldown.request_rows(self._info(), self._detail, self.problem, width)
 
     async def load(self) -> None:
         """Fetch its detail."""
@@ -70,7 +70,7 @@ class StageScreen(Reader):
         found = [each for each in snapshot.stages if each.index == self.stage] if snapshot else []
         if snapshot is None or not found:
             return [row((f"  stage {self.stage} is not in the engine any more", "warn"))]
-        return [line for each in found for line in details.stage_rows(snapshot, each, width)]
+        return [line for each in found for line in drilldown.stage_rows(snapshot, each, width)]
 
 
 class StacksScreen(Reader):
@@ -94,7 +94,7 @@ class StacksScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the stacks."""
-        return details.stacks_rows(self._detail, self.problem, width)
+        return drilldown.stacks_rows(self._detail, self.problem, width)
 
     async def load(self) -> None:
         """Take the stacks."""
@@ -129,7 +129,7 @@ class LogsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the lines."""
-        return details.log_rows(self._detail, self.problem, width)
+        return drilldown.log_rows(self._detail, self.problem, width)
 
     async def load(self) -> None:
         """Fetch the newest lines."""
