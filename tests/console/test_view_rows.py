@@ -9,10 +9,11 @@ from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
 from ppconsole.view import banner, board, diagnosis, drilldown, events, kvmap, request_table, stage_table, timeline
-from ppconsole.view.cells import char_width, cut, fit, text_of, width_of, wrap
+from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import CordonInfo, Event
+from rich.cells import cell_len
 
 LIVE = banner.Link(state="live", age_s=0.1)
 
@@ -181,11 +182,19 @@ def test_only_visible_requests_are_formatted():
 
 
 def test_wide_and_invisible_characters_keep_columns():
-    assert char_width("語") == 2 and char_width("\u0301") == 0
+    assert width_of("語") == 2 and width_of("\u0301") == 0
     assert fit("日本語テキスト", 7) == "日本語…" and width_of(fit("日本語テキスト", 8)) == 8
     picture = snapshots.snapshot(1, 2)
     picture.requests[0].owner = "日本語の人です"
     assert {width_of(line) for line in table(picture, 80)} == {80}
+
+
+@pytest.mark.parametrize("text", ["日本👩\u200d🚀語テ", "❤\ufe0f❤\ufe0f", "e\u0301e\u0301日", "👩\u200d", "ascii only"])
+def test_a_field_has_the_width_that_the_terminal_widgets_measure(text):
+    for width in range(1, 12):
+        for align in "<>":
+            assert cell_len("|" + fit(text, width, align) + "|") == width + 2
+        assert cell_len(cut(text, width)) <= width
 
 
 def test_cut_and_wrap():
