@@ -45,7 +45,7 @@ async def console(engine: Served, size: tuple[int, int] = (120, 50)) -> AsyncIte
         app = ConsoleApp(link, theme="pp-dark")
         async with app.run_test(size=size) as pilot:
             rig = Rig(app, pilot, op)
-            await rig.until(lambda: app.state.snapshot is not None, "a first snapshot")
+            await rig.until(lambda: app.model.state.snapshot is not None, "a first snapshot")
             yield rig
             await rig.clear()
 

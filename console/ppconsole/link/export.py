@@ -22,6 +22,7 @@ from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.link.past import PastSource
 from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, QueryFailed, Source, Update
+from ppconsole.model.safe import clean
 
 FORMAT = "ppconsole export 1"
 STEPS = 64
@@ -93,6 +94,14 @@ async def _requests(source: Source, snapshot: Snapshot, missing: dict[str, str])
         except (LinkLost, QueryFailed) as error:
             missing[f"request {request.id}"] = str(error)
     return _lines(found)
+
+
+async def export_into(folder: Path, source: Source, snapshot: Snapshot, events: Sequence[Event]) -> tuple[Path, int]:
+    """Write an export into `folder`, named by engine and time; return path and size in bytes. Raises ExportError."""
+    files = await gather(source, snapshot, events, program="ppconsole")
+    name = "".join(letter if letter.isalnum() else "-" for letter in clean(snapshot.engine.name))[:40]
+    path = folder / f"ppconsole-{name}-{time.strftime('%Y%m%d-%H%M%S')}.zip"
+    return path, write(path, files)
 
 
 def write(path: Path, files: Mapping[str, bytes], *, force: bool = False) -> int:

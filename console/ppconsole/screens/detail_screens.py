@@ -9,6 +9,7 @@ from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 
 from ppconsole.model.safe import clean
+from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, events
 from ppconsole.view.cells import Row, row
@@ -20,10 +21,11 @@ _TAKE_KEYS: tuple[Key, ...] = (("t", "take again", False), *READER_KEYS)
 class RequestScreen(Reader):
     """One request in full, fetched once a second."""
 
+    topic: ClassVar[str] = "request"
     every_s: ClassVar[float] = 1.0
 
-    def __init__(self, request: str) -> None:
-        super().__init__()
+    def __init__(self, console: Console, request: str) -> None:
+        super().__init__(console)
         self.request = request
         self._detail: RequestDetail | None = None
 
@@ -36,7 +38,7 @@ class RequestScreen(Reader):
         return f"show {self.request}"
 
     def _info(self) -> RequestInfo | None:
-        snapshot = self.console.shown.snapshot
+        snapshot = self.console.model.shown.snapshot
         return next((each for each in snapshot.requests if each.id == self.request), None) if snapshot else None
 
     def body(self, width: int) -> list[Row]:
@@ -52,8 +54,10 @@ class RequestScreen(Reader):
 class StageScreen(Reader):
     """One stage in full, from the snapshot."""
 
-    def __init__(self, stage: int) -> None:
-        super().__init__()
+    topic: ClassVar[str] = "stage"
+
+    def __init__(self, console: Console, stage: int) -> None:
+        super().__init__(console)
         self.stage = stage
 
     def heading(self) -> str:
@@ -66,7 +70,7 @@ class StageScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return state, memory parts, streams and timeline of every rank of the stage."""
-        snapshot = self.console.shown.snapshot
+        snapshot = self.console.model.shown.snapshot
         found = [each for each in snapshot.stages if each.index == self.stage] if snapshot else []
         if snapshot is None or not found:
             return [row((f"  stage {self.stage} is not in the engine any more", "warn"))]
@@ -76,11 +80,12 @@ class StageScreen(Reader):
 class StacksScreen(Reader):
     """Stacks, taken when the screen opens and on `t`: taking them stops stages and core for a moment."""
 
+    topic: ClassVar[str] = "stacks"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
     keys: ClassVar[tuple[Key, ...]] = _TAKE_KEYS
 
-    def __init__(self, stage: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, console: Console, stage: int | None = None) -> None:
+        super().__init__(console)
         self.stage = stage
         self._detail: StacksDetail | None = None
 
@@ -111,11 +116,12 @@ class StacksScreen(Reader):
 class LogsScreen(Reader):
     """Newest log lines of all processes or of one stage; it stays at the end unless scrolled up."""
 
+    topic: ClassVar[str] = "logs"
     every_s: ClassVar[float] = 2.0
     follows_end: ClassVar[bool] = True
 
-    def __init__(self, stage: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, console: Console, stage: int | None = None) -> None:
+        super().__init__(console)
         self.stage = stage
         self._detail: LogsDetail | None = None
 
@@ -140,6 +146,7 @@ class LogsScreen(Reader):
 class EventsScreen(Reader):
     """All events that this console has."""
 
+    topic: ClassVar[str] = "events"
     follows_end: ClassVar[bool] = True
 
     def heading(self) -> str:
@@ -152,12 +159,16 @@ class EventsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return one row an event."""
-        rows = [events.event_row(event, width, full=True) for event in self.console.shown.events]
+        rows = [events.event_row(event, width, full=True) for event in self.console.model.shown.events]
         return rows or [row(("  nothing has happened yet", "dim"))]
 
 
 class HelpScreen(Reader):
     """Keys, letters and glyphs."""
+
+    def __init__(self, console: Console, screen: str) -> None:
+        super().__init__(console)
+        self._screen = screen
 
     def heading(self) -> str:
         """Return what is shown."""

@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.suggestion import suggestion
+from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
 from ppconsole.view import commands, diagnosis, step_table
 from ppconsole.view.cells import Row
@@ -20,6 +21,7 @@ from ppconsole.view.marks import root_verdict
 class DiagnosisScreen(Reader):
     """What the engine kept at the fault stays here until the operator leaves or a new fault comes."""
 
+    topic: ClassVar[str] = "diagnosis"
     every_s: ClassVar[float] = 1.0
     keys: ClassVar[tuple[Key, ...]] = DIAGNOSIS_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -30,8 +32,8 @@ class DiagnosisScreen(Reader):
         Binding("E", "export", "export", show=False),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._known = diagnosis.Known()
         self._epoch: str | None = None
         self._sections: tuple[int, ...] = (0,)
@@ -43,19 +45,19 @@ class DiagnosisScreen(Reader):
 
     def cli(self) -> str:
         """Return the suggested command where it is one of ours, else the verb that prints the same."""
-        verdict = diagnosis.verdict_of(self.console.shown.snapshot, self._known)
+        verdict = diagnosis.verdict_of(self.console.model.shown.snapshot, self._known)
         wanted = suggestion(verdict.suggest) if verdict is not None else None
         return " ".join(wanted.words) if wanted is not None and wanted.words else "explain"
 
     def body(self, width: int) -> list[Row]:
         """Return the page."""
-        made = diagnosis.page(self.console.shown.snapshot, self._known, width, self.console.verbs_off())
+        made = diagnosis.page(self.console.model.shown.snapshot, self._known, width, self.console.model.verbs_off())
         self._sections = made.sections
         return made.rows
 
     def shown_keys(self) -> tuple[Key, ...]:
         """Return the keys; the one that acts only while there is something to do."""
-        snapshot = self.console.state.snapshot
+        snapshot = self.console.model.state.snapshot
         verdict = root_verdict(snapshot) if snapshot is not None else None
         able = verdict is not None and bool(suggestion(verdict.suggest).words)
         return self.keys if able else tuple(key for key in self.keys if key[0] != "x")
@@ -64,7 +66,7 @@ class DiagnosisScreen(Reader):
 
     async def load(self) -> None:
         """Fetch the record of the fault while there is one; else the last steps as they are now."""
-        snapshot = self.console.state.snapshot
+        snapshot = self.console.model.state.snapshot
         if snapshot is not None and snapshot.engine.epoch != self._epoch:
             self._epoch, self._known = snapshot.engine.epoch, diagnosis.Known()
         try:
@@ -119,7 +121,7 @@ class DiagnosisScreen(Reader):
 
     def action_streams(self) -> None:
         """Open the streams; back to them where they are below."""
-        self.go_to("streams", "StreamsScreen")
+        self.go_to("streams")
 
     def action_export(self) -> None:
         """Write what is known into a file in the current folder."""
@@ -127,7 +129,7 @@ class DiagnosisScreen(Reader):
 
     def action_run_suggested(self) -> None:
         """Do what the verdict suggests: a verb after its confirm, a reader at once; the rest is for a shell."""
-        snapshot = self.console.state.snapshot
+        snapshot = self.console.model.state.snapshot
         verdict = root_verdict(snapshot) if snapshot is not None else None
         if verdict is None or not verdict.suggest:
             self.console.report("no fault stands, so nothing is suggested", bad=False)
@@ -137,8 +139,8 @@ class DiagnosisScreen(Reader):
             if wanted.name == "stacks" and wanted.stage is None:
                 self.action_take_stacks(core="--core" in wanted.words)
             else:
-                self.console.main.open_reader(wanted.name, wanted.stage)
+                self.console.navigation.open_reader(wanted.name, wanted.stage)
         elif wanted.name in commands.VERBS:
-            self.console.main.run_line(" ".join(wanted.words))
+            self.console.navigation.run_line(" ".join(wanted.words))
         else:
             self.console.report(f"not for the console: {wanted.text}", bad=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ppengine.protocol.control import Outcome, Refused, SetMemory
 from ppengine.protocol.snapshot import Snapshot
@@ -15,13 +15,11 @@ from textual.widgets import Input, Static
 
 from ppconsole.link.source import LinkLost
 from ppconsole.model.units import bytes_text
-from ppconsole.screens.confirm import MAX_WIDTH, Confirm
+from ppconsole.screens.confirm import MAX_WIDTH
+from ppconsole.screens.console import Console
 from ppconsole.view import plan, stage_table
 from ppconsole.view.cells import EMPTY, Row, fit, row
 from ppconsole.widgets.lines import Lines
-
-if TYPE_CHECKING:
-    from ppconsole.app import ConsoleApp
 
 DEBOUNCE_S = 0.25
 
@@ -31,19 +29,14 @@ class MemoryDialog(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel", show=False)]
 
-    def __init__(self, seen: Snapshot) -> None:
+    def __init__(self, console: Console, seen: Snapshot) -> None:
         super().__init__()
+        self.console = console
         self._seen = seen
         self._answer: Outcome | Refused | None = None
         self._note = ""
         self._timer: Timer | None = None
         self._composed = False
-
-    @property
-    def console(self) -> ConsoleApp:
-        """The app."""
-        app: ConsoleApp = self.app  # type: ignore[assignment]
-        return app
 
     def compose(self) -> ComposeResult:
         """Where memory stands, the input, the plan."""
@@ -155,4 +148,4 @@ class MemoryDialog(ModalScreen[None]):
             return
         seen = self._seen
         self.dismiss()
-        self.app.push_screen(Confirm(SetMemory(utilization=number), seen))
+        self.console.navigation.ask(SetMemory(utilization=number), seen)

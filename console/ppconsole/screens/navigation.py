@@ -1,0 +1,132 @@
+"""Opening screens and beginning verbs: by key, by command line, from the palette, from another screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ppengine.protocol.control import Verb
+from ppengine.protocol.snapshot import Snapshot
+from textual.app import App
+
+from ppconsole.screens.following import Following
+from ppconsole.screens.main_screen import MainScreen
+from ppconsole.screens.reader import Reader
+from ppconsole.view import commands
+
+# Screens other than the main one are imported when they open: the first screen must be there at once.
+
+
+class Navigator:
+    """Knows all screens; every other part opens them through `Navigation`."""
+
+    def __init__(self, app: App[int], main: MainScreen, following: Following) -> None:
+        self._app, self._main, self._following = app, main, following
+        self._console = main.console
+        self._model = main.console.model
+
+    def ask(self, verb: Verb, seen: Snapshot | None = None) -> None:
+        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot."""
+        from ppconsole.screens.confirm import Confirm
+
+        snapshot = seen or self._model.state.snapshot
+        if snapshot is not None:
+            self._app.push_screen(Confirm(self._console, verb, snapshot))
+
+    def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
+        """Open the reader called `name`."""
+        from ppconsole.screens import detail_screens as details
+        from ppconsole.screens.diagnosis_screen import DiagnosisScreen
+        from ppconsole.screens.streams_screen import StreamsScreen
+
+        console = self._console
+        screens: dict[str, Callable[[], Reader]] = {
+            "stacks": lambda: details.StacksScreen(console, stage),
+            "logs": lambda: details.LogsScreen(console, stage),
+            "events": lambda: details.EventsScreen(console),
+            "diagnosis": lambda: DiagnosisScreen(console),
+            "explain": lambda: DiagnosisScreen(console),
+            "streams": lambda: StreamsScreen(console),
+            "help": lambda: details.HelpScreen(console, "main"),
+            "show": lambda: details.RequestScreen(console, request),
+        }
+        self._app.push_screen(screens[name]())
+
+    def open_help(self, screen: str) -> None:
+        """Open the keys and the legend of `screen`."""
+        from ppconsole.screens.detail_screens import HelpScreen
+
+        self._app.push_screen(HelpScreen(self._console, screen))
+
+    def open_selected(self) -> None:
+        """Open the detail of the selected request or stage."""
+        from ppconsole.screens.detail_screens import StageScreen
+
+        if not self._main.selection.on_stages:
+            if request := self._main.wanted_request():
+                self.open_reader("show", request=request)
+        elif (stage := self._main.selection.stage()) is not None:
+            self._app.push_screen(StageScreen(self._console, stage))
+
+    # --- verbs --------------------------------------------------------------------------------------------------
+
+    def begin_verb(self, name: str) -> None:
+        """Begin the verb of a key on the selected request or stage."""
+        why, snapshot = self._model.verbs_off(), self._model.state.snapshot
+        if why:
+            self._console.report(f"{name}: {why}", bad=True)
+        elif snapshot is None:
+            return
+        elif name == "memory":
+            from ppconsole.screens.memory import MemoryDialog
+
+            self._app.push_screen(MemoryDialog(self._console, snapshot))
+        elif verb := self._build(name, snapshot):
+            self.ask(verb)
+
+    def _build(self, name: str, snapshot: Snapshot) -> Verb | None:
+        """Return the verb of a key; None, and a report, if its target is not selected."""
+        if name in commands.ON_REQUEST:
+            request = self._main.wanted_request()
+            return None if request is None else commands.on_request(name, request)
+        verb = commands.on_engine(name, snapshot, self._main.selection.focused_stage())
+        if verb is None:
+            lacking = {
+                "restart-stage": "is dead; choose one (Tab)", "cordon": "is chosen (Tab)",
+                "continue": "is stopped by a signal",
+            }  # fmt: skip
+            self._console.report(f"no stage {lacking[name]}", bad=True)
+        return verb
+
+    def begin_command(self, name: str, needs_words: bool) -> None:
+        """Run a command, or open the command line with its name if it needs more words."""
+        if needs_words:
+            self._main.open_line("command", f"{name} ")
+        else:
+            self.run_line(name)
+
+    def run_line(self, text: str) -> None:
+        """Run a command line: the name of a screen, or a verb."""
+        word, _, rest = text.partition(" ")
+        if word == "quit":
+            self._app.exit(0)
+        elif word == "show" and rest.strip():
+            self.open_reader("show", request=rest.strip())
+        elif word in commands.SCREENS and word != "show":
+            self.open_reader(word)
+        else:
+            self._run_verb(text)
+
+    def _run_verb(self, text: str) -> None:
+        """Parse and begin a verb; report an error in the line."""
+        why = self._model.verbs_off()
+        try:
+            verb = commands.parse(text, self._main.selection.request())
+        except commands.UsageError as error:
+            self._console.report(str(error), bad=True)
+            return
+        if why:
+            self._console.report(f"{commands.name_of(verb)}: {why}", bad=True)
+        elif commands.name_of(verb) == "submit":
+            self._following.submit(text.partition(" ")[2])
+        else:
+            self.ask(verb)
