@@ -13,8 +13,9 @@ from fake_source import FakeSource
 from ppconsole.app import ConsoleApp
 from ppconsole.link.source import LinkLost, LinkState
 from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.detail_screens import HelpScreen
 from ppconsole.screens.memory import MemoryDialog
-from ppconsole.view import board
+from ppconsole.view import board, legend
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
@@ -477,6 +478,33 @@ async def test_the_map_lights_another_request_without_waiting_for_the_next_secon
         assert 0 < sum(count for count, _ in drawn.runs) <= cells
         shown = board.right(rig.app.model.shown, main.selection.frame, 44, feed.blocks, board.Picked(requests.id, None))
         assert shown.cells == cells
+
+
+@pytest.mark.parametrize(
+    ("keys", "screen"),
+    [
+        ((), "main"), (("enter",), "request"), (("tab", "enter"), "stage"), (("s",), "stacks"), (("l",), "logs"),
+        (("e",), "events"), (("d",), "diagnosis"), (("v",), "streams"), (("m",), "memory"), (("P",), "confirm"),
+    ],
+)  # fmt: skip
+async def test_the_help_key_shows_the_legend_of_the_present_screen(keys, screen):
+    async with console(snapshots.stuck()) as rig:
+        for key in keys:
+            await rig.pilot.press(key)
+            await rig.pilot.pause(0.05)
+        below = rig.app.screen
+        await rig.pilot.press("question_mark")
+        await rig.until(lambda: isinstance(rig.app.screen, HelpScreen))
+        assert f"HELP: {screen.upper()}" in rig.board("reader-title")
+        seen = ""
+        for _ in range(12):  # Tab goes through all sections
+            seen += rig.board("reader-body")
+            await rig.pilot.press("tab")
+        for section in legend.SCREENS[screen]:
+            assert f" {section.title} " in seen
+        await rig.pilot.press("question_mark", "escape")
+        await rig.until(lambda: rig.app.screen is below)
+        assert not rig.source.acted()
 
 
 async def test_sizes_from_tiny_to_wide():

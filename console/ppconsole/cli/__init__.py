@@ -20,7 +20,7 @@ COMMANDS = {
     "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
     "stop": "effects", "continue": "stages", "restart-stage": "stages", "cordon": "stages", "check": "effects",
     "explain": "inspecting", "stacks": "inspecting", "streams": "streams", "record": "recordings",
-    "replay": "recordings", "export": "exporting", "bench": "serving", "fault": "faults",
+    "replay": "recordings", "export": "exporting", "bench": "serving", "fault": "faults", "help": "helping",
 }  # fmt: skip
 
 

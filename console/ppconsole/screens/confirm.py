@@ -17,6 +17,7 @@ from ppconsole.screens.console import Console
 from ppconsole.view import plan
 from ppconsole.view.cells import EMPTY, Row, fit, row
 from ppconsole.view.commands import name_of, revision_of
+from ppconsole.view.keys import CONFIRM_KEYS
 from ppconsole.widgets.lines import Lines
 
 MAX_WIDTH = 92
@@ -30,6 +31,7 @@ class Confirm(ModalScreen[None]):
         Binding("left,up", "app.focus_previous", "", show=False),
         Binding("right,down", "app.focus_next", "", show=False),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
+        Binding("question_mark", "help", "help", show=False),
     ]
 
     def __init__(self, console: Console, verb: Verb, seen: Snapshot) -> None:
@@ -191,6 +193,10 @@ class Confirm(ModalScreen[None]):
         if self.busy:
             self.console.report(f"{name_of(self.verb)} goes on; its end will be told", bad=False)
         self.dismiss()
+
+    def action_help(self) -> None:
+        """Open the legend of this dialog."""
+        self.console.navigation.open_help("confirm", CONFIRM_KEYS)
 
     def action_copy_cli(self) -> None:
         """Copy the equivalent shell line."""

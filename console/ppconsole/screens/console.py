@@ -10,6 +10,7 @@ from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.link.source import Source
 from ppconsole.view.display import DisplayModel
+from ppconsole.view.keys import Key
 
 
 class Navigation(Protocol):
@@ -33,8 +34,8 @@ class Navigation(Protocol):
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""
 
-    def open_help(self, screen: str) -> None:
-        """Open the keys and the legend of `screen`."""
+    def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
+        """Open the legend of `screen` and its `keys`."""
 
 
 class Console(Protocol):

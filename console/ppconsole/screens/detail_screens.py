@@ -11,9 +11,9 @@ from textual.binding import Binding, BindingType
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
-from ppconsole.view import drilldown, events
+from ppconsole.view import drilldown, events, help_page
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import READER_KEYS, Key, help_rows
+from ppconsole.view.keys import HELP_KEYS, READER_KEYS, Key
 
 _TAKE_KEYS: tuple[Key, ...] = (("t", "take again", False), *READER_KEYS)
 
@@ -164,19 +164,33 @@ class EventsScreen(Reader):
 
 
 class HelpScreen(Reader):
-    """Keys, letters and glyphs."""
+    """Keys and legend of one screen. Tab goes to the next section."""
 
-    def __init__(self, console: Console, screen: str) -> None:
+    keys: ClassVar[tuple[Key, ...]] = HELP_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "section", "next section", show=False)]
+
+    def __init__(self, console: Console, screen: str, keys: tuple[Key, ...] = ()) -> None:
         super().__init__(console)
-        self._screen = screen
+        self._screen, self._keys = screen, keys
+        self._headings: tuple[int, ...] = (0,)
 
     def heading(self) -> str:
-        """Return what is shown."""
-        return "HELP"
+        """Return the screen's name."""
+        return f"HELP: {self._screen.upper()}"
+
+    def cli(self) -> str:
+        """Return the command that prints the legend."""
+        return "help columns"
 
     def body(self, width: int) -> list[Row]:
         """Return the help."""
-        return help_rows(width)
+        made = help_page.page(self._screen, self._keys, width)
+        self._headings = made.headings
+        return made.rows
+
+    def action_section(self) -> None:
+        """Scroll to the next section; from the last one to the top."""
+        self.scroll_to_row(self.next_place(self._headings))
 
     def action_help(self) -> None:
-        """Nothing: this is it."""
+        """Do nothing: this is the help."""

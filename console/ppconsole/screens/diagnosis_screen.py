@@ -117,7 +117,7 @@ class DiagnosisScreen(Reader):
 
     def action_section(self) -> None:
         """Scroll to the next section; from the last one to the top."""
-        self.scroll_to_row(next((place for place in self._sections if place > self.top), 0))
+        self.scroll_to_row(self.next_place(self._sections))
 
     def action_streams(self) -> None:
         """Open the streams; back to them where they are below."""

@@ -19,15 +19,27 @@ from ppconsole.screens.confirm import MAX_WIDTH
 from ppconsole.screens.console import Console
 from ppconsole.view import plan, stage_table
 from ppconsole.view.cells import EMPTY, Row, fit, row
+from ppconsole.view.keys import MEMORY_KEYS
 from ppconsole.widgets.lines import Lines
 
 DEBOUNCE_S = 0.25
 
 
+class UtilizationInput(Input):
+    """Takes figures alone, so that other keys reach the dialog."""
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        """Return whether the key is typed into the field."""
+        return character is not None and character in "0123456789."
+
+
 class MemoryDialog(ModalScreen[None]):
     """Asks for a utilization. Enter goes on to the confirm dialog; nothing is done from here."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "cancel", show=False),
+        Binding("question_mark", "help", "help", show=False, priority=True),
+    ]
 
     def __init__(self, console: Console, seen: Snapshot) -> None:
         super().__init__()
@@ -39,12 +51,12 @@ class MemoryDialog(ModalScreen[None]):
         self._composed = False
 
     def compose(self) -> ComposeResult:
-        """Where memory stands, the input, the plan."""
+        """Yield the present memory, the input, the plan."""
         with Vertical(id="dialog"):
             yield Lines(id="memory-now")
             with Horizontal(id="memory-line"):
                 yield Static("utilization › ", id="memory-label", markup=False)
-                yield Input(
+                yield UtilizationInput(
                     f"{self._seen.engine.memory_utilization:g}", id="memory-input", compact=True, restrict=r"[0-9.]*"
                 )
             yield Lines(id="memory-plan")
@@ -110,8 +122,19 @@ class MemoryDialog(ModalScreen[None]):
             EMPTY,
             *rows,
             EMPTY,
-            row(("⏎", "key"), (" goes on to confirm   ", "dim"), ("esc", "key"), (" cancels", "dim")),
+            row(
+                ("⏎", "key"),
+                (" goes on to confirm   ", "dim"),
+                ("esc", "key"),
+                (" cancels   ", "dim"),
+                ("?", "key"),
+                (" help", "dim"),
+            ),
         ]
+
+    def action_help(self) -> None:
+        """Open the legend of this dialog."""
+        self.console.navigation.open_help("memory", MEMORY_KEYS)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Ask for a plan once typing pauses."""

@@ -12,6 +12,7 @@ from ppconsole.screens.following import Following
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.reader import Reader
 from ppconsole.view import commands
+from ppconsole.view.keys import Key
 
 # Screens other than the main one are imported when they open: the first screen must be there at once.
 
@@ -51,11 +52,11 @@ class Navigator:
         }
         self._app.push_screen(screens[name]())
 
-    def open_help(self, screen: str) -> None:
-        """Open the keys and the legend of `screen`."""
+    def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
+        """Open the legend of `screen` and its `keys`."""
         from ppconsole.screens.detail_screens import HelpScreen
 
-        self._app.push_screen(HelpScreen(self._console, screen))
+        self._app.push_screen(HelpScreen(self._console, screen, keys))
 
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""

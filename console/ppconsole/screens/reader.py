@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -130,6 +131,11 @@ class Reader(Screen[None]):
         self._top, self._at_end = number, False
         self.paint()
 
+    def next_place(self, places: Sequence[int]) -> int:
+        """Return the first of `places` below the top; from the last one on, 0."""
+        last = self._total - self._height
+        return next((place for place in places if self._top < min(place, last)), 0)
+
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
         self._top += by
@@ -158,7 +164,7 @@ class Reader(Screen[None]):
 
     def action_help(self) -> None:
         """Open the keys and the legend of this screen."""
-        self.console.navigation.open_help(self.topic)
+        self.console.navigation.open_help(self.topic, self.shown_keys())
 
     def action_copy_cli(self) -> None:
         """Copy the shell line that shows the same."""

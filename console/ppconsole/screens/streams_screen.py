@@ -82,9 +82,7 @@ class StreamsScreen(Reader):
         """Scroll to the findings, from there to the ledger, and from the last of them to the top."""
         rows = self.body(self.size.width)
         titles = (f" {stream_table.FINDINGS}", f" {stream_table.LEDGER}")
-        last = len(rows) - self.size.height + 2
-        places = [min(index, last) for index, line in enumerate(rows) if text_of(line).startswith(titles)]
-        self.scroll_to_row(next((place for place in places if place > self.top), 0))
+        self.scroll_to_row(self.next_place([at for at, line in enumerate(rows) if text_of(line).startswith(titles)]))
 
     def action_diagnosis(self) -> None:
         """Open the diagnosis; back to it where it is below, so that what it froze is still there."""
