@@ -17,7 +17,6 @@ ALLOWED: dict[str, tuple[frozenset[str], ...]] = {
             "core.memory_controller", "core.recovery", "core.restarts", "core.shadow_check", "core.stage_tracker",
             "core.verb_handlers",
         }),
-        frozenset({"core.scheduler.request", "core.scheduler.results"}),
         frozenset({
             "stage.backends.cuda.cuda_hardware", "stage.backends.cuda.cuda_runner",
             "stage.backends.cuda.device_buffers", "stage.backends.cuda.device_edges", "stage.backends.hardware",
@@ -25,7 +24,7 @@ ALLOWED: dict[str, tuple[frozenset[str], ...]] = {
     ),
     "ppkernels": (frozenset({"gpu.sampling", "sampling"}),),
 }  # fmt: skip
-"""Cycles that are still there. A cycle that shrinks or goes must shrink or go here, too."""
+"""Cycles that are still there. They may shrink; one that is gone must go here, too."""
 
 Graph = dict[str, set[str]]
 
@@ -89,5 +88,6 @@ def test_no_file_imports_itself_by_way_of_others(package: str) -> None:
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations
     found = cycles(read_graph(Path(spec.submodule_search_locations[0])))
-    short = {frozenset(name.removeprefix(f"{package}.") for name in group) for group in found}
-    assert short == set(ALLOWED[package])
+    short = [{name.removeprefix(f"{package}.") for name in group} for group in found]
+    assert not [group for group in short if not any(group <= known for known in ALLOWED[package])]
+    assert not [known for known in ALLOWED[package] if not any(group <= known for group in short)], "delete these"

@@ -33,7 +33,7 @@ def test_a_stuck_stage_at_80_columns():
         "  attention of m18410 on comp; 0 to 1 blocked, 3 starved",
         "  do   > ppconsole stacks --stage 2",
         "         x shows the stacks   y copies the line",
-        " PIPELINE  arrows point from who waits to whom it waits for",
+        " PIPELINE  an arrow points from a waiting stage to the one it waits for",
         " ┌─ 0 ───────────┐   ┌─ 1 ───────────┐   ╔═ 2 ROOT ══════╗   ┌─ 3 ───────────┐",
         " │ B blocked     │   │ B blocked     │   ║ X faulty      ║   │ S starved     │",
         " │ forward m18412│──►│ receive       │──►║ forward m18410║◄──│ forward m18409│",

@@ -283,9 +283,9 @@ def test_what_is_old_says_so():
     assert text_of(rows[2]).startswith("~  1 R") and {style for _, style in rows[2].segs} == {"warn", "dim"}
     assert "core silent 3.2s" in text_of(banner.banner(picture, LIVE, 100))
     line = text_of(banner.verdict_line(picture, LIVE, 80))
-    assert line.startswith("! nobody looks at stage 1 for 5.0s: the agent may hang (l logs)")
+    assert line.startswith("! no samples of stage 1 for 5.0s: the agent may hang (l logs)")
     picture.stages[1].state = "loading"
-    assert "nobody looks" not in text_of(banner.verdict_line(picture, LIVE, 80)), "its next process is not there yet"
+    assert "no samples" not in text_of(banner.verdict_line(picture, LIVE, 80)), "its next process is not there yet"
 
 
 def test_an_operation_under_way_is_seen():

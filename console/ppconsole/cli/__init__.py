@@ -12,7 +12,7 @@ import click
 from ppconsole.cli import exits
 from ppconsole.cli.options import engine_option
 
-# Where each command lives, in the order of `--help`.
+# The module of each command, in the order of `--help`.
 COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
     "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "submit": "submitting",
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough. What is left in the buffer must not raise again when Python ends.
+        # The reader has closed its end. The rest of the buffer must not raise again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.ERROR
     return code if isinstance(code, int) else exits.DONE

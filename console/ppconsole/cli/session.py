@@ -36,7 +36,7 @@ def say(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print one value as one line of JSON, and flush it: a reader may wait for it.
 
-    What could move a cursor or reorder text is written as an escape: the same JSON, and harmless in a terminal.
+    Characters that move a cursor or reorder text are escaped: the same JSON, and harmless in a terminal.
     """
     import msgspec
 

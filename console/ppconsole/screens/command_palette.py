@@ -15,7 +15,7 @@ class ConsoleCommands(Provider):
     """Every verb of the command line; those that need words open it with the verb written."""
 
     def _entries(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
-        """Yield (name, help, what it does)."""
+        """Yield (name, help, action)."""
         console: Console = self.app  # type: ignore[assignment]
         for name, usage in VERBS.items():
             if not console.model.state.read_only:

@@ -90,7 +90,7 @@ class StacksScreen(Reader):
         self._detail: StacksDetail | None = None
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "STACKS" if self.stage is None else f"STACKS OF STAGE {self.stage}"
 
     def cli(self) -> str:
@@ -126,7 +126,7 @@ class LogsScreen(Reader):
         self._detail: LogsDetail | None = None
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "LOGS" if self.stage is None else f"LOGS OF STAGE {self.stage}"
 
     def cli(self) -> str:
@@ -150,7 +150,7 @@ class EventsScreen(Reader):
     follows_end: ClassVar[bool] = True
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "EVENTS"
 
     def cli(self) -> str:

@@ -1,4 +1,4 @@
-"""The Diagnosis screen: which stage is stuck and why, and the key that does what the verdict suggests."""
+"""The Diagnosis screen: the stuck stage, the cause, and the key that runs the suggested fix."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ppconsole.view.marks import root_verdict
 
 
 class DiagnosisScreen(Reader):
-    """What the engine kept at the fault stays here until the operator leaves or a new fault comes."""
+    """Keeps the record of a fault until the operator leaves or a new fault comes."""
 
     topic: ClassVar[str] = "diagnosis"
     every_s: ClassVar[float] = 1.0
     keys: ClassVar[tuple[Key, ...]] = DIAGNOSIS_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "run_suggested", "run what is suggested", show=False),
+        Binding("x", "run_suggested", "run the suggestion", show=False),
         Binding("t", "take_stacks", "take stacks", show=False),
         Binding("v", "streams", "streams", show=False),
         Binding("tab", "section", "next section", show=False),
@@ -40,7 +40,7 @@ class DiagnosisScreen(Reader):
         self._taking = False
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "DIAGNOSIS"
 
     def cli(self) -> str:
@@ -62,10 +62,10 @@ class DiagnosisScreen(Reader):
         able = verdict is not None and bool(suggestion(verdict.suggest).words)
         return self.keys if able else tuple(key for key in self.keys if key[0] != "x")
 
-    # --- what the snapshot does not have ------------------------------------------------------------------------
+    # --- details that the snapshot lacks ------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Fetch the record of the fault while there is one; else the last steps as they are now."""
+        """Fetch the record of the fault while there is one, otherwise the last steps as they are now."""
         snapshot = self.console.model.state.snapshot
         if snapshot is not None and snapshot.engine.epoch != self._epoch:
             self._epoch, self._known = snapshot.engine.epoch, diagnosis.Known()
@@ -77,7 +77,7 @@ class DiagnosisScreen(Reader):
             self._keep(problem=str(error))
 
     async def _load_fault(self, snapshot: Snapshot | None) -> bool:
-        """Take up the newest fault if it stands, or the one that is shown if it is over; return whether it did."""
+        """Take the newest fault if it is present, or the shown one if it is over; return whether there was one."""
         if self._known.fault is None and (snapshot is None or root_verdict(snapshot) is None):
             return False
         try:
@@ -96,19 +96,19 @@ class DiagnosisScreen(Reader):
         self._known = self._known._replace(**changes)  # type: ignore[arg-type]
 
     def action_take_stacks(self, core: bool = False) -> None:
-        """Take the stacks of all, or of the core alone: it stops each for a moment, so it is done when asked for."""
+        """Take all stacks, or those of the core alone: each process stops for a moment, so only on request."""
         if not self._taking:
             self._taking = True
-            self._keep(asked=True, stacks=None, stacks_problem="")
+            self._keep(taking=True, stacks=None, stacks_problem="")
             self.run_worker(self._take(core), exit_on_error=False, name="stacks")
             self.paint()
 
     async def _take(self, core: bool) -> None:
         try:
             answer = await self.console.source.inspect("stacks", core=core)
-            self._keep(stacks=answer if isinstance(answer, StacksDetail) else None, asked=False)
+            self._keep(stacks=answer if isinstance(answer, StacksDetail) else None, taking=False)
         except (LinkLost, QueryFailed) as error:
-            self._keep(stacks_problem=str(error), asked=False)
+            self._keep(stacks_problem=str(error), taking=False)
         finally:
             self._taking = False
         self.paint()
@@ -124,15 +124,15 @@ class DiagnosisScreen(Reader):
         self.go_to("streams")
 
     def action_export(self) -> None:
-        """Write what is known into a file in the current folder."""
+        """Write an export into the current folder."""
         self.console.export()
 
     def action_run_suggested(self) -> None:
-        """Do what the verdict suggests: a verb after its confirm, a reader at once; the rest is for a shell."""
+        """Run the suggested fix: a verb after its confirm, a reader at once; the rest is for a shell."""
         snapshot = self.console.model.state.snapshot
         verdict = root_verdict(snapshot) if snapshot is not None else None
         if verdict is None or not verdict.suggest:
-            self.console.report("no fault stands, so nothing is suggested", bad=False)
+            self.console.report("no fault is present, so nothing is suggested", bad=False)
             return
         wanted = suggestion(verdict.suggest)
         if wanted.name in ("stacks", "logs", "events"):

@@ -60,7 +60,7 @@ class MainScreen(Screen[None]):
         self.paint()
 
     def on_screen_resume(self) -> None:
-        """Show what is new."""
+        """Paint the present state."""
         self.paint()
 
     # --- painting ---------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class MainScreen(Screen[None]):
         self.paint()
 
     def action_page(self, by: int) -> None:
-        """Move by what is visible."""
+        """Move by a page."""
         self.action_move(by * max(1, self.selection.frame.requests - 1))
 
     def action_swap_focus(self) -> None:

@@ -72,7 +72,7 @@ class MemoryDialog(ModalScreen[None]):
         self.paint()
 
     def value(self) -> float | None:
-        """Return what is typed as a utilization above 0 and at most 1; None for anything else."""
+        """Return the typed utilization, above 0 and at most 1; None for anything else."""
         try:
             number = float(self.query_one(Input).value)
         except ValueError:
@@ -80,7 +80,7 @@ class MemoryDialog(ModalScreen[None]):
         return number if 0 < number <= 1 else None
 
     def paint(self) -> None:
-        """Show memory as it is and the plan for what is typed."""
+        """Show the present memory and the plan for the typed value."""
         if not self._composed or not self.is_attached:
             return
         width = min(MAX_WIDTH, self.app.size.width - 6)

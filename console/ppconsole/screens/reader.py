@@ -66,7 +66,7 @@ class Reader(Screen[None]):
         return []
 
     async def load(self) -> None:
-        """Fetch what the snapshot does not have. LinkLost and QueryFailed become `problem`."""
+        """Fetch details that the snapshot lacks. LinkLost and QueryFailed become `problem`."""
 
     def compose(self) -> ComposeResult:
         """Title, body, keys."""
@@ -82,7 +82,7 @@ class Reader(Screen[None]):
             self.set_interval(self.every_s, self.start_load)
 
     def start_load(self) -> None:
-        """Load unless a load is under way or nobody looks."""
+        """Load, unless a load is under way or another screen is on top."""
         busy = self._loading is not None and self._loading.is_running
         if not busy and self.is_current:
             self._loading = self.run_worker(self._load(), exit_on_error=False, name=f"{self.heading()} load")
@@ -100,7 +100,7 @@ class Reader(Screen[None]):
         self.paint()
 
     def on_screen_resume(self) -> None:
-        """Show what is new."""
+        """Paint the present state."""
         self.paint()
 
     def paint(self) -> None:

@@ -17,7 +17,7 @@ from ppconsole.view.keys import STREAMS_KEYS, Key
 
 
 class StreamsScreen(Reader):
-    """Streams come with every snapshot; findings, and the ledger where it is on, are asked for once a second."""
+    """Streams come with every snapshot; findings, and the ledger if it is on, are fetched once a second."""
 
     topic: ClassVar[str] = "streams"
     every_s: ClassVar[float] = 1.0
@@ -39,7 +39,7 @@ class StreamsScreen(Reader):
         """Why there is no ledger, where there should be one."""
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "STREAMS"
 
     def cli(self) -> str:
@@ -85,5 +85,5 @@ class StreamsScreen(Reader):
         self.scroll_to_row(self.next_place([at for at, line in enumerate(rows) if text_of(line).startswith(titles)]))
 
     def action_diagnosis(self) -> None:
-        """Open the diagnosis; back to it where it is below, so that what it froze is still there."""
+        """Open the diagnosis, or go back to it if it is below, so that its record is kept."""
         self.go_to("diagnosis")

@@ -1,4 +1,4 @@
-"""The main screen as rows: what stands left, what stands right, from one state and one frame."""
+"""The main screen as rows: the left and the right column, from one state and one frame."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppconsole.view.frame import Frame
 
 
 class Picked(NamedTuple):
-    """What the operator has chosen."""
+    """The selection of the operator."""
 
     request: str | None = None
     stage: int | None = None
@@ -26,7 +26,7 @@ class Picked(NamedTuple):
 
 
 def output_status(output: Output | None) -> str:
-    """Return how a followed output stands."""
+    """Return the progress of a followed output."""
     if output is None:
         return "waiting for its first token"
     if output.finished:

@@ -129,7 +129,7 @@ class Column(NamedTuple):
 
 
 FLEX = 10_000
-"""`grow` of the column that takes what is left."""
+"""`grow` of the column that takes the rest."""
 
 
 class Placed(NamedTuple):

@@ -24,7 +24,7 @@ HISTORY = 120
 
 
 class Change(NamedTuple):
-    """What one update changed, as far as it decides when to paint."""
+    """The effect of one update, as far as it decides when to paint."""
 
     snapshot: bool = False
     first: bool = False
@@ -49,7 +49,7 @@ class DisplayModel:
         self._frozen_at = 0.0
 
     def take(self, update: Update) -> Change:
-        """Apply one update from the source and return what it changed."""
+        """Apply one update from the source and return its effect."""
         old, self.state = self.state, reduce(self.state, update, self._clock())
         if isinstance(update, Event):
             return Change()

@@ -76,7 +76,7 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
 
 
 def _request_basics(info: RequestInfo, width: int) -> list[Row]:
-    """Return what the snapshot knows, until the detail is here."""
+    """Return the facts of the snapshot, until the detail arrives."""
     mark = request_mark(info.state)
     rows = [heading("STATE", width), row(("  state         ", "dim"), (info.state, mark.style))]
     if info.why:
@@ -207,7 +207,7 @@ def memory_rows(stage: StageInfo, width: int) -> list[Row]:
 
 
 def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
-    """Return what the driver says of the whole card; what it does not tell is left as unknown."""
+    """Return NVML's figures of the whole card; missing ones are unknown."""
     rows = field("no answer", gpu.problem, "bad", width) if gpu.problem else []
     power = f"{count_text(gpu.power_w)} of {count_text(gpu.power_limit_w)} W"
     pcie = f"out {bytes_text(gpu.pcie_tx_bytes_s)}/s in {bytes_text(gpu.pcie_rx_bytes_s)}/s"
@@ -230,7 +230,7 @@ def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
 
 
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:
-    """Return stacks of stages and core, a section for each place where threads stand."""
+    """Return stacks of stages and core, a section for each group of threads with the same frames."""
     if detail is None:
         text = clean(problem) or "taking stacks…"
         return [row((f"  {text}", "bad" if problem else "dim"))]

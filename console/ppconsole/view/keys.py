@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
 
 Key = tuple[str, str, bool]
-"""Key, what it does, and whether it is a verb: those are offered only while they are possible."""
+"""Key, meaning, and whether it is a verb: verbs are offered only while they are possible."""
 
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), ("p", "preempt", True), ("o", "out", True), ("n", "in", True), ("r", "release", True),

@@ -163,7 +163,7 @@ _STACKS = Section("STACKS", {
 })  # fmt: skip
 _LOGS = Section("LOGS", {"red": "an error", "yellow": "a warning"}, {"red": "bad", "yellow": "warn"})
 _CONFIRM = Section("CONFIRM", {
-    "effect": "what the verb does", "target": "the request, stage or engine", "now": "the present state of the target",
+    "effect": "effect of the verb", "target": "the request, stage or engine", "now": "the present state of the target",
     "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
     "plan": "the engine's answer to a dry run", "shell": "the shell line that does the same",
     "CONFLICT": "the target has changed since the plan",

@@ -24,9 +24,9 @@ class Ink(NamedTuple):
 
 
 class Brush:
-    """How rows become strips. Styles are added up and filtered once for each name and fill: that costs most of a row.
+    """Turns rows into strips. Styles are mixed and filtered once for each name and fill: that costs most of a row.
 
-    `filters` are those of the app, for `background`. `faded`: what is shown is stale, so all of it steps back.
+    `filters` are those of the app, for `background`. `faded`: the figures are stale, so all rows are dimmed.
     """
 
     def __init__(self, palette: Palette, filters: Sequence[LineFilter], background: Color, faded: bool) -> None:

@@ -57,7 +57,7 @@ def _colours(tone: Tones) -> dict[str, Style]:
         "": Style(color=tone.fg, bgcolor=tone.bg),
         "strong": styles["strong"],
         "bad": styles["bad"] + bold,
-        "chip.quiet": Style(color=tone.dim, bgcolor=tone.head),
+        "chip.dim": Style(color=tone.dim, bgcolor=tone.head),
         "bar": Style(bgcolor=tone.bar),
         "head": Style(color=tone.dim, bgcolor=tone.head, bold=True),
         "head.on": Style(color=tone.accent, bold=True),
@@ -138,7 +138,7 @@ def _ansi() -> dict[str, Style]:
         "kv.used": "green",
         "kv.shared": "blue",
         "kv.mine": "bold yellow",
-        "chip.quiet": "dim",
+        "chip.dim": "dim",
     }
     return {"": Style()} | styles | {name: parse(text) if text else Style() for name, text in words.items()}
 
