@@ -82,7 +82,11 @@ def test_the_ledger_of_a_gpu_stage_is_read_in_one_glance(width, columns):
 
 @pytest.mark.parametrize(
     ("ledger", "missing", "says"),
-    [(None, "", "asking"), (None, "no core", "no core"), (LedgerDetail(on=True, stages=[]), "", "no stage has reported")],
+    [
+        (None, "", "asking"),
+        (None, "no core", "no core"),
+        (LedgerDetail(on=True, stages=[]), "", "no stage has reported"),
+    ],
 )
 def test_without_a_ledger_it_says_why(ledger, missing, says):
     lines = texts(stream_table.rows(checked(ledger=True), [], "", 80, known=ledger, missing=missing))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from ppengine.protocol.control import Verb
 from ppengine.protocol.snapshot import Snapshot
 from textual.app import App
+from textual.screen import Screen
 
 from ppconsole.screens.following import Following
 from ppconsole.screens.main_screen import MainScreen
-from ppconsole.screens.reader import Reader
 from ppconsole.view import commands
 from ppconsole.view.keys import Key
 
@@ -40,7 +40,7 @@ class Navigator:
         from ppconsole.screens.streams_screen import StreamsScreen
 
         console = self._console
-        screens: dict[str, Callable[[], Reader]] = {
+        screens: dict[str, Callable[[], Screen[None]]] = {
             "stacks": lambda: details.StacksScreen(console, stage),
             "logs": lambda: details.LogsScreen(console, stage),
             "events": lambda: details.EventsScreen(console),
