@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from ppengine.protocol.control import Outcome, Verb
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Verb, name_of
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -18,13 +19,14 @@ from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
 from ppconsole.link.source import Source, Update
+from ppconsole.model import grammar
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
 from ppconsole.screens.command_palette import ConsoleCommands
 from ppconsole.screens.following import Following
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
-from ppconsole.view.commands import name_of, shell_line, target_of, words_of
+from ppconsole.view.commands import shell_line, target_of
 from ppconsole.view.display import DisplayModel
 from ppconsole.widgets.stdout_driver import StdoutDriver
 from ppconsole.widgets.theme import choose_theme, themes
@@ -193,7 +195,7 @@ class ConsoleApp(App[int]):
 
     def copy_verb(self, verb: Verb) -> None:
         """Copy the shell line of a verb."""
-        self.copy_cli(words_of(verb))
+        self.copy_cli(grammar.words_of(verb))
 
     def copy_cli(self, words: Sequence[str]) -> None:
         """Copy the shell line of a command of the CLI."""

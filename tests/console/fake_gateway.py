@@ -28,13 +28,9 @@ import msgspec
 import snapshots
 import zmq
 from ppengine.protocol.control import (
-    Abort,
     Accepted,
     Command,
-    Continue,
-    Cordon,
     Deferred,
-    Drain,
     Failed,
     Fetch,
     Fetched,
@@ -43,20 +39,11 @@ from ppengine.protocol.control import (
     Inspect,
     Inspected,
     Outcome,
-    Pause,
     Ping,
     Pong,
-    Preempt,
     Refused,
-    Release,
     Replay,
     Replayed,
-    RestartStage,
-    Resume,
-    SetMemory,
-    Submit,
-    SwapIn,
-    SwapOut,
     ToBulk,
     ToGateway,
     Welcome,
@@ -102,6 +89,21 @@ from ppengine.protocol.snapshot import (
     Verdict,
     Waiting,
     Why,
+)
+from ppengine.protocol.verbs import (
+    Abort,
+    Continue,
+    Cordon,
+    Drain,
+    Pause,
+    Preempt,
+    Release,
+    RestartStage,
+    Resume,
+    SetMemory,
+    Submit,
+    SwapIn,
+    SwapOut,
 )
 
 MIB = 1024 * 1024

@@ -19,17 +19,15 @@ import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
 from ppconsole.view.commands import cli_line, shell_line
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Accepted, Command, Outcome, Refused
+from ppengine.protocol.snapshot import Snapshot, StreamInfo
+from ppengine.protocol.verbs import (
     Abort,
-    Accepted,
-    Command,
     Continue,
     Cordon,
     Drain,
-    Outcome,
     Pause,
     Preempt,
-    Refused,
     Release,
     RestartStage,
     Resume,
@@ -41,7 +39,6 @@ from ppengine.protocol.control import (
     SwapOut,
     Verb,
 )
-from ppengine.protocol.snapshot import Snapshot, StreamInfo
 
 
 @pytest.fixture
@@ -668,7 +665,9 @@ def stand_in(folder: Path, cli: Cli) -> Path:
     """A supervisor that announces itself and waits; LEFT is written when its lifeline closes."""
     package = folder / "ppengine"
     (package / "supervisor").mkdir(parents=True)
-    (package / "__init__.py").touch()
+    # The other packages are the real ones: the console reads the verb table of the protocol.
+    extend = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
+    (package / "__init__.py").write_text(extend)
     (package / "supervisor" / "__init__.py").touch()
     (package / "supervisor" / "__main__.py").write_text(STAND_IN)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])

@@ -14,8 +14,9 @@ from fake_gateway import FakeGateway
 from link_helpers import FAST, Seen
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import LinkLost, QueryFailed
-from ppengine.protocol.control import Abort, Accepted, Deferred, Outcome, Pause, Refused, Submit, SwapOut
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
+from ppengine.protocol.verbs import Abort, Pause, Submit, SwapOut
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import snapshots
 from fake_source import FakeSource
 from ppconsole.link.export import ExportError, ExportSource, gather, write
 from ppconsole.link.source import QueryFailed
-from ppengine.protocol.control import Pause
 from ppengine.protocol.inspection import FindingsDetail
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verbs import Pause
 
 MISMATCH = Finding(
     stage=None,

@@ -15,8 +15,9 @@ from ppconsole.cli.recordings import SAMPLE
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.recording import MAGIC, Recorder, Recording, RecordingError, ReplaySource
 from ppconsole.link.source import LinkState, QueryFailed, Update
-from ppengine.protocol.control import Pause, Refused
+from ppengine.protocol.control import Refused
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verbs import Pause
 
 UPDATES: list[Update] = [
     LinkState(state="connecting"),

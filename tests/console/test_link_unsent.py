@@ -14,7 +14,7 @@ from fake_gateway import FakeGateway
 from link_helpers import FAST, Seen
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import LinkLost
-from ppengine.protocol.control import Pause
+from ppengine.protocol.verbs import Pause
 
 
 @pytest.fixture

@@ -20,14 +20,16 @@ from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppconsole.widgets.strips import Brush
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Refused
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.verbs import (
     Abort,
     Continue,
     Cordon,
     Drain,
     Pause,
     Preempt,
-    Refused,
     Release,
     RestartStage,
     Resume,
@@ -36,7 +38,6 @@ from ppengine.protocol.control import (
     SwapIn,
     SwapOut,
 )
-from ppengine.protocol.snapshot import CordonInfo
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Button
@@ -345,6 +346,14 @@ async def test_a_prompt_streams_its_output():
         assert rig.app.main.query_one(PromptLine).input.value == "hi"
 
 
+async def test_the_command_line_submits_with_the_options_of_the_cli():
+    async with console() as rig:
+        await rig.pilot.press("colon", *"submit 'a fox' --max-tokens 12 --seed 3", "enter")
+        await rig.until(lambda: rig.app.following.request == "r-new")
+        sampling = SamplingParams(max_tokens=12, seed=3, temperature=0.8)
+        assert rig.source.acted() == [Submit(prompt="a fox", sampling=sampling)]
+
+
 async def test_keys_that_arrive_in_one_packet_are_the_prompt_and_not_verbs():
     async with console() as rig:
         for char in "ipaq D":
@@ -421,7 +430,7 @@ async def test_a_failing_worker_shows_in_the_banner_and_starts_again():
 
 async def test_a_tick_before_a_screen_is_composed_is_harmless():
     async with console() as rig:
-        for open_it in (lambda: rig.app.navigation.ask(Pause()), lambda: rig.app.navigation.begin_verb("memory"),
+        for open_it in (lambda: rig.app.navigation.ask(Pause()), lambda: rig.app.navigation.begin_verb("set-memory"),
                         lambda: rig.app.navigation.open_reader("logs")):  # fmt: skip
             open_it()
             for _ in range(20):

@@ -6,10 +6,10 @@ import pytest
 import snapshots
 from ppconsole.view import stream_table
 from ppconsole.view.cells import text_of, width_of
-from ppengine.protocol.control import SetCheck
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerStream
 from ppengine.protocol.snapshot import ChecksInfo
+from ppengine.protocol.verbs import SetCheck
 
 
 def texts(rows):

@@ -14,7 +14,7 @@ from typing import Any
 import reference
 from drill import end
 from load import VOCABULARY, Load, profile
-from ppengine.protocol.control import ClearFaults, Fault, Pause, Preempt, Resume, SetMemory, SwapIn, SwapOut
+from ppengine.protocol.verbs import ClearFaults, Fault, Pause, Preempt, Resume, SetMemory, SwapIn, SwapOut
 from serving import Served
 from slowload import slow_load
 from watching import Watcher, tell, watch

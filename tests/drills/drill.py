@@ -13,8 +13,9 @@ from typing import Any
 from load import Load, profile
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.drills.registry import Kind
-from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetCheck, SetMemory
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.inspection import StacksDetail
+from ppengine.protocol.verbs import ClearFaults, Fault, Preempt, SetCheck, SetMemory
 from serving import Served
 from watching import Watcher, watch
 

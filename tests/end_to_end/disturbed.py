@@ -13,8 +13,9 @@ from typing import Any
 import reference
 from operators import CATCHES, Operator
 from ppengine.common.config import Profile
-from ppengine.protocol.control import Outcome, Preempt, Resume, SetMemory, SwapIn, SwapOut
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Preempt, Resume, SetMemory, SwapIn, SwapOut
 from serving import Served
 
 from profiles import small

@@ -12,7 +12,8 @@ from ppconsole.link.engine_link import EngineLink
 from ppconsole.screens.confirm import Confirm
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
-from ppengine.protocol.control import Outcome, Verb
+from ppengine.protocol.control import Outcome
+from ppengine.protocol.verbs import Verb
 from serving import Served
 from textual.pilot import Pilot
 from textual.widgets import Button

@@ -11,16 +11,9 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from operators import Operator
-from ppengine.protocol.control import (
-    Abort,
-    Outcome,
-    Pause,
-    Preempt,
-    Resume,
-    SwapIn,
-    SwapOut,
-)
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import RequestInfo
+from ppengine.protocol.verbs import Abort, Pause, Preempt, Resume, SwapIn, SwapOut
 from serving import Served
 
 from profiles import small

@@ -17,10 +17,11 @@ import zmq
 from engines import Engine, wait_until
 from ppengine.common import lifeline
 from ppengine.common.config import profiles_dir
-from ppengine.protocol.control import Accepted, Command, Stop
+from ppengine.protocol.control import Accepted, Command
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, FromFront
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Stop
 
 Start = Callable[..., Engine]
 ENDS_S, SERVES_S = 15.0, 150.0

@@ -13,7 +13,7 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from operators import Operator
-from ppengine.protocol.control import Cordon, RestartStage, Resume
+from ppengine.protocol.verbs import Cordon, RestartStage, Resume
 from serving import Served
 
 from profiles import small

@@ -17,8 +17,8 @@ from checkpoints import make_checkpoint
 from injected import Injector
 from operators import Operator
 from ppengine.drills.tracer import Tracer
-from ppengine.protocol.control import Abort, SetMemory
 from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.verbs import Abort, SetMemory
 from serving import Served
 
 from profiles import small

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ppengine import LLM, SamplingParams
 from ppengine.common.config import load_profile, profiles_dir
-from ppengine.protocol.control import Abort, SetMemory, Submit
+from ppengine.protocol.verbs import Abort, SetMemory, Submit
 from serving import Ran, Served, stage_pids
 
 from profiles import small

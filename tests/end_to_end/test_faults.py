@@ -19,8 +19,9 @@ from engines import wait_until
 from operators import Operator
 from ppengine import LLM, SamplingParams
 from ppengine.offline.launch import EngineError
-from ppengine.protocol.control import Abort, Continue, Outcome, Refused, SetMemory, Submit
+from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.verbs import Abort, Continue, SetMemory, Submit
 from serving import Served, process_state, stage_pids
 
 from profiles import small

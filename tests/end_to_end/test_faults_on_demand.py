@@ -12,8 +12,9 @@ import reference
 from checkpoints import make_checkpoint
 from engines import wait_until
 from ppengine.drills.registry import kinds
-from ppengine.protocol.control import ClearFaults, Fault, Outcome, Preempt, SetCheck
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import ClearFaults, Fault, Preempt, SetCheck
 from serving import Operator, Served, process_state
 
 from profiles import small

@@ -14,9 +14,9 @@ import torch
 from checkpoints import make_checkpoint
 from engines import wait_until
 from ppengine.common.child_process import session
-from ppengine.protocol.control import SetCheck
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.verbs import SetCheck
 from safetensors.torch import load_file, save_file
 from serving import Operator, Served
 

@@ -15,8 +15,9 @@ import reference
 from checkpoints import make_checkpoint
 from operators import CATCHES, Operator
 from pilots import Rig, console
-from ppengine.protocol.control import Outcome, Pause, Resume, SetMemory
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Pause, Resume, SetMemory
 from serving import Served
 
 from profiles import small

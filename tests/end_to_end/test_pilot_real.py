@@ -14,7 +14,7 @@ from pilots import TOKENS, Rig, console
 from ppconsole.app import ConsoleApp
 from ppconsole.link.engine_link import EngineLink
 from ppengine.common.config import profiles_dir
-from ppengine.protocol.control import Resume, SetMemory
+from ppengine.protocol.verbs import Resume, SetMemory
 from serving import Served, process_state
 from textual.widgets import Button
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import reference
 from checkpoints import make_checkpoint
-from ppengine.protocol.control import Abort, Outcome, Preempt, Refused, Release, Resume, SwapIn, SwapOut
+from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo
+from ppengine.protocol.verbs import Abort, Preempt, Release, Resume, SwapIn, SwapOut
 from serving import Served
 
 from profiles import small

@@ -17,8 +17,8 @@ from checkpoints import make_checkpoint
 from operators import Operator
 from ppengine import LLM, SamplingParams
 from ppengine.drills.tcp_sockets import between
-from ppengine.protocol.control import Release, RestartStage, Resume, SetMemory, SwapOut
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Release, RestartStage, Resume, SetMemory, SwapOut
 from serving import Served, stage_pids
 
 from profiles import small

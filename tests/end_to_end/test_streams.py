@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from operators import CATCHES
 from ppengine.common.config import load_profile
-from ppengine.protocol.control import Drain, Pause, Preempt, Resume, Submit, SwapOut
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Drain, Pause, Preempt, Resume, Submit, SwapOut
 from serving import Served
 
 PROMPT = "Once upon a time"

@@ -9,10 +9,11 @@ from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
 from ppengine.core.engine import Engine
 from ppengine.core.scheduler import invariants
-from ppengine.protocol.control import Command, SetMemory, Submit
+from ppengine.protocol.control import Command
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Mapped, Quiet, Retired, Sampled, StageReady, Step, ToStage
+from ppengine.protocol.verbs import SetMemory, Submit
 
 VOCAB = 100
 PEAK, BLOCK = 1000, 10

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from core_world import CoreWorld
 from ppengine.core.report import Reporter
-from ppengine.protocol.control import Accepted, Outcome, Pause, Refused, SetCheck
+from ppengine.protocol.control import Accepted, Outcome, Refused
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
+from ppengine.protocol.verbs import Pause, SetCheck
 
 
 @pytest.fixture

@@ -8,29 +8,28 @@ import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.common.config import ConfigError
 from ppengine.core import operations
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Command, Failed, Fetch, Fetched, Inspect, Outcome, Refused
+from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import (
+    MESSAGES,
     Abort,
-    Command,
     Continue,
     Cordon,
     Drain,
-    Failed,
-    Fetch,
-    Fetched,
-    Inspect,
-    Outcome,
     Pause,
     Preempt,
-    Refused,
     Release,
+    RestartStage,
     Resume,
+    SetCheck,
     SetMemory,
+    Stop,
     Submit,
     SwapIn,
     SwapOut,
 )
-from ppengine.protocol.offline import Added, AddMany
-from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
 
 
 class NoTemplate:
@@ -292,3 +291,40 @@ def test_the_newest_word_on_progress_is_told_in_the_end(monkeypatch):
         board.defer(operation, text)
         assert operation.progress == text
     assert [message.text for message in told[1:]] == ["at stage 0", "at stage 1"], "once each, 0.2 s apart"
+
+
+def test_every_verb_for_the_core_has_a_handler_and_any_other_is_refused():
+    world = CoreWorld()
+    assert set(world.engine.commands.handlers) == {MESSAGES[row.name] for row in ROWS.values() if row.runs == "core"}
+    assert refusal(world.say(Continue(stage=0))) == ("UNSUPPORTED", "continue is not for the core")
+
+
+def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=30)
+    world.run(steps=4)
+    before = [(request.id, request.state, request.revision) for request in world.engine.live()]
+    plans = {}
+    for verb in (
+        Submit(prompt_token_ids=[1]), Abort(request="a"), Preempt(request="a"), SwapOut(request="a"),
+        SetMemory(utilization=0.6), Pause(), Resume(), Drain(), Stop(), SetCheck(check="finite"),
+        RestartStage(stage=0), Cordon(stage=1),
+    ):  # fmt: skip
+        (answer,) = world.say(verb, dry_run=True)
+        assert isinstance(answer, Outcome), (verb, answer)
+        assert answer.state == "planned" and answer.text == answer.plan[0] and answer.op == ""
+        plans[type(verb)] = answer
+    assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release}
+    assert (plans[Abort].request, plans[Abort].revision, plans[Submit].request) == ("a", before[0][2], None)
+    assert [(request.id, request.state, request.revision) for request in world.engine.live()] == before
+    assert world.engine.operations.infos()[1:] == [] and world.engine.state == "serving"
+
+
+@pytest.mark.parametrize("verb", [Abort(request="a"), Release(request="a"), SetMemory(utilization=0.6)])
+def test_a_revision_that_has_moved_on_refuses_before_anything_else_is_looked_at(verb):
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=30)
+    world.run(steps=4)
+    code, text = refusal(world.say(verb, if_rev=99))
+    assert code == "CONFLICT" and "you saw 99" in text
+    assert refusal(world.say(Abort(request="b"), if_rev=99))[0] == "NOT_FOUND"

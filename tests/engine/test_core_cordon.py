@@ -6,8 +6,9 @@ import pytest
 from core_world import CoreWorld
 from ppengine.core.report import Reporter
 from ppengine.core.scheduler import wait_reasons
-from ppengine.protocol.control import Cordon, Drain, Outcome, Refused, Release, RestartStage, SetMemory, SwapIn, SwapOut
+from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
+from ppengine.protocol.verbs import Cordon, Drain, Release, RestartStage, SetMemory, SwapIn, SwapOut
 
 BY_EVE = "stage 1 is cordoned by eve"
 

@@ -12,13 +12,14 @@ from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.common.config import ConfigError, build_profile
 from ppengine.core.scheduler import invariants
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Outcome, Refused
+from ppengine.protocol.reports import ProcessInfo, ProcessReport
+from ppengine.protocol.steps import Retired, StageFailed, StageProgress
+from ppengine.protocol.verbs import (
     Abort,
     Cordon,
-    Outcome,
     Pause,
     Preempt,
-    Refused,
     Release,
     RestartStage,
     Resume,
@@ -27,8 +28,6 @@ from ppengine.protocol.control import (
     SwapIn,
     SwapOut,
 )
-from ppengine.protocol.reports import ProcessInfo, ProcessReport
-from ppengine.protocol.steps import Retired, StageFailed, StageProgress
 
 KILLED = "killed by SIGKILL"
 

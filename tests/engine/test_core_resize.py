@@ -6,8 +6,9 @@ import random
 
 import pytest
 from core_world import CoreWorld
-from ppengine.protocol.control import Drain, Outcome, Pause, Resume, SetMemory
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.steps import Mapped
+from ppengine.protocol.verbs import Drain, Pause, Resume, SetMemory
 
 
 def states(world: CoreWorld, *names: str) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import zmq
 from ppengine.drills.fault_desk import FaultDesk
-from ppengine.protocol.control import Accepted, ClearFaults, Command, Fault, Outcome
+from ppengine.protocol.control import Accepted, Command, Outcome
+from ppengine.protocol.verbs import ClearFaults, Fault
 
 FIRST, NEW = 100, 200
 

@@ -13,9 +13,9 @@ from ppengine.drills import cgroups
 from ppengine.drills.fault_points import Fault, Points, Site
 from ppengine.drills.registry import FaultError, Kind, edge_of, find, kinds, strike
 from ppengine.protocol.control import Failed, Inspect, Refused
-from ppengine.protocol.control import Fault as FaultVerb
 from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.snapshot import Cause
+from ppengine.protocol.verbs import Fault as FaultVerb
 
 GATEWAY = "ppengine.gateway"
 

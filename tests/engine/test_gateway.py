@@ -30,9 +30,7 @@ from monitor_helpers import (
 from ppengine.common.procfs import read_stat
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
-    Abort,
     Accepted,
-    Continue,
     Deferred,
     Failed,
     Fetch,
@@ -47,10 +45,6 @@ from ppengine.protocol.control import (
     Refused,
     Replay,
     Replayed,
-    Resume,
-    SetMemory,
-    Stop,
-    Submit,
     Welcome,
 )
 from ppengine.protocol.inspection import LogsDetail
@@ -58,6 +52,7 @@ from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.reports import Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
+from ppengine.protocol.verbs import Abort, Continue, Resume, SetMemory, Stop, Submit
 
 GATEWAY = "ppengine.gateway"
 

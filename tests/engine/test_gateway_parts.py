@@ -8,6 +8,7 @@ import pytest
 import zmq
 from monitor_helpers import until
 from ppengine.common import logs
+from ppengine.gateway import commands
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.log_tail import tail
 from ppengine.gateway.publisher import Publisher
@@ -15,6 +16,8 @@ from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
 from ppengine.protocol import frames
 from ppengine.protocol.control import Hello, Replay
 from ppengine.protocol.snapshot import Events
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import MESSAGES
 
 
 def test_only_what_somebody_subscribed_to_is_wanted():
@@ -55,6 +58,10 @@ def test_events_of_one_turn_are_one_message():
             _, head, body = reader.recv_multipart()
             got.append((frames.decode_header(head).seq, [one.seq for one in frames.decode_as(Events, body).events]))
         assert got == [(1000, list(range(1, 1001))), (1003, [1001, 1002, 1003])]
+
+
+def test_every_verb_that_the_gateway_executes_has_a_handler():
+    assert {MESSAGES[row.name] for row in ROWS.values() if row.runs == "gateway"} == set(commands._HERE)
 
 
 def hello(user="eve", read_only=False):

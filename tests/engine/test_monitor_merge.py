@@ -413,6 +413,7 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
         _box=quiet, _refresh=shown, _core_was_there=True,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
+    gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
 
     def trips(case):
         raise KeyError(f"stage {1 + 1}")
@@ -429,3 +430,28 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     assert caplog.text.count("Traceback") == 1
     Gateway._judge(gateway)
     assert [event.kind for event in events] == ["verdict.raised", "verdict.cleared"]
+
+
+def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(config, monkeypatch):
+    collector = Collector(config, EventLog(lambda event: None))
+    published, cleared, lost = [], [], []
+    nothing = SimpleNamespace(close=lambda **_: None)
+    consoles = SimpleNamespace(
+        commands=SimpleNamespace(stopping=True, core_lost=lost.append), sessions=SimpleNamespace(count=lambda now: 0)
+    )
+    gateway = SimpleNamespace(
+        _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
+        _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
+        _access=SimpleNamespace(faults=None), _sockets=nothing, _config=config,
+    )  # fmt: skip
+    gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
+
+    def trips(case):
+        raise KeyError("stage 2")
+
+    monkeypatch.setattr("ppengine.diagnosis.RULES", (trips,))
+    monkeypatch.setattr("ppengine.gateway.departure.clear_away", lambda *orphans: cleared.append(orphans) or [])
+    Gateway.leave(gateway, orphaned=True)
+    assert lost == ["the engine stops"] and cleared == [(config.id, {})]
+    ((last, topics),) = published
+    assert last.engine.state == "stopped" and len(topics) == 2

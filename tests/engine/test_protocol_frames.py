@@ -6,21 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.gateway import envelope
 from ppengine.protocol import frames
-from ppengine.protocol.control import (
-    Command,
-    FromBulk,
-    FromGateway,
-    Hello,
-    Refused,
-    SetMemory,
-    Submit,
-    ToBulk,
-    ToGateway,
-)
+from ppengine.protocol.control import Command, FromBulk, FromGateway, Hello, Refused, ToBulk, ToGateway
 from ppengine.protocol.offline import FromFront, ToFront
 from ppengine.protocol.reports import ToCollector
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import SetMemory, Submit
 
 UNIONS = [ToGateway, FromGateway, ToBulk, FromBulk, ToFront, FromFront, ToCollector]
 CODECS = [frames.Codec(union) for union in UNIONS]

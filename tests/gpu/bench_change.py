@@ -27,7 +27,7 @@ from checkpoints import make_checkpoint  # noqa: E402
 from operators import Operator  # noqa: E402
 from ppengine.agent.ring_state import BEGUN_NS, KIND, SEQ  # noqa: E402
 from ppengine.common.ring import Kind, RingReader  # noqa: E402
-from ppengine.protocol.control import SetMemory  # noqa: E402
+from ppengine.protocol.verbs import SetMemory  # noqa: E402
 from serving import Served  # noqa: E402
 
 HIGH, SHARE = 0.85, 0.25

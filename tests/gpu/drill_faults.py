@@ -27,8 +27,9 @@ from drill import DEATH_S, HANG_S, end  # noqa: E402
 from load import Load, learn, profile  # noqa: E402
 from ppconsole.link.source import LinkLost  # noqa: E402
 from ppengine.drills.registry import Kind, kinds  # noqa: E402
-from ppengine.protocol.control import ClearFaults, Fault, Outcome, RestartStage, SetCheck  # noqa: E402
+from ppengine.protocol.control import Outcome  # noqa: E402
 from ppengine.protocol.snapshot import Snapshot, Verdict  # noqa: E402
+from ppengine.protocol.verbs import ClearFaults, Fault, RestartStage, SetCheck  # noqa: E402
 from serving import Served  # noqa: E402
 from watching import Watcher, watch  # noqa: E402
 

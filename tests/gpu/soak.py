@@ -25,8 +25,8 @@ import reference  # noqa: E402
 import test_live as live  # noqa: E402
 import torch  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
-from ppengine.protocol.control import Release, SetMemory  # noqa: E402
 from ppengine.protocol.snapshot import Snapshot  # noqa: E402
+from ppengine.protocol.verbs import Release, SetMemory  # noqa: E402
 from serving import Served  # noqa: E402
 from watching import Watcher, tell, watch  # noqa: E402
 

@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="the judge")
 import reference  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
 from operators import Operator  # noqa: E402
-from ppengine.protocol.control import RestartStage  # noqa: E402
+from ppengine.protocol.verbs import RestartStage  # noqa: E402
 from serving import Served  # noqa: E402
 
 pytestmark = needs_gpu

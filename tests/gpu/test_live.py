@@ -24,17 +24,9 @@ pytest.importorskip("transformers", reason="the judge")
 import reference  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
 from operators import Operator  # noqa: E402
-from ppengine.protocol.control import (  # noqa: E402
-    ClearFaults,
-    Fault,
-    Outcome,
-    Preempt,
-    Release,
-    SetMemory,
-    SwapOut,
-    Verb,
-)
+from ppengine.protocol.control import Outcome  # noqa: E402
 from ppengine.protocol.snapshot import Snapshot  # noqa: E402
+from ppengine.protocol.verbs import ClearFaults, Fault, Preempt, Release, SetMemory, SwapOut, Verb  # noqa: E402
 from serving import Served  # noqa: E402
 
 pytestmark = needs_gpu

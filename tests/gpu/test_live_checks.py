@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="the judge")
 import reference  # noqa: E402
 import torch  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
-from ppengine.protocol.control import SetCheck, SetMemory  # noqa: E402
 from ppengine.protocol.inspection import LedgerDetail  # noqa: E402
+from ppengine.protocol.verbs import SetCheck, SetMemory  # noqa: E402
 from serving import Served  # noqa: E402
 from test_live import LENGTH, TOLERANCE, disturb, profile  # noqa: E402
 

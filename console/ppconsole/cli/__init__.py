@@ -8,20 +8,21 @@ import sys
 from collections.abc import Sequence
 
 import click
+from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import engine_option
 
-# The module of each command, in the order of `--help`.
+_VERBS = {"submit": "submitting", "fault": "faults"}
+"""Modules of the verbs that do more than to send; the others are in `effects`."""
 COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
-    "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "submit": "submitting",
-    "follow": "submitting", "abort": "effects", "preempt": "effects", "swap-out": "effects", "swap-in": "effects",
-    "release": "effects", "set-memory": "effects", "pause": "effects", "resume": "effects", "drain": "effects",
-    "stop": "effects", "continue": "stages", "restart-stage": "stages", "cordon": "stages", "check": "effects",
+    "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
+    **{name: _VERBS.get(name, "effects") for name, row in ROWS.items() if not row.written},
     "explain": "inspecting", "stacks": "inspecting", "streams": "streams", "record": "recordings",
-    "replay": "recordings", "export": "exporting", "bench": "serving", "fault": "faults", "help": "helping",
+    "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
 }  # fmt: skip
+"""Module of each command, in the order of `--help`."""
 
 
 class LazyGroup(click.Group):
@@ -36,7 +37,11 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"ppconsole.cli.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_") + "_command")
+        command: click.Command
+        if cmd_name in ROWS:
+            command = module.verb_command(cmd_name)
+        else:
+            command = getattr(module, cmd_name.replace("-", "_") + "_command")
         return command
 
 

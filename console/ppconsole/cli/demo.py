@@ -244,8 +244,8 @@ def _show_picture(snapshot: Snapshot, as_json: bool) -> None:
 
 async def _complete(link: EngineLink, prompt: str) -> _Text:
     """Return a prompt and its text once it has ended."""
-    from ppengine.protocol.control import Submit
     from ppengine.protocol.sampling import SamplingParams
+    from ppengine.protocol.verbs import Submit
 
     from ppconsole.cli.submitting import submit
 

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
-from ppconsole.cli.effects import carry_out
+from ppconsole.cli.effects import carry_out, help_of
 from ppconsole.cli.inspecting import inspect
 from ppconsole.cli.options import Common, Effect, effect_options
 from ppconsole.cli.session import print_json
+from ppconsole.model.grammar import parameters
 
 if TYPE_CHECKING:
     from ppengine.protocol.inspection import FaultInfo
 
 
-@click.command("fault")
-@click.argument("kind", required=False)
-@click.option("--stage", type=click.IntRange(0), metavar="K", help="The stage that it strikes.")
-@click.option("--list", "listing", is_flag=True, help="Print all kinds, and the faults that are on.")
-@click.option("--clear", is_flag=True, help="End every fault that can be ended.")
-@effect_options
-def fault_command(
-    kind: str | None, stage: int | None, listing: bool, clear: bool, common: Common, effect: Effect
-) -> int:
-    """Break something on purpose, by KIND.
+def verb_command(name: str) -> click.Command:
+    """Return the command `fault`: the verbs `fault` and `clear-faults`, and the list of both."""
+    row = ROWS[name]
+    params = parameters(row)
+    params[0].required = False
 
-    Only in an engine that was started with --allow-faults; any other refuses (exit code 4).
-    """
-    from ppengine.protocol.control import ClearFaults, Fault
+    @click.command(name, params=params, help=help_of(row))
+    @click.option("--list", "listing", is_flag=True, help="Print all kinds, and the faults that are on.")
+    @click.option("--clear", is_flag=True, help="End every fault that can be ended.")
+    @effect_options
+    def command(listing: bool, clear: bool, common: Common, effect: Effect, **values: Any) -> int:
+        from ppengine.protocol.verbs import build
 
-    if [kind is not None, listing, clear].count(True) != 1:
-        raise exits.Failure("give a KIND, --list or --clear, one of them", exits.USAGE)
-    if stage is not None and kind is None:
-        raise exits.Failure("--stage belongs to a KIND", exits.USAGE)
-    if listing:
-        return _list(common)
-    return carry_out(ClearFaults() if kind is None else Fault(kind=kind, stage=stage), common, effect)
+        if [values["kind"] is not None, listing, clear].count(True) != 1:
+            raise exits.Failure("give a KIND, --list or --clear, one of them", exits.USAGE)
+        if values["stage"] is not None and values["kind"] is None:
+            raise exits.Failure("--stage belongs to a KIND", exits.USAGE)
+        if listing:
+            return _list(common)
+        return carry_out(build("clear-faults" if clear else name, values), common, effect)
+
+    return command
 
 
 def _list(common: Common) -> int:

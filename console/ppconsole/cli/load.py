@@ -9,9 +9,9 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ppengine.protocol.control import Submit
     from ppengine.protocol.discovery import EngineRecord
     from ppengine.protocol.snapshot import Snapshot
+    from ppengine.protocol.verbs import Submit
 
     from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
@@ -86,8 +86,8 @@ class Load(threading.Thread):
 
     def _request(self, max_model_len: int) -> Submit:
         """Return a random request: short or long prompt, short or long output, greedy or not."""
-        from ppengine.protocol.control import Submit
         from ppengine.protocol.sampling import SamplingParams
+        from ppengine.protocol.verbs import Submit
 
         draw = self._random
         prompt = " ".join(draw.choices(OPENINGS, k=draw.choice((1, 1, 2, 4))))

@@ -8,14 +8,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
-from ppconsole.cli.effects import show_refused
+from ppconsole.cli.effects import help_of, show_refused
 from ppconsole.cli.options import Common, common_options
 from ppconsole.cli.session import attached, has_ended, print_json, run, say
+from ppconsole.model.grammar import parameters
 
 if TYPE_CHECKING:
-    from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Submit
+    from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+    from ppengine.protocol.verbs import Submit
 
     from ppconsole.link.engine_link import EngineLink
 
@@ -26,36 +29,23 @@ GONE_S = 1.0
 """How often a stream without a link looks whether there is an engine that it could come back to."""
 
 
-@click.command("submit")
-@click.argument("prompt", required=False)
-@common_options
-@click.option("--max-tokens", type=int, default=16, show_default=True, help="Most tokens to write.")
-@click.option("--min-tokens", type=int, default=0, help="No end before this many tokens.")
-@click.option("--temperature", type=float, default=1.0, show_default=True, help="0: always the most likely token.")
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=0, help="0: all tokens.")
-@click.option("--seed", type=int, help="Same seed, same text.")
-@click.option("-n", "n", type=int, default=1, show_default=True, help="Continuations of the prompt.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
-@click.option("--stop-token-ids", default="", metavar="IDS", help="Token ids that end it, with commas between.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after the model's end of sequence.")
-@click.option("--logprobs", type=int, metavar="N", help="With --json: log-probabilities, and those of the N best.")
-@click.option("--chat", is_flag=True, help="Put the prompt through the model's chat template.")
-@click.option(
-    "--detach", "--no-wait", is_flag=True, help="Print the id once it is accepted, and leave; `follow` picks it up."
-)
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log.")
-@click.option("--dry-run", is_flag=True, help="Say whether it would fit; submit nothing.")
-def submit_command(
-    prompt: str | None, common: Common, detach: bool, reason: str, dry_run: bool, chat: bool, **sampling: Any
-) -> int:
-    """Submit PROMPT and print its text as it comes.
+def verb_command(name: str) -> click.Command:
+    """Return the command `submit`. Its row gives the options; a prompt may come from stdin."""
+    params = parameters(ROWS[name])
+    params[0].required = False
 
-    `-`, or nothing when input is piped, reads stdin.
-    Ctrl-C aborts the request. A lost link does not: the text goes on when it is back, unless --timeout is over.
-    """
-    verb = _submit(_prompt(prompt), chat, sampling)
-    return run(lambda: _submit_and_follow(verb, common, detach, reason, dry_run))
+    @click.command(name, params=params, help=help_of(ROWS[name]))
+    @common_options
+    @click.option(
+        "--detach", "--no-wait", is_flag=True, help="Print the id once it is accepted, and leave; `follow` picks it up."
+    )
+    @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log.")
+    @click.option("--dry-run", is_flag=True, help="Say whether it would fit; submit nothing.")
+    def command(common: Common, detach: bool, reason: str, dry_run: bool, **values: Any) -> int:
+        verb = _submit(values)
+        return run(lambda: _submit_and_follow(verb, common, detach, reason, dry_run))
+
+    return command
 
 
 @click.command("follow")
@@ -86,20 +76,15 @@ def _prompt(text: str | None) -> str:
     return text
 
 
-def _submit(prompt: str, chat: bool, sampling: dict[str, Any]) -> Submit:
-    from ppengine.protocol.control import Submit
-    from ppengine.protocol.sampling import SamplingParams
+def _submit(values: dict[str, Any]) -> Submit:
+    from ppengine.protocol.verbs import Submit, build
 
-    ids = sampling.pop("stop_token_ids")
     try:
-        sampling["stop_token_ids"] = [int(part) for part in ids.replace(",", " ").split()]
-    except ValueError:
-        text = f"--stop-token-ids is {ids!r}; it must be numbers with commas between: 2,50256"
-        raise exits.Failure(text, exits.USAGE) from None
-    try:
-        return Submit(prompt=prompt, sampling=SamplingParams(**{**sampling, "stop": list(sampling["stop"])}), chat=chat)
+        verb = build("submit", {**values, "prompt": _prompt(values["prompt"])})
     except ValueError as error:
         raise exits.Failure(str(error), exits.USAGE) from None
+    assert isinstance(verb, Submit)
+    return verb
 
 
 async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason: str, dry_run: bool) -> int:
@@ -179,7 +164,8 @@ def _show_plan(outcome: Outcome, common: Common) -> int:
 
 async def _abort(link: EngineLink, request: str) -> None:
     """Abort after Ctrl-C, and say what became of it; a second Ctrl-C leaves at once."""
-    from ppengine.protocol.control import Abort, Refused
+    from ppengine.protocol.control import Refused
+    from ppengine.protocol.verbs import Abort
 
     from ppconsole.link.source import LinkLost
 

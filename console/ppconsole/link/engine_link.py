@@ -22,12 +22,12 @@ from ppengine.protocol.control import (
     Refused,
     Replay,
     Replayed,
-    Verb,
     Welcome,
 )
 from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, process_start
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verbs import Verb
 
 from ppconsole.link.attachment import Answer, Handlers, Session, SessionOver, Timing
 from ppconsole.link.find import rediscover

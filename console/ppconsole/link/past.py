@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused, Verb
+from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused
+from ppengine.protocol.verbs import Verb
 
 from ppconsole.link.source import Detail, InspectOptions, Progress, QueryFailed
 

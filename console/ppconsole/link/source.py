@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol, TypedDict, Unpack
 
 import msgspec
-from ppengine.protocol.control import Accepted, Deferred, ErrorCode, Fetched, InspectWhat, Outcome, Refused, Verb
+from ppengine.protocol.control import Accepted, Deferred, ErrorCode, Fetched, InspectWhat, Outcome, Refused
 from ppengine.protocol.inspection import (
     AboutDetail,
     AuditDetail,
@@ -21,6 +21,7 @@ from ppengine.protocol.inspection import (
     StacksDetail,
 )
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verbs import Verb
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]
 Detail = (

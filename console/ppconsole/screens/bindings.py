@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+from ppengine.protocol.verb_table import ROWS
 from textual.binding import Binding, BindingType
-
-
-def _verb(key: str, name: str, text: str) -> Binding:
-    """Return the binding of a verb."""
-    return Binding(key, f"verb('{name}')", text, show=False, id=f"verb.{name}")
 
 
 def _line(key: str, mode: str) -> Binding:
@@ -20,11 +16,8 @@ def _line(key: str, mode: str) -> Binding:
 
 
 MAIN: list[BindingType] = [
-    _verb("p", "preempt", "preempt"), _verb("o", "swap-out", "swap out"), _verb("n", "swap-in", "swap in"),
-    _verb("r", "release", "release"), _verb("a", "abort", "abort"), _verb("m", "memory", "memory"),
-    _verb("P", "pause", "pause or resume"), _verb("D", "drain", "drain or undo"),
-    _verb("c", "continue", "continue"), _verb("x", "restart-stage", "restart stage"),
-    _verb("C", "cordon", "cordon the stage, or undo"),
+    *(Binding(row.key.key, f"verb('{row.name}')", row.key.help, show=False, id=f"verb.{row.name}")
+      for row in ROWS.values() if row.key is not None),
     Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
     Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Verb
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Verb, name_of
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -16,7 +17,7 @@ from ppconsole.link.source import LinkLost
 from ppconsole.screens.console import Console
 from ppconsole.view import plan
 from ppconsole.view.cells import EMPTY, Row, fit, row
-from ppconsole.view.commands import name_of, revision_of
+from ppconsole.view.commands import revision_of
 from ppconsole.view.keys import CONFIRM_KEYS
 from ppconsole.widgets.lines import Lines
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from ppengine.protocol.control import Outcome, Verb
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Verb
 
 from ppconsole.link.source import Source
 from ppconsole.view.display import DisplayModel

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Submit
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.control import Accepted, Deferred, Outcome
+from ppengine.protocol.verbs import Submit
 
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.screens.console import Console
 
-PROMPT_SAMPLING = SamplingParams(max_tokens=256, temperature=0.8)
-"""Sampling of a prompt that is typed in the console; `ppconsole submit` has an option for each field."""
 RETRY_S = 1.0
 
 
@@ -22,13 +20,12 @@ class Following:
         self._console = console
         self.request: str | None = None
 
-    def submit(self, prompt: str) -> None:
+    def submit(self, verb: Submit) -> None:
         """Send a prompt and follow its output."""
         why = self._console.model.verbs_off()
         if why:
             self._console.report(f"prompt: {why}", bad=True)
             return
-        verb = Submit(prompt=prompt, sampling=PROMPT_SAMPLING)
         self._console.run_worker(self._submit(verb), name="submit", exit_on_error=False)
 
     async def _submit(self, verb: Submit) -> None:

@@ -203,7 +203,7 @@ class MainScreen(Screen[None]):
         if event.mode == "prompt":
             line.input.value = ""
             if event.text.strip():
-                self._following.submit(event.text)
+                self._following.submit(commands.prompt(event.text))
         else:
             line.close()
             if event.mode == "command" and event.text.strip():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ppengine.protocol.control import Outcome, Refused, SetMemory
+from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import SetMemory
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ppengine.protocol.control import Verb
 from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import Submit, Verb, name_of
 from textual.app import App
 from textual.screen import Screen
 
@@ -77,26 +78,25 @@ class Navigator:
             self._console.report(f"{name}: {why}", bad=True)
         elif snapshot is None:
             return
-        elif name == "memory":
+        elif name == "set-memory":
             from ppconsole.screens.memory import MemoryDialog
 
             self._app.push_screen(MemoryDialog(self._console, snapshot))
-        elif verb := self._build(name, snapshot):
+        elif isinstance(verb := self._build(name, snapshot), str):
+            self.begin_command(verb, needs_words=True)
+        elif verb is not None:
             self.ask(verb)
 
-    def _build(self, name: str, snapshot: Snapshot) -> Verb | None:
-        """Return the verb of a key; None, and a report, if its target is not selected."""
-        if name in commands.ON_REQUEST:
-            request = self._main.wanted_request()
-            return None if request is None else commands.on_request(name, request)
-        verb = commands.on_engine(name, snapshot, self._main.selection.focused_stage())
-        if verb is None:
-            lacking = {
-                "restart-stage": "is dead; choose one (Tab)", "cordon": "is chosen (Tab)",
-                "continue": "is stopped by a signal",
-            }  # fmt: skip
-            self._console.report(f"no stage {lacking[name]}", bad=True)
-        return verb
+    def _build(self, name: str, snapshot: Snapshot) -> Verb | str | None:
+        """Return the verb of a key, or the line that it begins; None, and a report, without a target."""
+        request = self._main.wanted_request() if ROWS[name].target == "request" else None
+        if request is None and ROWS[name].target == "request":
+            return None
+        try:
+            return commands.of_key(name, snapshot, request, self._main.selection.focused_stage())
+        except commands.UsageError as error:
+            self._console.report(str(error), bad=True)
+            return None
 
     def begin_command(self, name: str, needs_words: bool) -> None:
         """Run a command, or open the command line with its name if it needs more words."""
@@ -126,8 +126,8 @@ class Navigator:
             self._console.report(str(error), bad=True)
             return
         if why:
-            self._console.report(f"{commands.name_of(verb)}: {why}", bad=True)
-        elif commands.name_of(verb) == "submit":
-            self._following.submit(text.partition(" ")[2])
+            self._console.report(f"{name_of(verb)}: {why}", bad=True)
+        elif isinstance(verb, Submit):
+            self._following.submit(verb)
         else:
             self.ask(verb)

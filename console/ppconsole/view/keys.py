@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppengine.protocol.verb_table import ROWS, Target
+
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
 
 Key = tuple[str, str, bool]
 """Key, meaning, and whether it is a verb: verbs are offered only while they are possible."""
 
+
+def _verbs(*targets: Target) -> tuple[Key, ...]:
+    """Return the footer's keys of the verbs on `targets`."""
+    rows = (row for row in ROWS.values() if row.target in targets)
+    return tuple((row.key.key, row.key.label, True) for row in rows if row.key is not None)
+
+
 REQUEST_KEYS: tuple[Key, ...] = (
-    ("i", "prompt", True), ("p", "preempt", True), ("o", "out", True), ("n", "in", True), ("r", "release", True),
-    ("a", "abort", True), ("m", "memory", True), ("?", "help", False), ("⏎", "show", False), ("/", "filter", False),
-    ("P", "pause", True), ("D", "drain", True), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
+    ("i", "prompt", True), *_verbs("request", "memory"), ("?", "help", False), ("⏎", "show", False),
+    ("/", "filter", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
     ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
     ("q", "quit", False),
 )  # fmt: skip
 STAGE_KEYS: tuple[Key, ...] = (
     ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
-    ("c", "continue", True), ("x", "restart", True), ("C", "cordon", True), ("m", "memory", True),
-    ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False), ("e", "events", False),
-    ("P", "pause", True), ("D", "drain", True), (":", "command", False), ("spc", "freeze", False), ("q", "quit", False),
+    *_verbs("stage"), *_verbs("memory"), ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False),
+    ("e", "events", False), *_verbs("engine"), (":", "command", False), ("spc", "freeze", False), ("q", "quit", False),
 )  # fmt: skip
 DIAGNOSIS_KEYS: tuple[Key, ...] = (
     ("x", "run it", True), ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False),
@@ -76,11 +83,8 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("↑ ↓ j k", "choose a row"), ("PgUp PgDn g G", "by page, to the ends"),
         ("Tab", "stages or requests"), ("Enter", "show it in detail"), ("Esc", "back"),
     )),
-    ("VERBS  each asks first and shows the plan", (
-        ("p", "preempt the request"), ("o", "swap it out and hold it"), ("n", "swap it in"),
-        ("r", "release its hold"), ("a", "abort it"), ("m", "memory utilization"), ("P", "pause or resume"),
-        ("D", "drain or undo it"), ("c", "continue halted stage"), ("x", "restart stage, none lost"),
-        ("C", "cordon stage or undo it"), (":", "command line"),
+    ("VERBS  each shows its plan and waits for a confirm", (
+        *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None), (":", "command line"),
     )),
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),

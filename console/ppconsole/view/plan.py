@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ppengine.protocol.control import Outcome, Refused, Verb
+from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
+from ppengine.protocol.verbs import Verb
 
 from ppconsole.model.units import age_text
 from ppconsole.view.cells import Row, Seg, row, width_of, wrap
-from ppconsole.view.commands import VERBS, cli_line, name_of, target_of
+from ppconsole.view.commands import cli_line, effect_of, target_of
 from ppconsole.view.marks import request_mark
 
 
 def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int) -> list[Row]:
     """Return what the dialog is about: effect, target with its present state, epoch and revision."""
     engine = snapshot.engine
-    rows = [_field("effect", VERBS[name_of(verb)].text)]
+    rows = [_field("effect", effect_of(verb))]
     rows.append(_field("target", f"{target_of(verb)} of {engine.name}", "strong"))
     request = _request(verb, snapshot)
     if request is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ppengine.protocol.control import CheckName, SetCheck
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo, StreamInfo
+from ppengine.protocol.verbs import CheckName, SetCheck
 
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppengine.protocol.control import Command, Cordon, Outcome, Refused
+from ppengine.core.operations import Operation
+from ppengine.core.plans import CommandError, Plan
+from ppengine.protocol.control import Command
 from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.verbs import Cordon
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -54,25 +57,23 @@ class Cordons:
             return None
         return CordonInfo(by=placed.by, since_s=self._engine.clock() - placed.at, reason=placed.reason)
 
-    def handle(self, client: bytes, command: Command, verb: Cordon) -> None:
-        """Plan, place or lift a cordon. A second one on a stage changes nothing: the first author stays."""
+    def plan_cordon(self, verb: Cordon, command: Command) -> Plan:
+        """Plan to place or lift a cordon. A second one on a stage changes nothing: the first author stays."""
         engine, stage = self._engine, verb.stage
         if text := engine.board.unknown(stage):
-            engine.reply(client, Refused(id=command.id, code="NOT_FOUND", text=text))
-            return
-        plan, figures, start = self._plan(verb)
-        if command.dry_run:
-            outcome = Outcome(id=command.id, op="", state="planned", text=plan[0], plan=plan, figures=figures)
-            engine.reply(client, outcome)
-            return
-        operation = engine.operations.open(command, client, f"--stage {stage}{' --undo' if verb.undo else ''}")
-        if not verb.undo:
-            self._placed.setdefault(stage, _Placed(command.by, command.reason, engine.clock()))
-        else:
-            self._placed.pop(stage, None)
-            engine.recovery.start(start)
-        engine.scheduler.batcher.cordon = str(self)
-        engine.operations.end(operation, "applied", "; ".join(plan), figures=figures)
+            raise CommandError("NOT_FOUND", text)
+        lines, figures, start = self._plan(verb)
+
+        def begin(operation: Operation) -> None:
+            if not verb.undo:
+                self._placed.setdefault(stage, _Placed(command.by, command.reason, engine.clock()))
+            else:
+                self._placed.pop(stage, None)
+                engine.recovery.start(start)
+            engine.scheduler.batcher.cordon = str(self)
+            engine.operations.end(operation, "applied", "; ".join(lines), figures=figures)
+
+        return Plan(lines, begin, target=f"--stage {stage}{' --undo' if verb.undo else ''}", figures=figures)
 
     def _plan(self, verb: Cordon) -> tuple[list[str], dict[str, float], list[int]]:
         """Return what happens in words and in figures, and which lost stages are started anew."""

@@ -24,7 +24,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.stage_tracker import Flight, StageBoard
 from ppengine.core.submissions import Submissions
 from ppengine.core.verb_handlers import Commands
-from ppengine.protocol.control import Inspect, Logprob, Submit
+from ppengine.protocol.control import Inspect, Logprob
 from ppengine.protocol.frames import encode
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.reports import ProcessReport
@@ -43,6 +43,7 @@ from ppengine.protocol.steps import (
     StageReady,
     Step,
 )
+from ppengine.protocol.verbs import Submit
 
 
 class Engine:

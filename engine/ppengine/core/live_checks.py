@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ppengine.core.operations import Operation
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.shadow_check import Shadow
-from ppengine.protocol.control import Command, Outcome, Refused, SetCheck
+from ppengine.protocol.control import Command
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
+from ppengine.protocol.verbs import SetCheck
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -84,8 +86,8 @@ class Checks:
 
     # --- the verb -------------------------------------------------------------------------------------------
 
-    def handle(self, client: bytes, command: Command, verb: SetCheck) -> None:
-        """Plan or begin a switch. Raises ValueError for a share that can never be right."""
+    def plan_set_check(self, verb: SetCheck, command: Command) -> Plan:
+        """Plan a switch. Raises ValueError for a share that can never be right, CommandError if it is impossible."""
         engine, on = self._engine, verb.mode == "on"
         if verb.share is not None and (verb.check != "shadow" or not on):
             raise ValueError(f"check {verb.check} {verb.mode} has no share; only `shadow on` does")
@@ -94,19 +96,19 @@ class Checks:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
         if on and verb.check == "shadow" and engine.recovery.holds:
             text = f"the engine is {engine.state}: {engine.message}; the reference asks all stages what they are"
-            engine.reply(client, Refused(id=command.id, code="BUSY", text=text))
-            return
+            raise CommandError("BUSY", text)
         gpus = engine.board.on_gpus
         if on and gpus and verb.check == "shadow" and engine.config.profile.model.load_format == "dummy":
             stages = " ".join(map(str, gpus))
             text = f"the weights are dummies, and stages {stages} on GPUs have drawn others than a CPU would"
-            engine.reply(client, Refused(id=command.id, code="UNSUPPORTED", text=text))
-            return
-        plan = self._plan(verb, share)
-        if command.dry_run:
-            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan, plan=[plan]))
-            return
-        operation = engine.operations.open(command, client, f"{verb.check} {verb.mode}")
+            raise CommandError("UNSUPPORTED", text)
+        return Plan(
+            [self._plan(verb, share)], lambda operation: self._begin(operation, verb, share),
+            target=f"{verb.check} {verb.mode}",
+        )  # fmt: skip
+
+    def _begin(self, operation: Operation, verb: SetCheck, share: float) -> None:
+        engine, on = self._engine, verb.mode == "on"
         if verb.check == "shadow":
             self.shadow.switch(share if on else 0.0, operation)
             return
@@ -117,7 +119,9 @@ class Checks:
         if engine.recovery.holds:
             engine.operations.defer(operation, "the stages are told when all are back")
             for older in [other for other in self._switching if other.verb.check == verb.check]:
-                engine.operations.end(older.operation, "superseded", f"{verb.check} {verb.mode} by {command.by}")
+                engine.operations.end(
+                    older.operation, "superseded", f"{verb.check} {verb.mode} by {operation.command.by}"
+                )
                 self._switching.remove(older)
             self._switching.append(_Switch(_WHEN_BACK, operation, verb))
             return

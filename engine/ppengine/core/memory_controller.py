@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Literal
 from ppengine.common.config import check_utilization
 from ppengine.core.capacity import Capacity
 from ppengine.core.operations import Operation
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.scheduler import ResizeReport
 from ppengine.core.stage_tracker import Change
-from ppengine.protocol.control import Command, Outcome, Refused, SetMemory
+from ppengine.protocol.control import Command
+from ppengine.protocol.verbs import SetMemory
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -66,42 +68,29 @@ class Resizer:
         """Whether stages are at the mapping with which a generation begins: until then they have no block to use."""
         return self._mapping and self._asked.revision in (_BOOT, _AGAIN)
 
-    def handle(self, client: bytes, command: Command, verb: SetMemory) -> None:
-        """Plan or begin a change; raises ValueError for a utilization that can never be right."""
+    def conflict(self, seen: int) -> str:
+        """Return why a command about revision `seen` is refused; empty: `seen` is the present one."""
+        if seen == self.revision:
+            return ""
+        now = f"memory is at revision {self.revision} (utilization {self.utilization:g})"
+        return f"{now}, you saw {seen}; look again and decide"
+
+    def plan_set_memory(self, verb: SetMemory, command: Command) -> Plan:
+        """Plan a change. Raises ValueError for a utilization that can never be right, CommandError if it lacks room."""
         check_utilization(verb.utilization)
-        engine = self._engine
-        if command.if_rev is not None and command.if_rev != self.revision:
-            text = (
-                f"memory is at revision {self.revision} (utilization {self.utilization:g}), "
-                f"you saw {command.if_rev}; look again and decide"
-            )
-            engine.reply(client, Refused(id=command.id, code="CONFLICT", text=text))
-            return
         memory = self.capacity.plan(verb.utilization)
         refusal = self.capacity.refusal(verb.utilization)
-        plan = engine.scheduler.resize.plan(memory.mapped)
+        plan = self._engine.scheduler.resize.plan(memory.mapped)
         if refusal or plan.refused:
-            text = refusal or plan.refused or ""
-            engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=text))
-            return
-        if command.dry_run:
-            lines = plan.lines()
-            lines.append(
-                f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta"
-            )
-            outcome = Outcome(
-                id=command.id, op="", state="planned", text=lines[0], plan=lines, revision=self.revision,
-                figures=plan.figures(),
-            )  # fmt: skip
-            engine.reply(client, outcome)
-            return
-        if self._is_so(verb.utilization, memory.mapped):
-            # No new revision: plans that operators have open on this one are as good as before.
-            operation = engine.operations.open(command, client, f"{verb.utilization:g}")
-            text = f"nothing to change: {self.mapped_blocks} blocks are mapped"
-            engine.operations.end(operation, "applied", text, revision=self.revision)
-            return
-        self._begin(client, command, verb.utilization, memory.mapped)
+            raise CommandError("DOES_NOT_FIT", refusal or plan.refused or "")
+        binding = f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta"
+        same = self._is_so(verb.utilization, memory.mapped)
+        return Plan(
+            [*plan.lines(), binding],
+            self._end_unchanged if same else lambda each: self._begin(each, verb.utilization, memory.mapped),
+            target=f"{verb.utilization:g}" if same else f"{self.utilization:g}>{verb.utilization:g}",
+            revision=self.revision, figures=plan.figures(),
+        )  # fmt: skip
 
     def advance(self) -> None:
         """Give memory back once nothing can touch it any more, or take it before anything does."""
@@ -172,13 +161,18 @@ class Resizer:
         settled = not (self.busy or self._mapping or self._uneven)
         return settled and (utilization, blocks) == (self.utilization, self.mapped_blocks)
 
-    def _begin(self, client: bytes, command: Command, utilization: float, blocks: int) -> None:
+    def _end_unchanged(self, operation: Operation) -> None:
+        # No new revision: plans that operators have open on this one are as good as before.
+        text = f"nothing to change: {self.mapped_blocks} blocks are mapped"
+        self._engine.operations.end(operation, "applied", text, revision=self.revision)
+
+    def _begin(self, operation: Operation, utilization: float, blocks: int) -> None:
         engine, older = self._engine, self._operation
         self.revision += 1
         if older is not None:
             text = f"superseded by utilization {utilization:g} (revision {self.revision})"
             engine.operations.end(older, "superseded", text, revision=self.revision)
-        self._operation = engine.operations.open(command, client, f"{self.utilization:g}>{utilization:g}")
+        self._operation = operation
         self._before = self.mapped_blocks
         self.utilization, self._target, self._failure = utilization, blocks, ""
         self._step = None

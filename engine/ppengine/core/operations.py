@@ -9,6 +9,7 @@ from typing import Literal
 
 from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Event, OperationInfo
+from ppengine.protocol.verbs import name_of
 
 KEEP_SECONDS = 10.0
 """How long an ended operation stays in the reports."""
@@ -41,11 +42,6 @@ class Operation:
     """What its client was told then."""
 
 
-def verb_name(command: Command) -> str:
-    """Return the verb of a command as it is typed."""
-    return str(command.verb.__struct_config__.tag)
-
-
 class Operations:
     """Opens, defers and ends operations, and tells client and event log about each turn."""
 
@@ -59,7 +55,7 @@ class Operations:
     def open(self, command: Command, client: bytes, target: str | None, *, request: str | None = None) -> Operation:
         """Accept a command: it now has an id, and will have one outcome."""
         self._count += 1
-        operation = Operation(f"op-{self._count}", command, client, verb_name(command), target, request)
+        operation = Operation(f"op-{self._count}", command, client, name_of(command.verb), target, request)
         self._live[operation.id] = operation
         self._reply(client, Accepted(id=command.id, op=operation.id, request=request))
         return operation

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from ppengine.core.capacity import Capacity
 from ppengine.core.link_failures import Losses
 from ppengine.core.operations import Operation
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.restarts import Restarts, restart_plan
-from ppengine.protocol.control import Command, Outcome, Refused, RestartStage
+from ppengine.protocol.control import Command
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
     FIRST_GENERATION,
@@ -20,6 +21,7 @@ from ppengine.protocol.steps import (
     StageProgress,
     StageReady,
 )
+from ppengine.protocol.verbs import RestartStage
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
@@ -131,22 +133,21 @@ class Recovery:
 
     # --- the verb ---------------------------------------------------------------------------------------------
 
-    def handle(self, client: bytes, command: Command, verb: RestartStage) -> None:
-        """Plan or begin the restart of one stage; those that are lost are started with it."""
+    def plan_restart(self, verb: RestartStage, command: Command) -> Plan:
+        """Plan the restart of one stage; lost stages are started with it."""
         engine, stage = self._engine, verb.stage
         if text := engine.board.unknown(stage):
-            engine.reply(client, Refused(id=command.id, code="NOT_FOUND", text=text))
-            return
-        if command.dry_run:
-            lines, figures = restart_plan(engine, stage, self.generation + 1)
-            outcome = Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures=figures)
-            engine.reply(client, outcome)
-            return
-        older = self._operations.pop(stage, None)
-        if older is not None:
-            engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
-        self._operations[stage] = engine.operations.open(command, client, str(stage))
-        self.start([stage])
+            raise CommandError("NOT_FOUND", text)
+
+        def begin(operation: Operation) -> None:
+            older = self._operations.pop(stage, None)
+            if older is not None:
+                engine.operations.end(older, "superseded", f"restarted once more by {command.by}")
+            self._operations[stage] = operation
+            self.start([stage])
+
+        lines, figures = restart_plan(engine, stage, self.generation + 1)
+        return Plan(lines, begin, target=str(stage), figures=figures)
 
     # --- one turn ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ppengine.common.config import ConfigError
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
-from ppengine.protocol.control import Submit
+from ppengine.protocol.verbs import Submit
 
 NAME_MOST = 128
 

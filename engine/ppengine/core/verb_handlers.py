@@ -1,25 +1,23 @@
-"""Commands from consoles: check, plan, or do. One handler a verb, chosen by the verb's type and nothing else."""
+"""Commands from consoles: one dispatcher, and one handler a verb, chosen by the type of its message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from ppengine.core.operations import Operation
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.scheduler import ActionResult, DoesNotFit, PreemptMode
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import ActionState
-from ppengine.protocol.control import (
+from ppengine.protocol.control import Command, Outcome, Refused
+from ppengine.protocol.verbs import (
     Abort,
-    Command,
     Cordon,
     Drain,
-    ErrorCode,
-    Outcome,
     Pause,
     Preempt,
-    Refused,
     Release,
     RestartStage,
     Resume,
@@ -29,52 +27,94 @@ from ppengine.protocol.control import (
     Submit,
     SwapIn,
     SwapOut,
+    Verb,
+    name_of,
+    row_of,
+    value_of,
 )
 
 if TYPE_CHECKING:
     from ppengine.core.engine import Engine
 
 Act = Abort | Preempt | SwapOut | SwapIn | Release
-ActName = Literal["abort", "preempt", "swap-out", "swap-in", "release"]
-VERB_NAMES: dict[type, ActName] = {
-    Abort: "abort", Preempt: "preempt", SwapOut: "swap-out", SwapIn: "swap-in", Release: "release",
-}  # fmt: skip
-
-
 _TOLD_FIRST: tuple[ActionState, ...] = ("pending", "failed", "superseded", "applied")
-"""Which of the effects on several samples an operation tells of."""
-
-
-class CommandError(Exception):
-    """A command that has no effect, with the code and the one line that says why."""
-
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
+"""Order in which an operation reports the effects on several samples."""
 
 
 class Commands:
-    """Turns commands into effects of the scheduler and operations that report them."""
+    """Dispatches commands to the handlers of their verbs: checks, dry run, operation and refusal are done here once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._effects: list[tuple[list[tuple[ActionResult, Request]], Operation]] = []
         self._drain: Operation | None = None
         self._idle: Operation | None = None
+        # Each handler takes the verb of its own type: a relation that no annotation of a dict expresses.
+        self.handlers: dict[type[Verb], Callable[[Any, Command], Plan]] = {
+            Submit: self._plan_submit,
+            **dict.fromkeys((Abort, Preempt, SwapOut, SwapIn, Release), self._plan_act),
+            SetMemory: lambda verb, command: engine.resizer.plan_set_memory(verb, command),
+            Pause: self._plan_pause,
+            Resume: self._plan_resume,
+            Drain: self._plan_drain,
+            SetCheck: lambda verb, command: engine.checks.plan_set_check(verb, command),
+            RestartStage: lambda verb, command: engine.recovery.plan_restart(verb, command),
+            Cordon: lambda verb, command: engine.cordons.plan_cordon(verb, command),
+            Stop: self._plan_stop,
+        }
+        """Handler of each verb's message type."""
 
     def handle(self, client: bytes, command: Command) -> None:
         """Execute one command; every path answers."""
+        engine = self._engine
         try:
-            self._dispatch(client, command)
-        except CommandError as error:
-            self._engine.reply(client, Refused(id=command.id, code=error.code, text=error.text))
-        except NotPossible as error:
-            self._engine.reply(client, Refused(id=command.id, code=error.code, text=error.text))
+            plan = self._plan(command)
+        except (CommandError, NotPossible) as error:
+            engine.reply(client, Refused(id=command.id, code=error.code, text=error.text))
         except DoesNotFit as error:
-            self._engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=error.text))
+            engine.reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=error.text))
         except ValueError as error:
-            self._engine.reply(client, Refused(id=command.id, code="INVALID", text=str(error)))
+            engine.reply(client, Refused(id=command.id, code="INVALID", text=str(error)))
+        else:
+            if command.dry_run:
+                outcome = Outcome(
+                    id=command.id, op="", state="planned", text=plan.lines[0], plan=plan.lines, figures=plan.figures,
+                    revision=plan.revision, request=plan.request,
+                )  # fmt: skip
+                engine.reply(client, outcome)
+            else:
+                plan.begin(engine.operations.open(command, client, plan.target, request=plan.request))
+
+    def _plan(self, command: Command) -> Plan:
+        """Check a command and return its plan. Raises CommandError, and the refusals of its handler."""
+        engine, verb = self._engine, command.verb
+        row = row_of(verb)
+        if command.epoch != engine.config.epoch:
+            raise CommandError("STALE_EPOCH", f"this is epoch {engine.config.epoch}, not {command.epoch}")
+        if row.needs != "nothing" and not engine.serving:
+            raise CommandError("BUSY", f"the engine is {engine.state}: {engine.message}")
+        if row.needs == "running" and engine.recovery.down:
+            # No step will retire any more, so no other verb would ever have an end.
+            raise CommandError("FAILED", f"the engine is degraded: {engine.message}; restart-stage or stop")
+        handler = self.handlers.get(type(verb))
+        if handler is None:
+            raise CommandError("UNSUPPORTED", f"{row.name} is not for the core")
+        if command.if_rev is not None and row.has_revision:
+            self._check_revision(verb, command.if_rev)
+        return handler(verb, command)
+
+    def _check_revision(self, verb: Verb, seen: int) -> None:
+        """Raise CommandError unless `seen` is the revision of the verb's request, or of memory."""
+        if isinstance(verb, SetMemory):
+            conflict = self._engine.resizer.conflict(seen)
+        else:
+            name = value_of(verb, "request")
+            request = self._members(name)[0]
+            last = request.history[-1][1] if request.history else request.state
+            text = f"{name} has moved on: revision {request.revision}, you saw {seen} ({last})"
+            conflict = text if seen != request.revision else ""
+        if conflict:
+            raise CommandError("CONFLICT", conflict)
 
     def settle(self) -> None:
         """End the operations whose effect has happened; say of the others where they wait."""
@@ -109,109 +149,73 @@ class Commands:
 
     # --- verbs ----------------------------------------------------------------------------------------------
 
-    def _dispatch(self, client: bytes, command: Command) -> None:
-        verb = command.verb
-        if command.epoch != self._engine.config.epoch:
-            raise CommandError("STALE_EPOCH", f"this is epoch {self._engine.config.epoch}, not {command.epoch}")
-        if isinstance(verb, Stop):
-            self._stop(client, command)
-        elif not self._engine.serving:
-            raise CommandError("BUSY", f"the engine is {self._engine.state}: {self._engine.message}")
-        elif isinstance(verb, RestartStage):
-            self._engine.recovery.handle(client, command, verb)
-        elif isinstance(verb, Cordon):
-            self._engine.cordons.handle(client, command, verb)
-        elif self._engine.recovery.down:
-            # No step will retire any more, so nothing else that is asked for would ever have an end.
-            raise CommandError("FAILED", f"the engine is degraded: {self._engine.message}; restart-stage or stop")
-        elif isinstance(verb, Submit):
-            self._submit(client, command, verb)
-        elif isinstance(verb, Act):
-            self._act(client, command, verb)
-        elif isinstance(verb, SetMemory):
-            self._engine.resizer.handle(client, command, verb)
-        elif isinstance(verb, Pause):
-            self._pause(client, command, verb)
-        elif isinstance(verb, Resume):
-            self._resume(client, command)
-        elif isinstance(verb, Drain):
-            self._drain_verb(client, command, verb)
-        elif isinstance(verb, SetCheck):
-            self._engine.checks.handle(client, command, verb)
-        else:
-            raise CommandError("UNSUPPORTED", f"{type(verb).__name__.lower()} is not for the core")
-
-    def _submit(self, client: bytes, command: Command, verb: Submit) -> None:
+    def _plan_submit(self, verb: Submit, command: Command) -> Plan:
         engine = self._engine
         if engine.draining:
             raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
         requests = engine.submissions.requests(verb, owner=command.by)
         engine.scheduler.admission.check(requests)
-        name = requests[0].group
-        if command.dry_run:
-            plan = [f"queue {len(requests)} sample(s) of {len(requests[0].prompt_ids)} prompt tokens"]
-            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan[0], plan=plan))
-            return
-        engine.admit(requests, session="")
-        operation = engine.operations.open(command, client, name, request=name)
-        text = f"{len(requests[0].prompt_ids)} prompt tokens queued"
-        engine.operations.end(operation, "applied", text, request=name)
+        name, prompt = requests[0].group, len(requests[0].prompt_ids)
 
-    def _act(self, client: bytes, command: Command, verb: Act) -> None:
-        engine = self._engine
-        members = engine.members(verb.request)
-        if not members:
-            raise CommandError("NOT_FOUND", engine.gone_text(verb.request))
-        request = members[0]
-        if command.if_rev is not None and command.if_rev != request.revision:
-            last = request.history[-1][1] if request.history else request.state
-            raise CommandError(
-                "CONFLICT",
-                f"{verb.request} has moved on: revision {request.revision}, you saw {command.if_rev} ({last})",
-            )
-        scheduler, by = engine.scheduler, command.by
+        def begin(operation: Operation) -> None:
+            engine.admit(requests, session="")
+            engine.operations.end(operation, "applied", f"{prompt} prompt tokens queued", request=name)
+
+        lines = [f"queue {len(requests)} sample(s) of {prompt} prompt tokens"]
+        return Plan(lines, begin, target=name, request=None if command.dry_run else name)
+
+    def _plan_act(self, verb: Act, command: Command) -> Plan:
+        scheduler, members, by = self._engine.scheduler, self._members(verb.request), command.by
         mode = verb.mode if isinstance(verb, Preempt) else None
         hold = verb.hold if isinstance(verb, Preempt | SwapOut) else False
         calls: dict[type, Callable[[Request], ActionResult]] = {
-            Abort: lambda member: engine.abort(member, by),
+            Abort: lambda member: self._engine.abort(member, by),
             Preempt: lambda member: scheduler.actions.preempt(member.id, mode, hold, by=by),
             SwapOut: lambda member: scheduler.actions.swap_out(member.id, hold, by=by),
             SwapIn: lambda member: scheduler.actions.swap_in(member.id, by=by),
             Release: lambda member: scheduler.actions.release(member.id, by=by),
         }
-        if command.dry_run:
-            plan, figures = scheduler.actions.plan(VERB_NAMES[type(verb)], request.id, mode, hold)
-            text = plan[0] if plan else "nothing to do"
-            outcome = Outcome(
-                id=command.id, op="", state="planned", text=text, plan=plan, figures=figures,
-                revision=request.revision, request=verb.request,
-            )  # fmt: skip
-            engine.reply(client, outcome)
-            return
+        able, lines, figures = self._able(verb, members, mode, hold)
+        return Plan(
+            lines, lambda operation: self._begin_act(operation, able, len(members), calls[type(verb)]),
+            target=verb.request, request=verb.request, revision=members[0].revision, figures=figures,
+        )  # fmt: skip
+
+    def _begin_act(
+        self, operation: Operation, able: list[Request], count: int, call: Callable[[Request], ActionResult]
+    ) -> None:
         effects: list[tuple[ActionResult, Request]] = []
-        problem = ""
-        for member in self._able(verb, members, mode, hold):
+        for member in able:
             try:
-                effects.append((calls[type(verb)](member), member))
+                effects.append((call(member), member))
             except NotPossible as error:
-                # What earlier samples took, this one lacks.
-                if not effects:
-                    raise
-                problem = f"{len(effects)} of {len(members)} samples: {error.text}"
-                break
-        operation = engine.operations.open(command, client, verb.request, request=verb.request)
-        if problem:
-            engine.operations.end(operation, "failed", problem, request=verb.request)
-            return
+                # An earlier sample took the blocks that this one needs.
+                problem = f"{len(effects)} of {count} samples: {error.text}"
+                self._engine.operations.end(operation, "failed", problem, request=operation.request)
+                return
         self._effects.append((effects, operation))
         self.settle()
 
-    def _able(self, verb: Act, members: list[Request], mode: PreemptMode | None, hold: bool) -> list[Request]:
-        """Return the samples to which the verb applies. Raises Refused when it is none, or when one lacks room."""
-        able, first = [], None
+    def _members(self, name: str) -> list[Request]:
+        """Return the live samples of a request. Raises CommandError where there is none."""
+        members = self._engine.members(name)
+        if not members:
+            raise CommandError("NOT_FOUND", self._engine.gone_text(name))
+        return members
+
+    def _able(
+        self, verb: Act, members: list[Request], mode: PreemptMode | None, hold: bool
+    ) -> tuple[list[Request], list[str], dict[str, float]]:
+        """Return the samples to which the verb applies, and the plan of the first, in lines and figures.
+
+        Raises Refused when it applies to none, or when one lacks room.
+        """
+        able: list[Request] = []
+        plans: list[tuple[list[str], dict[str, float]]] = []
+        first: NotPossible | None = None
         for member in members:
             try:
-                self._engine.scheduler.actions.plan(VERB_NAMES[type(verb)], member.id, mode, hold)
+                plans.append(self._engine.scheduler.actions.plan(name_of(verb), member.id, mode, hold))
                 able.append(member)
             except NotPossible as error:
                 if error.code == "DOES_NOT_FIT":
@@ -219,75 +223,71 @@ class Commands:
                 first = first or error
         if first is not None and not able:
             raise first
-        return able
+        return able, *plans[0]
 
-    def _pause(self, client: bytes, command: Command, verb: Pause) -> None:
-        engine = self._engine
-        scheduler = engine.scheduler
-        running = engine.running
-        plan = {
+    def _plan_pause(self, verb: Pause, command: Command) -> Plan:
+        engine, running = self._engine, self._engine.running
+        line = {
             "wait": f"finish {running} running, start none of {len(engine.live()) - running} others",
             "keep": f"stop scheduling; {len(engine.live())} requests keep their blocks",
             "abort": f"abort {len(engine.live())} requests and stop scheduling",
         }[verb.mode]
-        if command.dry_run:
-            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=plan, plan=[plan]))
-            return
-        operation = engine.operations.open(command, client, verb.mode)
-        self._supersede_pause(f"pause {verb.mode} by {command.by}")
-        scheduler.batcher.draining, scheduler.paused = True, verb.mode != "wait"
-        if verb.mode == "abort":
-            engine.abort_all(by=command.by)
-        if verb.mode == "wait" and running:
-            self._idle = operation
-            self.settle()
-        else:
-            engine.operations.end(operation, "applied", plan)
 
-    def _resume(self, client: bytes, command: Command) -> None:
+        def begin(operation: Operation) -> None:
+            self._supersede_pause(f"pause {verb.mode} by {command.by}")
+            engine.scheduler.batcher.draining, engine.scheduler.paused = True, verb.mode != "wait"
+            if verb.mode == "abort":
+                engine.abort_all(by=command.by)
+            if verb.mode == "wait" and running:
+                self._idle = operation
+                self.settle()
+            else:
+                engine.operations.end(operation, "applied", line)
+
+        return Plan([line], begin, target=verb.mode)
+
+    def _plan_resume(self, verb: Resume, command: Command) -> Plan:
         engine = self._engine
-        if command.dry_run:
-            text = f"schedule again: {len(engine.live())} requests"
-            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
-            return
-        operation = engine.operations.open(command, client, None)
-        self._supersede_pause(f"resumed by {command.by}")
-        engine.scheduler.paused = engine.scheduler.batcher.draining = False
-        engine.operations.end(operation, "applied", "scheduling again")
+
+        def begin(operation: Operation) -> None:
+            self._supersede_pause(f"resumed by {command.by}")
+            engine.scheduler.paused = engine.scheduler.batcher.draining = False
+            engine.operations.end(operation, "applied", "scheduling again")
+
+        return Plan([f"schedule again: {len(engine.live())} requests"], begin)
 
     def _supersede_pause(self, why: str) -> None:
         if self._idle is not None:
             self._engine.operations.end(self._idle, "superseded", why)
             self._idle = None
 
-    def _drain_verb(self, client: bytes, command: Command, verb: Drain) -> None:
+    def _plan_drain(self, verb: Drain, command: Command) -> Plan:
         engine = self._engine
-        left = len(engine.live())
-        text = "take requests again" if verb.undo else f"refuse new requests, finish {left}"
-        if command.dry_run:
-            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
-            return
-        operation = engine.operations.open(command, client, "--undo" if verb.undo else None)
-        engine.draining = not verb.undo
-        if self._drain is not None:
-            engine.operations.end(self._drain, "superseded", f"{text}, by {command.by}")
-            self._drain = None
-        if verb.undo:
-            engine.operations.end(operation, "applied", "takes requests again")
-        else:
-            self._drain = operation
-            self.settle()
+        line = "take requests again" if verb.undo else f"refuse new requests, finish {len(engine.live())}"
 
-    def _stop(self, client: bytes, command: Command) -> None:
+        def begin(operation: Operation) -> None:
+            engine.draining = not verb.undo
+            if self._drain is not None:
+                engine.operations.end(self._drain, "superseded", f"{line}, by {command.by}")
+                self._drain = None
+            if verb.undo:
+                engine.operations.end(operation, "applied", "takes requests again")
+            else:
+                self._drain = operation
+                self.settle()
+
+        return Plan([line], begin, target="--undo" if verb.undo else None)
+
+    def _plan_stop(self, verb: Stop, command: Command) -> Plan:
         engine = self._engine
         left = len(engine.live()) if engine.serving else 0
-        text = f"stop the engine; {left} requests end unfinished" if left else "stop the engine; it is idle"
-        if command.dry_run:
-            engine.reply(client, Outcome(id=command.id, op="", state="planned", text=text, plan=[text]))
-            return
-        operation = engine.operations.open(command, client, engine.config.name)
-        engine.operations.end(operation, "applied", f"stopping; {left} requests unfinished")
-        engine.leave(f"stop by {command.by}")
+
+        def begin(operation: Operation) -> None:
+            engine.operations.end(operation, "applied", f"stopping; {left} requests unfinished")
+            engine.leave(f"stop by {command.by}")
+
+        line = f"stop the engine; {left} requests end unfinished" if left else "stop the engine; it is idle"
+        return Plan([line], begin, target=engine.config.name)
 
     def _where(self, request: Request) -> str:
         if not request.in_flight:

@@ -13,9 +13,10 @@ from ppengine.common.config import EngineConfig
 from ppengine.drills.fault_messages import Done, FromFaults, Inject, Lift
 from ppengine.drills.registry import FaultError, Kind, find, kinds
 from ppengine.drills.target import Pids, Target
-from ppengine.protocol.control import Accepted, ClearFaults, Command, Fault, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.inspection import FaultsDetail
+from ppengine.protocol.verbs import ClearFaults, Fault
 
 ANSWER_S = 3.0
 """For the fault thread of a stage; one that holds the GIL has none."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ppengine.protocol.control import Command, Submit
+from ppengine.protocol.control import Command
+from ppengine.protocol.verbs import Submit, name_of
 
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
 
@@ -71,7 +72,7 @@ class AuditLog:
             id=command.id,
             by=command.by,
             uid=os.getuid(),
-            verb=verb_name(command),
+            verb=name_of(command.verb),
             args=_arguments(command),
             reason=command.reason,
             dry_run=command.dry_run,
@@ -93,11 +94,6 @@ class AuditLog:
         for _, descriptor in self._files:
             os.close(descriptor)
         self._files.clear()
-
-
-def verb_name(command: Command) -> str:
-    """Return `swap-out` and so on: the verb's tag."""
-    return str(command.verb.__struct_config__.tag)
 
 
 def _arguments(command: Command) -> dict[str, Any]:

@@ -15,25 +15,14 @@ from typing import Protocol
 
 import msgspec
 
-from ppengine.gateway.audit import AuditError, AuditLog, verb_name
+from ppengine.gateway.audit import AuditError, AuditLog
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.roles import may_command
 from ppengine.gateway.sessions import Session, Sessions
-from ppengine.protocol.control import (
-    Accepted,
-    ClearFaults,
-    Command,
-    Continue,
-    Deferred,
-    ErrorCode,
-    Fault,
-    Outcome,
-    Refused,
-    Stop,
-    Submit,
-)
+from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.frames import Header
+from ppengine.protocol.verbs import Continue, Submit, Verb, name_of, row_of
 
 Reply = Accepted | Deferred | Outcome | Refused
 KEPT = 4096
@@ -69,6 +58,11 @@ class Kept(msgspec.Struct):
     replies: list[Reply] = []
     over: bool = False
 
+    @property
+    def ends_engine(self) -> bool:
+        """Whether it is a command to end the engine, and no dry run."""
+        return row_of(self.command.verb).ends_engine and not self.command.dry_run
+
 
 class CommandDesk:
     """Takes commands of consoles and answers of the core."""
@@ -91,11 +85,11 @@ class CommandDesk:
         """A Stop is under way."""
 
     def handle(self, client: bytes, head: Header, command: Command, session: Session | None) -> None:
-        """Check one command and set it going; every path answers."""
+        """Check one command and execute it; every path answers."""
         if session is None:
             self._answer(client, Refused(id=command.id, code="DENIED", text="say Hello before the first command"))
             return
-        # The session says who it is; with keys this will be the key's owner.
+        # The author is the session's user; with keys it will be the key's owner.
         command.by = session.user
         command.reason = command.reason[:_REASON_MOST]
         if not 0 < len(command.id) <= _ID_MOST:
@@ -122,7 +116,7 @@ class CommandDesk:
         self._begin(kept)
 
     def on_reply(self, reply: Reply, *, core: bool = True) -> bool:
-        """Pass an answer on, of the core or of who else was asked; return False if it belongs to no open command."""
+        """Pass an answer on, of the core or of the fault desk; return False if it belongs to no open command."""
         kept = self._kept.get(reply.id)
         if kept is None or kept.over:
             return False
@@ -131,11 +125,11 @@ class CommandDesk:
         return True
 
     def core_lost(self, why: str) -> None:
-        """End every open command: the core will not."""
+        """End every open command, because the core will not."""
         for kept in [kept for kept in self._kept.values() if not kept.over]:
             op = next((reply.op for reply in kept.replies if isinstance(reply, Accepted)), None)
-            if isinstance(kept.command.verb, Stop) and not kept.command.dry_run:
-                # What the core said last is lost with its connection; that it has left is what was asked.
+            if kept.ends_engine:
+                # The last answer of the core is lost with its connection; its exit is the requested end.
                 op = op or f"g-{kept.command.id[-8:]}"
                 self._reply(kept, Outcome(id=kept.command.id, op=op, state="applied", text=why))
             elif op is None:
@@ -148,19 +142,20 @@ class CommandDesk:
 
     def _check(self, head: Header, command: Command, session: Session) -> Refused | None:
         if not may_command(session.role):
-            return _refused(command, "DENIED", f"{session.user} is attached read-only: {verb_name(command)} is refused")
+            text = f"{session.user} is attached read-only: {name_of(command.verb)} is refused"
+            return _refused(command, "DENIED", text)
         if command.epoch != self._epoch:
             text = f"the engine was restarted: epoch {command.epoch[:64]!r} has ended, {self._epoch} runs"
             return _refused(command, "STALE_EPOCH", text)
-        # Consoles are on this host, where both clocks are one. The wall clock goes on in a suspend, the other
-        # does not jump: whichever says that the command is old is believed.
+        # Consoles are on this host and share its clocks. The wall clock continues during a suspend, the monotonic one
+        # does not jump: the older of both ages counts.
         age_ms = max(time.time() - head.wall, (time.monotonic_ns() - head.mono_ns) / 1e9) * 1e3
         if not age_ms <= command.ttl_ms:
             return _refused(command, "EXPIRED", f"sent {age_ms:.0f} ms ago, it was good for {command.ttl_ms} ms")
         return None
 
     def _repeat(self, client: bytes, command: Command, known: Kept) -> None:
-        """Give a repeat the answers of the first, and have it hear the rest."""
+        """Give a repeat the answers of the first, and send it the rest."""
         if known.command.by != command.by or known.command.verb != command.verb:
             text = f"id {command.id} belongs to another command; every command needs an id of its own"
             self._answer(client, Refused(id=command.id, code="CONFLICT", text=text))
@@ -173,25 +168,26 @@ class CommandDesk:
 
     def _begin(self, kept: Kept) -> None:
         command = kept.command
-        if isinstance(command.verb, Continue):
-            self._continue(kept, command.verb.stage)
-            return
-        if isinstance(command.verb, Fault | ClearFaults):
+        row = row_of(command.verb)
+        if row.runs == "faults":
             for reply in self._engine.fault(command):
                 self._reply(kept, reply)
             return
+        if row.runs == "gateway":
+            _HERE[type(command.verb)](self, kept)
+            return
         missing = self._engine.core_missing()
-        if isinstance(command.verb, Stop):
-            self.stopping = self.stopping or not command.dry_run
-            if missing:
-                self._stop_without_core(kept, missing)
-                return
-        if missing or not self._engine.forward(command):
+        self.stopping = self.stopping or kept.ends_engine
+        if missing and row.ends_engine:
+            self._stop_without_core(kept, missing)
+        elif missing or not self._engine.forward(command):
             self._reply(kept, _refused(command, "NO_CORE", missing or "the engine core takes no more commands now"))
 
-    def _continue(self, kept: Kept, stage: int) -> None:
-        """Send SIGCONT; the core need not know, and may be stuck."""
+    def _continue(self, kept: Kept) -> None:
+        """Send SIGCONT, without the core: it may be stuck."""
         command, op = kept.command, f"g-{kept.command.id[-8:]}"
+        assert isinstance(command.verb, Continue)
+        stage = command.verb.stage
         process = self._engine.stage_process(stage)
         if process is None or process_start(process[0]) != process[1]:
             self._reply(kept, _refused(command, "NOT_FOUND", f"no process of stage {stage} runs"))
@@ -224,19 +220,19 @@ class CommandDesk:
         text = f"the supervisor was told to stop the engine ({missing})"
         self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
 
-    # --- what came of it ------------------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------------------
 
     def _reply(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
         waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
         kept.replies.append(reply)
         kept.over = isinstance(reply, Outcome | Refused)
-        # What has happened has happened: a log that cannot be written must not hide it from the console.
+        # The effect has happened: a log that cannot be written must not hide it from the console.
         self._record(kept, _outcome_name(reply), reply)
         self._answer(kept.client, reply)
-        if kept.over and isinstance(kept.command.verb, Stop) and getattr(reply, "state", "") != "applied":
+        if kept.over and row_of(kept.command.verb).ends_engine and getattr(reply, "state", "") != "applied":
             self.stopping = False
         self._note_request(kept, reply)
-        # One event tells how a command ended. That it was accepted is one only when the end is yet to come.
+        # One event reports the end of a command. Acceptance is an event only if the end comes later.
         if told or kept.command.dry_run or isinstance(reply, Accepted):
             return
         if isinstance(reply, Deferred) and not waited:
@@ -280,13 +276,18 @@ class CommandDesk:
         )
 
 
+_HERE: dict[type[Verb], Callable[[CommandDesk, Kept], None]] = {Continue: CommandDesk._continue}
+"""Handlers of the verbs that the gateway executes itself."""
+
+
 def brief(command: Command) -> str:
     """Return `set-memory 0.6`: the verb and its short arguments, no prompt."""
-    verb = command.verb
-    if isinstance(verb, Submit):
-        return "submit"
-    words = [value for value in msgspec.structs.astuple(verb) if value is not None and not isinstance(value, bool)]
-    return " ".join([verb_name(command), *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
+    row = row_of(command.verb)
+    if row.target == "submission":
+        return row.name
+    values = msgspec.structs.astuple(command.verb)
+    words = [value for value in values if value is not None and not isinstance(value, bool)]
+    return " ".join([row.name, *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
 
 
 def reply_text(reply: Reply) -> str:

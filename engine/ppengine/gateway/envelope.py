@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ppengine.protocol import frames
-from ppengine.protocol.control import Refused, Verb
+from ppengine.protocol.control import Refused
+from ppengine.protocol.verb_table import ROWS
 
-_KNOWN_VERBS = frozenset(str(kind.__struct_config__.tag) for kind in Verb.__args__)
 _TEXT_MOST = 300
 
 
@@ -56,7 +56,7 @@ def refusal(parts: Sequence[bytes], error: frames.ProtocolError) -> Refused | No
     identity = outline.id[:128]
     if outline.type == "command" and outline.verb is not None:
         verb = outline.verb.type
-        if verb not in _KNOWN_VERBS:
+        if verb not in ROWS:
             return Refused(id=identity, code="UNSUPPORTED", text=f"there is no verb {verb[:64]!r}")
         # A value out of its range: the user's business, said without the decoder's preamble.
         return Refused(id=identity, code="INVALID", text=text.partition("ValidationError: ")[2] or text)

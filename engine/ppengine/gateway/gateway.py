@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -138,20 +139,23 @@ class Gateway:
 
     def _judge(self) -> None:
         self._take_report()
-        try:
-            changed = self._diagnose()
-        except Exception as error:
-            # Whoever trips over what is seen must not end the engine, which goes on behind it.
-            changed = self._collector.tripped(error)
-            if changed:
-                log.exception("the diagnosis failed")
-        if changed:
+        if self._guarded(self._diagnose):
             # What an operator must see at once does not wait for the second to be full.
             self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
         missing = self._collector.core_process_ended()
         if missing and self._core_was_there:
             self._consoles.commands.core_lost(missing)
         self._core_was_there = not missing
+
+    def _guarded(self, diagnose: Callable[[], bool]) -> bool:
+        """Return whether the verdicts changed. A diagnosis that raises must not end the engine: it is a verdict."""
+        try:
+            return diagnose()
+        except Exception as error:
+            changed = self._collector.tripped(error)
+            if changed:
+                log.exception("the diagnosis failed")
+            return changed
 
     def _diagnose(self) -> bool:
         changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks)
@@ -244,7 +248,7 @@ class Gateway:
         # The last answers of the core may wait here, and who has none should not have to guess.
         self._on_collect()
         self._take_report()
-        self._collector.judge(self._consoles.commands.stopping)
+        self._guarded(lambda: self._collector.judge(self._consoles.commands.stopping))
         self._consoles.commands.core_lost("the engine stops")
         self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was told to end")
         last = self._collector.snapshot(self._consoles.sessions.count(time.monotonic()), stopped=True)

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.verbs import Verb
 
 # --- handshake and liveness ---------------------------------------------------------------------------------
 
@@ -61,134 +61,7 @@ class Goodbye(msgspec.Struct, tag="goodbye", kw_only=True):
     """Last message of a console that leaves: it counts no more. One that says nothing counts for ten seconds."""
 
 
-# --- verbs --------------------------------------------------------------------------------------------------
-
-
-class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True):
-    """A new request: a text or token ids. `chat`: put the text through the model's chat template."""
-
-    prompt: str | None = None
-    prompt_token_ids: list[int] | None = None
-    sampling: SamplingParams = SamplingParams()
-    request: str | None = None
-    """Id to use; None lets the engine choose."""
-    abort_on_detach: bool = False
-    chat: bool = False
-
-
-class Abort(msgspec.Struct, tag="abort", kw_only=True, forbid_unknown_fields=True):
-    """End a request; its blocks come back once its last step has retired."""
-
-    request: str
-
-
-class Preempt(msgspec.Struct, tag="preempt", kw_only=True, forbid_unknown_fields=True):
-    """Take a request's blocks: `recompute` drops them, `swap` moves them to the host; `hold` keeps it off."""
-
-    request: str
-    mode: Literal["recompute", "swap"] | None = None
-    hold: bool = False
-
-
-class SwapOut(msgspec.Struct, tag="swap-out", kw_only=True, forbid_unknown_fields=True):
-    """Move a request's blocks to the host, and hold it there unless `hold` is false."""
-
-    request: str
-    hold: bool = True
-
-
-class SwapIn(msgspec.Struct, tag="swap-in", kw_only=True, forbid_unknown_fields=True):
-    """Bring a request's blocks back and let it run."""
-
-    request: str
-
-
-class Release(msgspec.Struct, tag="release", kw_only=True, forbid_unknown_fields=True):
-    """End a hold; the rest is the scheduler's business."""
-
-    request: str
-
-
-class SetMemory(msgspec.Struct, tag="set-memory", kw_only=True, forbid_unknown_fields=True):
-    """Change memory utilization live. Above 0, at most 1, and enough for one sequence; the core checks."""
-
-    utilization: float
-
-
-class Pause(msgspec.Struct, tag="pause", kw_only=True, forbid_unknown_fields=True):
-    """`wait`: finish what runs, start nothing; `keep`: stop scheduling and keep all; `abort`: abort all."""
-
-    mode: Literal["wait", "keep", "abort"] = "wait"
-
-
-class Resume(msgspec.Struct, tag="resume", kw_only=True, forbid_unknown_fields=True):
-    """Undo Pause."""
-
-
-class Drain(msgspec.Struct, tag="drain", kw_only=True, forbid_unknown_fields=True):
-    """Refuse new requests and finish those that are here; `undo` takes requests again."""
-
-    undo: bool = False
-
-
-class Stop(msgspec.Struct, tag="stop", kw_only=True, forbid_unknown_fields=True):
-    """Stop the engine and all its processes."""
-
-
-class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fields=True):
-    """Send SIGCONT to a stage that somebody stopped."""
-
-    stage: int
-
-
-CheckName = Literal["ledger", "strict", "finite", "shadow"]
-
-
-class SetCheck(msgspec.Struct, tag="check", kw_only=True, forbid_unknown_fields=True):
-    """Switch a live check, in all stages at one step. Off also forgets what it has found.
-
-    `ledger`: hand-offs between streams and threads; `strict`: wait for every operation before the next; `finite`:
-    values that leave a stage; `shadow`: a single-stage reference repeats a `share` of the steps.
-    """
-
-    check: CheckName
-    mode: Literal["on", "off"] = "on"
-    share: float | None = None
-    """Of the steps, above 0 and at most 1; `shadow` alone has one."""
-
-
-class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unknown_fields=True):
-    """Start one stage's process anew; every request is recomputed and none is lost."""
-
-    stage: int
-
-
-class Cordon(msgspec.Struct, tag="cordon", kw_only=True, forbid_unknown_fields=True):
-    """Admit nothing new and leave this stage alone, should it die, so that it can be looked at; `undo` ends that.
-
-    Requests that have begun go on, and may come back from the host; others are taken and wait.
-    """
-
-    stage: int
-    undo: bool = False
-
-
-class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
-    """Break something on purpose, in an engine that was started with `--allow-faults`. `stage` None: not a stage."""
-
-    kind: str
-    stage: int | None = None
-
-
-class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unknown_fields=True):
-    """End every fault on demand that can be ended."""
-
-
-Verb = (
-    Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck | RestartStage | Cordon | Fault | ClearFaults
-)  # fmt: skip
-"""The allow-list: what is not named here cannot be asked for."""
+# --- commands ----------------------------------------------------------------------------------------------
 
 
 class Command(msgspec.Struct, tag="command", kw_only=True):

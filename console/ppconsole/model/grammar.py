@@ -1,0 +1,149 @@
+"""How a verb is written: click's parameters from a row of the verb table, a parser of lines, and back to words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from ppengine.protocol.verb_table import Argument, Row
+
+if TYPE_CHECKING:
+    from ppengine.protocol.verbs import Verb
+
+_FEW = 4
+"""Most options that are spelled out where a verb is explained in one line."""
+
+
+def _finite(refusal: str) -> Callable[[str], float]:
+    """Return click's type of a number that must be finite."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a valid float.") from None
+        if not math.isfinite(value):
+            raise click.UsageError(refusal.format(value))
+        return value
+
+    return number
+
+
+def _ids(option: str) -> Callable[[str], list[int]]:
+    """Return click's type of numbers with commas between."""
+
+    def ids(text: str) -> list[int]:
+        try:
+            return [int(part) for part in text.replace(",", " ").split()]
+        except ValueError:
+            raise click.UsageError(f"{option} is {text!r}; it must be numbers with commas between: 2,50256") from None
+
+    return ids
+
+
+def parameters(row: Row) -> list[click.Parameter]:
+    """Return click's parameters of a verb; each passes its value by the argument's name."""
+    return [_parameter(argument) for argument in row.arguments]
+
+
+def _parameter(argument: Argument) -> click.Parameter:
+    if not argument.option:
+        return click.Argument([argument.name], type=_type(argument), metavar=argument.metavar)
+    # click takes an explicit default of None for a value, and the option for given.
+    default = {} if argument.default is None else {"default": argument.default, "show_default": True}
+    return click.Option(
+        [argument.option, argument.name],
+        type=None if argument.kind == "flag" else _type(argument),
+        is_flag=argument.kind == "flag",
+        multiple=argument.kind == "texts",
+        required=argument.required,
+        metavar=argument.metavar,
+        help=argument.help or None,
+        **default,
+    )
+
+
+def _type(argument: Argument) -> Any:
+    if argument.choices:
+        return click.Choice(argument.choices)
+    if argument.not_finite:
+        return _finite(argument.not_finite)
+    if argument.kind == "ids":
+        return _ids(argument.option)
+    return {"stage": click.IntRange(0), "integer": click.INT, "number": click.FLOAT}.get(argument.kind, click.STRING)
+
+
+def parse(row: Row, words: Sequence[str], selected: str | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a line. A request that is left out is `selected`; a prompt may be several words.
+
+    `defaults` go before the row's. Raises click.UsageError.
+    """
+    params = parameters(row)
+    for argument, parameter in zip(row.arguments, params, strict=True):
+        if argument.kind == "prompt":
+            parameter.nargs = -1
+            parameter.required = True
+    command = click.Command(row.name, params=params, add_help_option=False)
+    try:
+        context = command.make_context(row.name, list(words), default_map=dict(defaults))
+    except click.MissingParameter as missing:
+        lacks = isinstance(missing.param, click.Argument) and selected is not None
+        if not lacks or all(argument.kind != "request" for argument in row.arguments):
+            raise
+        context = command.make_context(row.name, [str(selected), *words], default_map=dict(defaults))
+    values = dict(context.params)
+    for argument in row.arguments:
+        if argument.kind == "prompt":
+            values[argument.name] = " ".join(values[argument.name])
+    return values
+
+
+def form(row: Row) -> str:
+    """Return how a verb is written, in one line."""
+    words = [row.words]
+    words += [_value_name(argument) for argument in row.arguments if not argument.option]
+    options = [argument for argument in row.arguments if argument.option]
+    if len(options) > _FEW:
+        return " ".join([*words, "[OPTIONS]"])
+    for option in options:
+        text = option.option if option.kind == "flag" else f"{option.option} {_value_name(option)}"
+        words.append(text if option.required else f"[{text}]")
+    return " ".join(words)
+
+
+def _value_name(argument: Argument) -> str:
+    return "|".join(argument.choices) or argument.metavar or argument.name.upper()
+
+
+def words_of(verb: Verb) -> list[str]:
+    """Return the words of the CLI that make `verb`; options at their defaults are left out."""
+    from ppengine.protocol.verbs import default_of, row_of, value_of
+
+    row = row_of(verb)
+    # A positional word that begins with a dash is no option behind `--` alone.
+    plain = [_text(value_of(verb, argument.field)) for argument in row.arguments if not argument.option]
+    dashed = any(word.startswith("-") for word in plain)
+    words = row.words.split()
+    for argument in row.arguments:
+        value = value_of(verb, argument.field)
+        if argument.option and value is not None and value != default_of(verb, argument.field):
+            words += _option(argument, value)
+        elif not argument.option and not dashed:
+            words.append(_text(value))
+    return [*words, "--", *plain] if dashed else words
+
+
+def _option(argument: Argument, value: Any) -> list[str]:
+    if argument.kind == "flag":
+        return [argument.option]
+    if argument.kind == "ids":
+        return [argument.option, ",".join(map(str, value))]
+    values = value if argument.kind == "texts" else [value]
+    return [word for each in values for word in (argument.option, _text(each))]
+
+
+def _text(value: Any) -> str:
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)

@@ -1,0 +1,239 @@
+"""The verb table: how each verb is written, its keys and help, its target, and its guards.
+
+CLI, command line, completion, keys, footer, help and confirm dialog are generated from these rows. Gateway and core
+read the guards. The messages are in `verbs`; this module needs the standard library alone, because `ppconsole --help`
+reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["text", "prompt", "request", "stage", "integer", "number", "texts", "ids", "flag"]
+Target = Literal["submission", "request", "stage", "memory", "check", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One word or option of a verb, and the field of its message that it fills."""
+
+    field: str
+    """Name in the message; `sampling.seed` is a field of a field."""
+    kind: Kind = "text"
+    option: str = ""
+    """Option such as `--mode`; empty: a positional word."""
+    help: str = ""
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    default: Any = None
+    """Default to show in the help, equal to the message's; None shows none."""
+    required: bool = False
+    """Whether an option must be given; a positional word always must."""
+    negates: bool = False
+    """Whether the flag clears its field."""
+    not_finite: str = ""
+    """Refusal of a number that is not finite; empty: the message's own check refuses it."""
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the field."""
+        return self.field.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the main screen: its label in the footer and its line on the help screen."""
+
+    key: str
+    label: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One verb. `name` is the tag of its message."""
+
+    name: str
+    help: str
+    """One line without its capital and full stop: the effect."""
+    arguments: tuple[Argument, ...] = ()
+    target: Target = "engine"
+    more: str = ""
+    """Further paragraphs of the CLI's help."""
+    key: Key | None = None
+    runs: Literal["core", "gateway", "faults"] = "core"
+    """Process that executes it. `faults`: the gateway's fault desk, only with `--allow-faults`."""
+    needs: Literal["nothing", "loaded", "running"] = "running"
+    """State that the core must have: none; has served once, even if degraded; served and not degraded."""
+    ends_engine: bool = False
+    """Whether the loss of the core is its success. The gateway then ends the engine without a core, too."""
+    ends_within_s: float = 60.0
+    """Seconds for which a client waits for its end, unless it sets a timeout."""
+    written: str = ""
+    """Words before its arguments, if they differ from the name."""
+
+    @property
+    def has_revision(self) -> bool:
+        """Whether `if_rev` guards it: by the revision of its request, or of memory."""
+        return self.target in ("request", "memory")
+
+    @property
+    def words(self) -> str:
+        """Return the words before the arguments."""
+        return self.written or self.name
+
+
+_REQUEST = Argument("request", "request")
+_STAGE = Argument("stage", "stage")
+
+_SUBMIT = Row(
+    "submit", "submit a prompt and print its text as it comes", target="submission",
+    more="""`-`, or nothing when input is piped, reads stdin.
+    Ctrl-C aborts the request. A lost link does not: the text goes on when it is back, unless --timeout is over.""",
+    arguments=(
+        Argument("prompt", "prompt"),
+        Argument("sampling.max_tokens", "integer", "--max-tokens", "Most tokens to write.", default=16),
+        Argument("sampling.min_tokens", "integer", "--min-tokens", "No end before this many tokens."),
+        Argument("sampling.temperature", "number", "--temperature", "0: always the most likely token.", default=1.0),
+        Argument("sampling.top_p", "number", "--top-p", default=1.0),
+        Argument("sampling.top_k", "integer", "--top-k", "0: all tokens."),
+        Argument("sampling.seed", "integer", "--seed", "Same seed, same text."),
+        Argument("sampling.n", "integer", "-n", "Continuations of the prompt.", default=1),
+        Argument("sampling.stop", "texts", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
+        Argument(
+            "sampling.stop_token_ids", "ids", "--stop-token-ids", "Token ids that end it, with commas between.",
+            metavar="IDS",
+        ),
+        Argument("sampling.ignore_eos", "flag", "--ignore-eos", "Go on after the model's end of sequence."),
+        Argument(
+            "sampling.logprobs", "integer", "--logprobs",
+            "With --json: log-probabilities, and those of the N best.", metavar="N",
+        ),
+        Argument("chat", "flag", "--chat", "Put the prompt through the model's chat template."),
+    ),
+)  # fmt: skip
+
+_REQUESTS = (
+    Row(
+        "preempt", "take a request's blocks", target="request",
+        more="The scheduler brings it back unless it is held.",
+        arguments=(
+            Argument(
+                "mode", option="--mode", choices=("recompute", "swap"),
+                help="Drop its blocks, or move them to the host.",
+            ),
+            Argument("hold", "flag", "--hold", "Keep it off until it is released."),
+            _REQUEST,
+        ),
+        key=Key("p", "preempt", "preempt the request"),
+    ),
+    Row(
+        "swap-out", "move a request's blocks to the host and hold it", target="request",
+        arguments=(
+            Argument("hold", "flag", "--no-hold", "Let the scheduler bring it back when it likes.", negates=True),
+            _REQUEST,
+        ),
+        key=Key("o", "out", "swap it out and hold it"),
+    ),
+    Row(
+        "swap-in", "bring a request's blocks back and let it run", (_REQUEST,), "request",
+        key=Key("n", "in", "swap it in"),
+    ),
+    Row(
+        "release", "end a request's hold; the scheduler does the rest", (_REQUEST,), "request",
+        key=Key("r", "release", "release its hold"),
+    ),
+    Row(
+        "abort", "end a request and free its blocks", (_REQUEST,), "request",
+        more="Its blocks come back once its last step has retired.",
+        key=Key("a", "abort", "abort it"),
+    ),
+)  # fmt: skip
+
+_ENGINE = (
+    Row(
+        "set-memory", "change the memory of the KV cache live", target="memory",
+        more="UTILIZATION is a share of each device's memory, above 0 and at most 1.",
+        arguments=(
+            Argument(
+                "utilization", "number",
+                not_finite="memory utilization is {}; it must be above 0 and at most 1",
+            ),
+        ),
+        key=Key("m", "memory", "memory utilization"),
+    ),
+    Row(
+        "pause", "stop scheduling",
+        arguments=(
+            Argument(
+                "mode", option="--mode", choices=("wait", "keep", "abort"), default="wait",
+                help="Finish the running requests and start none; stop at once and keep all; or abort all.",
+            ),
+        ),
+        key=Key("P", "pause", "pause or resume"),
+    ),
+    Row("resume", "undo pause"),
+    Row(
+        "drain", "refuse new requests and finish the others",
+        (Argument("undo", "flag", "--undo", "Accept requests again."),),
+        key=Key("D", "drain", "drain or undo it"),
+    ),
+    Row("stop", "stop the engine and all its processes", needs="nothing", ends_engine=True),
+)  # fmt: skip
+
+_STAGES = (
+    Row(
+        "continue", "wake a stage that a signal stopped", (_STAGE,), "stage", runs="gateway",
+        key=Key("c", "continue", "continue halted stage"),
+    ),
+    Row(
+        "check", "switch a live check on or off in all stages", target="check",
+        more="""All stages switch at one step, while requests run.
+
+    \b
+    ledger  hand-offs of buffers between streams and threads, and their order
+    strict  wait for every operation before the next (as CUDA_LAUNCH_BLOCKING, without a restart)
+    finite  values that leave a stage: the first that is NaN or infinite
+    shadow  a single-stage reference repeats a share of the steps and compares tokens
+
+    `explain` reports what they find; off forgets it.""",
+        arguments=(
+            Argument("check", choices=("ledger", "strict", "finite", "shadow")),
+            Argument("mode", choices=("on", "off")),
+            Argument(
+                "share", "number", "--share", "Share of the steps, for `shadow on`; 0.01 if left out.", metavar="S"
+            ),
+        ),
+    ),
+    Row(
+        "restart-stage", "restart a stage, whatever its state", (_STAGE,), "stage", needs="loaded", ends_within_s=900.0,
+        more="In-flight requests are recomputed, none are lost. The other stages keep their weights.",
+        key=Key("x", "restart", "restart stage, none lost"),
+    ),
+    Row(
+        "cordon", "begin no request, so that a stage can be examined", target="stage", needs="loaded",
+        more="""Requests that have begun go on; new ones wait. If the stage dies, it is not restarted by itself:
+    `restart-stage` restarts it, or lifting the cordon.""",
+        arguments=(
+            Argument("stage", "stage", "--stage", "The stage.", metavar="K", required=True),
+            Argument("undo", "flag", "--undo", "Lift the cordon."),
+        ),
+        key=Key("C", "cordon", "cordon stage or undo it"),
+    ),
+)  # fmt: skip
+
+_FAULTS = (
+    Row(
+        "fault", "break something on purpose, by KIND", runs="faults",
+        more="Only an engine that was started with --allow-faults does it; any other refuses (exit code 4).",
+        arguments=(
+            Argument("kind"),
+            Argument("stage", "stage", "--stage", "The stage that it strikes.", metavar="K"),
+        ),
+    ),
+    Row("clear-faults", "end every fault on demand that can be ended", runs="faults", written="fault --clear"),
+)  # fmt: skip
+
+ROWS: dict[str, Row] = {row.name: row for row in (_SUBMIT, *_REQUESTS, *_ENGINE, *_STAGES, *_FAULTS)}
+"""Every verb by name, in the order of the help."""

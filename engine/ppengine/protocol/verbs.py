@@ -1,0 +1,185 @@
+"""Verbs: the messages of everything that a command may ask for. How each is written is in `verb_table`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verb_table import ROWS, Row
+
+
+class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True):
+    """A new request: a text or token ids. `chat`: put the text through the model's chat template."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    sampling: SamplingParams = SamplingParams()
+    request: str | None = None
+    """Id to use; None lets the engine choose."""
+    abort_on_detach: bool = False
+    chat: bool = False
+
+
+class Abort(msgspec.Struct, tag="abort", kw_only=True, forbid_unknown_fields=True):
+    """End a request; its blocks come back once its last step has retired."""
+
+    request: str
+
+
+class Preempt(msgspec.Struct, tag="preempt", kw_only=True, forbid_unknown_fields=True):
+    """Take a request's blocks: `recompute` drops them, `swap` moves them to the host; `hold` keeps it off."""
+
+    request: str
+    mode: Literal["recompute", "swap"] | None = None
+    hold: bool = False
+
+
+class SwapOut(msgspec.Struct, tag="swap-out", kw_only=True, forbid_unknown_fields=True):
+    """Move a request's blocks to the host, and hold it there unless `hold` is false."""
+
+    request: str
+    hold: bool = True
+
+
+class SwapIn(msgspec.Struct, tag="swap-in", kw_only=True, forbid_unknown_fields=True):
+    """Bring a request's blocks back and let it run."""
+
+    request: str
+
+
+class Release(msgspec.Struct, tag="release", kw_only=True, forbid_unknown_fields=True):
+    """End a hold; the scheduler does the rest."""
+
+    request: str
+
+
+class SetMemory(msgspec.Struct, tag="set-memory", kw_only=True, forbid_unknown_fields=True):
+    """Change memory utilization live. Above 0, at most 1, and enough for one sequence; the core checks."""
+
+    utilization: float
+
+
+class Pause(msgspec.Struct, tag="pause", kw_only=True, forbid_unknown_fields=True):
+    """`wait`: finish the running requests, start none; `keep`: stop scheduling, keep all; `abort`: abort all."""
+
+    mode: Literal["wait", "keep", "abort"] = "wait"
+
+
+class Resume(msgspec.Struct, tag="resume", kw_only=True, forbid_unknown_fields=True):
+    """Undo Pause."""
+
+
+class Drain(msgspec.Struct, tag="drain", kw_only=True, forbid_unknown_fields=True):
+    """Refuse new requests and finish the others; `undo` accepts requests again."""
+
+    undo: bool = False
+
+
+class Stop(msgspec.Struct, tag="stop", kw_only=True, forbid_unknown_fields=True):
+    """Stop the engine and all its processes."""
+
+
+class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fields=True):
+    """Send SIGCONT to a stopped stage."""
+
+    stage: int
+
+
+CheckName = Literal["ledger", "strict", "finite", "shadow"]
+
+
+class SetCheck(msgspec.Struct, tag="check", kw_only=True, forbid_unknown_fields=True):
+    """Switch a live check, in all stages at one step. Off also forgets its findings.
+
+    `ledger`: hand-offs between streams and threads; `strict`: wait for every operation before the next; `finite`:
+    values that leave a stage; `shadow`: a single-stage reference repeats a `share` of the steps.
+    """
+
+    check: CheckName
+    mode: Literal["on", "off"] = "on"
+    share: float | None = None
+    """Share of the steps, above 0 and at most 1, for `shadow` alone."""
+
+
+class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unknown_fields=True):
+    """Restart a stage, whatever its state; in-flight requests are recomputed, none are lost."""
+
+    stage: int
+
+
+class Cordon(msgspec.Struct, tag="cordon", kw_only=True, forbid_unknown_fields=True):
+    """Begin no request, and do not restart this stage if it dies, so that it can be examined; `undo` ends that.
+
+    Requests that have begun go on, and may come back from the host; others are accepted and wait.
+    """
+
+    stage: int
+    undo: bool = False
+
+
+class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
+    """Break something on purpose, in an engine started with `--allow-faults`. `stage` None: not a stage."""
+
+    kind: str
+    stage: int | None = None
+
+
+class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unknown_fields=True):
+    """End every fault on demand that can be ended."""
+
+
+Verb = (
+    Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
+    | SetCheck | RestartStage | Cordon | Fault | ClearFaults
+)  # fmt: skip
+"""The allow-list: a command can ask for nothing else."""
+
+MESSAGES: dict[str, type[Verb]] = {message.__struct_config__.tag: message for message in get_args(Verb)}
+"""The message of each verb by name."""
+
+
+def row_of(verb: Verb) -> Row:
+    """Return the row of a verb."""
+    return ROWS[name_of(verb)]
+
+
+def name_of(verb: Verb) -> str:
+    """Return the name of a verb, as it is typed and sent."""
+    return str(verb.__struct_config__.tag)
+
+
+def build(name: str, values: dict[str, Any]) -> Verb:
+    """Return the verb `name` from `values` by argument name; None and () leave the message's default.
+
+    Raises ValueError for values that the message refuses.
+    """
+    message, fields = MESSAGES[name], dict[str, Any]()
+    nested: dict[str, dict[str, Any]] = {}
+    for argument in ROWS[name].arguments:
+        value = values.get(argument.name)
+        if value is None or value == ():
+            continue
+        outer, _, inner = argument.field.rpartition(".")
+        value = not value if argument.negates else list(value) if argument.kind == "texts" else value
+        (nested.setdefault(outer, {}) if outer else fields)[inner] = value
+    for field in msgspec.structs.fields(message):
+        if field.name in nested:
+            fields[field.name] = field.type(**nested[field.name])
+    return message(**fields)
+
+
+def value_of(verb: Verb, field: str) -> Any:
+    """Return a field of a verb; `sampling.seed` is a field of a field."""
+    value: Any = verb
+    for part in field.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def default_of(verb: Verb, field: str) -> Any:
+    """Return the default of a field of a verb."""
+    outer, _, inner = field.partition(".")
+    default = next(each.default for each in msgspec.structs.fields(type(verb)) if each.name == outer)
+    return getattr(default, inner) if inner else default

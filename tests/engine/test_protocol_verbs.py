@@ -1,0 +1,65 @@
+"""The verb table: every message has its row, and every argument of a row fits the field of its message."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import typing
+
+import msgspec
+import pytest
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import MESSAGES, Preempt, Submit, SwapOut, Verb, build
+
+
+def test_every_verb_has_a_row_and_every_row_a_verb():
+    assert {message.__struct_config__.tag for message in typing.get_args(Verb)} == set(ROWS) == set(MESSAGES)
+
+
+def field_of(name, argument):
+    """Return the message's field that an argument fills."""
+    outer, _, inner = argument.field.rpartition(".")
+    kind = MESSAGES[name]
+    if outer:
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == outer)
+    return next(field for field in msgspec.structs.fields(kind) if field.name == inner)
+
+
+@pytest.mark.parametrize(("name", "argument"), [(row.name, each) for row in ROWS.values() for each in row.arguments])
+def test_an_argument_fits_its_field(name, argument):
+    field = field_of(name, argument)
+    if argument.choices:
+        kinds = (field.type, *typing.get_args(field.type))
+        (literal,) = (kind for kind in kinds if typing.get_origin(kind) is typing.Literal)
+        assert argument.choices == typing.get_args(literal)
+    if argument.default is not None:
+        assert argument.default == field.default
+    if argument.kind == "flag":
+        assert field.default is argument.negates
+    if not argument.option:
+        assert field.required or field.type == (str | None) or field.default == "on"
+
+
+def test_every_message_can_be_written_by_its_row():
+    unwritten = {("submit", "prompt_token_ids"), ("submit", "request"), ("submit", "abort_on_detach")}
+    unwritten.add(("submit", "sampling"))
+    for name, message in MESSAGES.items():
+        written = {argument.field for argument in ROWS[name].arguments}
+        fields = {(name, field.name) for field in msgspec.structs.fields(message) if field.name not in written}
+        assert fields <= unwritten, name
+
+
+def test_values_that_are_left_out_are_the_messages_defaults():
+    assert build("swap-out", {"request": "r", "hold": False}) == SwapOut(request="r")
+    assert build("swap-out", {"request": "r", "hold": True}) == SwapOut(request="r", hold=False)
+    assert build("preempt", {"request": "r", "mode": None}) == Preempt(request="r")
+    made = build("submit", {"prompt": "x", "seed": 3, "stop": ("a",), "stop_token_ids": ()})
+    assert made == Submit(prompt="x", sampling=SamplingParams(seed=3, stop=["a"]))
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        build("submit", {"prompt": "x", "max_tokens": 0})
+
+
+def test_the_table_costs_the_standard_library_alone():
+    code = "import sys, ppengine.protocol.verb_table; sys.exit('msgspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
