@@ -1,18 +1,16 @@
-"""The console: takes updates, paints on a tick, sends verbs after a confirm, outlives the link."""
+"""The console: takes updates, paints on a tick, restarts its workers, and outlives the link."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from ppengine.protocol.control import Outcome
-from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb, name_of
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -21,29 +19,27 @@ from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
 from ppconsole.link.source import Source, Update
-from ppconsole.model.facts import freshness, why_no_verbs
-from ppconsole.model.reduce import reduce
+from ppconsole.model import grammar
 from ppconsole.model.safe import clean
-from ppconsole.model.state import SORT_KEYS, ConsoleState
+from ppconsole.model.state import ConsoleState
+from ppconsole.screens.command_palette import ConsoleCommands
 from ppconsole.screens.following import Following
-from ppconsole.screens.main import MainScreen
-from ppconsole.screens.palette import ConsoleCommands
-from ppconsole.view.banner import Link, link_segs
-from ppconsole.view.cells import Seg
-from ppconsole.view.commands import cli_line, shell_line, target_of
-from ppconsole.widgets.driver import StdoutDriver
-from ppconsole.widgets.paint import choose_theme, themes
+from ppconsole.screens.main_screen import MainScreen
+from ppconsole.screens.navigation import Navigator
+from ppconsole.view.commands import shell_line, target_of
+from ppconsole.view.display import DisplayModel
+from ppconsole.widgets.stdout_driver import StdoutDriver
+from ppconsole.widgets.theme import choose_theme, themes
 
 TICK_S, SOON_S = 1.0, 0.25
 EARLY_S = 0.4
-"""A tick comes with the next snapshot, but no more than so much earlier or later than a second after the last one."""
-HISTORY = 120
+"""A tick comes with the next snapshot, at most this much earlier or later than a second after the last tick."""
 PROBLEM_SHOWN_S = 10.0
 RESTART_S = 1.0
 
 
 class ConsoleApp(App[int]):
-    """Holds the state; screens are drawn from it. Times are monotonic seconds of `clock`."""
+    """Makes the parts, gives them to the screens (see `screens.console.Console`) and paints."""
 
     CSS_PATH = Path(__file__).with_name("console.tcss")
     TITLE = "ppconsole"
@@ -67,21 +63,17 @@ class ConsoleApp(App[int]):
         wanted = theme or choose_theme(os.environ)
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.source = source
-        self.title_text = clean(title)
-        self.clock = clock
-        self.state = ConsoleState(read_only=read_only, live_source=source.live)
-        self.history: deque[float] = deque(maxlen=HISTORY)
+        self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=source.live), clock, title)
         self.following = Following(self)
-        self.main = MainScreen()
-        self._frozen: ConsoleState | None = None
-        self._frozen_at = 0.0
-        self._problem = ""
+        self.main = MainScreen(self, self.following)
+        self.navigation = Navigator(self, self.main, self.following)
+        self._clock = clock
         self._soon: Timer | None = None
         self._next: Timer | None = None
         self._fresh = False
         self._ticked_at = 0.0
         self._restarts: dict[str, Callable[[], object]] = {
-            "link": self._start_source, "follow": self.following.start, "block map": self.main.follow_blocks,
+            "link": self._start_source, "follow": self.following.start, "block map": self.main.block_map.start,
         }  # fmt: skip
         for each in themes():
             self.register_theme(each)
@@ -103,10 +95,10 @@ class ConsoleApp(App[int]):
         await self.source.close()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """Show what failed in the banner, and start again what must not stop."""
+        """Show a failed worker in the banner, and restart those that must not stop."""
         if event.state is WorkerState.ERROR:
             error = event.worker.error
-            self._problem = clean(f"{event.worker.name} failed: {type(error).__name__}: {error}")
+            self.model.problem = clean(f"{event.worker.name} failed: {type(error).__name__}: {error}")
             self.set_timer(PROBLEM_SHOWN_S, self._forget_problem)
             restart = self._restarts.get(event.worker.name)
             if restart is not None:
@@ -114,51 +106,47 @@ class ConsoleApp(App[int]):
             self.paint()
 
     def _forget_problem(self) -> None:
-        self._problem = ""
+        self.model.problem = ""
         self.paint()
 
     # --- updates and painting -----------------------------------------------------------------------------------
 
     def on_update(self, update: Update) -> None:
-        """Take one update. It is painted with the next tick; a link or a verdict that has changed, at once."""
-        old, self.state = self.state, reduce(self.state, update, self.clock())
-        if isinstance(update, Event):
-            return  # the log alone has changed
-        if old.epoch is not None and self.state.epoch != old.epoch:
-            self.main.requests.forget()
-            self.following.request, self._frozen = None, None
-        if old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state):
+        """Take one update. The next tick paints it; a change of the link or of a verdict is painted at once."""
+        change = self.model.take(update)
+        if change.epoch:
+            self.main.selection.requests.forget()
+            self.following.request = None
+        if change.alarm:
             self.call_later(self.paint)
-        if self.state.snapshot is not old.snapshot and not self._fresh:
+        if change.snapshot and not self._fresh:
             self._fresh = True
-            early = TICK_S - EARLY_S - (self.clock() - self._ticked_at)
-            if early <= 0 or old.snapshot is None:  # who attaches looks at an empty screen
+            early = TICK_S - EARLY_S - (self._clock() - self._ticked_at)
+            if early <= 0 or change.first:  # the screen of a console that attaches is empty
                 self.call_later(self.tick)
             else:
                 self._tick_in(early)
 
     def tick(self) -> None:
-        """Paint what is seen, once a second."""
-        self._fresh, self._ticked_at = False, self.clock()
+        """Paint the visible screens, once a second."""
+        self._fresh, self._ticked_at = False, self._clock()
         self._tick_in(TICK_S + EARLY_S)
-        snapshot = self.state.snapshot
-        if snapshot is not None and not self.grey:
-            self.history.append(snapshot.throughput.output_tok_s or 0.0)
+        self.model.note_rate()
         self.paint()
         self.main.refresh_blocks()
 
     def _tick_in(self, seconds: float) -> None:
-        """Set the clock. There is none that runs on: between two pictures the console sleeps."""
+        """Set the next tick. No other timer runs: between two ticks the console sleeps."""
         _stop(self._next)
         self._next = self.set_timer(seconds, self.tick)
 
     def paint_soon(self) -> None:
-        """Paint in a moment what should not wait for the next tick, and comes piece by piece: streamed text."""
+        """Paint in a moment: for streamed text, which comes in pieces and must not wait for the next tick."""
         if self._soon is None:
             self._soon = self.set_timer(SOON_S, self.paint)
 
     def paint(self) -> None:
-        """Paint the screens that can be seen: the top one, and below it as long as dialogs are on top."""
+        """Paint the visible screens: the top one, and those below it as long as dialogs are on top."""
         _stop(self._soon)
         self._soon = None
         if not self.is_running:
@@ -170,75 +158,16 @@ class ConsoleApp(App[int]):
             if not isinstance(screen, ModalScreen):
                 break
 
-    @property
-    def shown(self) -> ConsoleState:
-        """What is on the display: the present, or what it was when the display was frozen."""
-        if self._frozen is None:
-            return self.state
-        present = self.state
-        return replace(self._frozen, filter=present.filter, sort=present.sort, descending=present.descending)
-
-    @property
-    def grey(self) -> bool:
-        """Whether what is shown is old, because the link is not live."""
-        return freshness(self.state, self.clock()).grey
-
-    def link(self) -> Link:
-        """Return what the banner says about the link."""
-        now = self.clock()
-        fresh = freshness(self.state, now)
-        return Link(
-            state=fresh.state,
-            age_s=fresh.age_s,
-            retry_in_s=self.state.link.retry_in_s,
-            text=self.state.link.text,
-            read_only=self.state.read_only or not self.state.live_source,
-            frozen_s=None if self._frozen is None else now - self._frozen_at,
-            problem=self._problem,
-        )
-
-    def link_segs(self) -> list[Seg]:
-        """Return link state and age for a title line."""
-        return link_segs(self.link())
-
-    def verbs_off(self) -> str:
-        """Return why no verb is possible now; empty when they are."""
-        return why_no_verbs(self.state, self.clock())
-
-    def toggle_freeze(self) -> None:
-        """Freeze the display while figures still arrive, or thaw it."""
-        self._frozen = None if self._frozen is not None else self.state
-        self._frozen_at = self.clock()
-        self.paint()
-
-    def next_sort(self) -> None:
-        """Sort by the next key; figures begin with the largest."""
-        key = SORT_KEYS[(SORT_KEYS.index(self.state.sort) + 1) % len(SORT_KEYS)]
-        self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
-        self.paint()
-
-    def reverse_sort(self) -> None:
-        """Turn the order round."""
-        self.state = replace(self.state, descending=not self.state.descending)
-        self.paint()
-
     def use_theme(self, name: str) -> None:
         """Change colours."""
         self.theme = name
         for board in self.screen.query("Lines"):
             board.refresh()
 
-    # --- verbs --------------------------------------------------------------------------------------------------
-
-    def ask(self, verb: Verb) -> None:
-        """Open the confirm dialog for `verb` on what is known now."""
-        from ppconsole.screens.confirm import Confirm  # with its widgets it costs more than the rest of a start
-
-        if self.state.snapshot is not None:
-            self.push_screen(Confirm(verb, self.state.snapshot))
+    # --- services for screens -----------------------------------------------------------------------------------
 
     def report_outcome(self, verb: Verb, outcome: Outcome) -> None:
-        """Say how a verb ended."""
+        """Show how a verb ended."""
         step = "" if outcome.step is None else f" at step {outcome.step}"
         text = f"{name_of(verb)} {target_of(verb)}: {outcome.state}{step}. {outcome.text}"
         self.report(text, bad=outcome.state == "failed")
@@ -248,40 +177,33 @@ class ConsoleApp(App[int]):
         self.notify(clean(text), severity="error" if bad else "information", timeout=8 if bad else 4, markup=False)
 
     def export(self) -> None:
-        """Write an export of what is shown into the current folder, and say where it is."""
-        if self.state.snapshot is not None:
+        """Write an export into the current folder, and report its path."""
+        snapshot = self.model.state.snapshot
+        if snapshot is not None:
             self.report("exporting: this takes the stacks, too", bad=False)
-            self.run_worker(self._export(self.state.snapshot), exit_on_error=False, name="export", exclusive=True)
+            self.run_worker(self._export(snapshot), exit_on_error=False, name="export", exclusive=True)
 
     async def _export(self, snapshot: Snapshot) -> None:
-        from ppconsole.link.export import ExportError, gather, write
+        from ppconsole.link.export import ExportError, export_into
 
-        files = await gather(self.source, snapshot, self.state.events, program="ppconsole")
-        name = "".join(letter if letter.isalnum() else "-" for letter in clean(snapshot.engine.name))[:40]
-        path = Path(f"ppconsole-{name}-{time.strftime('%Y%m%d-%H%M%S')}.zip").absolute()
         try:
-            size = write(path, files)
+            path, size = await export_into(Path.cwd(), self.source, snapshot, self.model.state.events)
         except ExportError as error:
             self.report(f"no export: {error}", bad=True)
-            return
-        self.report(f"{size} bytes in {path}", bad=False)
-
-    # --- copying ------------------------------------------------------------------------------------------------
+        else:
+            self.report(f"{size} bytes in {path}", bad=False)
 
     def copy_verb(self, verb: Verb) -> None:
         """Copy the shell line of a verb."""
-        name = self.state.snapshot.engine.name if self.state.snapshot else ""
-        self._copy(cli_line(verb, name))
+        self.copy_cli(grammar.words_of(verb))
 
-    def copy_cli(self, words: str) -> None:
-        """Copy the shell line that shows what is on the screen."""
+    def copy_cli(self, words: Sequence[str]) -> None:
+        """Copy the shell line of a command of the CLI."""
+        snapshot = self.model.state.snapshot
         if words:
-            name = self.state.snapshot.engine.name if self.state.snapshot else ""
-            self._copy(shell_line(words.split(), name))
-
-    def _copy(self, line: str) -> None:
-        self.copy_to_clipboard(line)
-        self.report(f"copied: {line}", bad=False)
+            line = shell_line(words, snapshot.engine.name if snapshot else "")
+            self.copy_to_clipboard(line)
+            self.report(f"copied: {line}", bad=False)
 
     def action_picture(self) -> None:
         """Save an SVG of the screen in the current folder."""
@@ -298,19 +220,11 @@ def _stop(timer: Timer | None) -> None:
         timer.stop()
 
 
-def _alarm(state: ConsoleState) -> tuple[object, ...]:
-    """Return what should be seen at once when it changes: the engine's state and the verdicts."""
-    snapshot = state.snapshot
-    if snapshot is None:
-        return ()
-    return (snapshot.engine.state, *((verdict.stage, verdict.cause) for verdict in snapshot.verdicts))
-
-
 def run_console(source: Source, *, read_only: bool, title: str) -> int:
-    """Run the console until it is left; return the exit code. `title`: a note such as `leaving stops the demo`.
+    """Run the console until the operator leaves; return the exit code. `title`: a note on the screen.
 
-    `PPCONSOLE_THEME` (dark, light, terminal) sets the colours; `PPCONSOLE_MOUSE=1` takes the mouse, which is left
-    to the terminal otherwise so that text can be selected and copied.
+    `PPCONSOLE_THEME` (dark, light, terminal) sets the colours. `PPCONSOLE_MOUSE=1` takes the mouse; otherwise the
+    terminal keeps it, so that text can be selected and copied.
     """
     app = ConsoleApp(source, read_only=read_only, title=title)
     if not (sys.__stderr__ and sys.__stderr__.isatty()):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ppconsole.link.session import Timing
+from ppconsole.link.attachment import Timing
 from ppconsole.link.source import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 

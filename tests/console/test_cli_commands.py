@@ -236,7 +236,7 @@ def test_streams_prints_the_ledger(cli: Cli, fake: FakeGateway) -> None:
     run = cli("streams")
     assert run.code == 0, run.err
     lines = run.out.splitlines()
-    assert lines[0] == "stage 1: 1 findings, told 0.0s ago"
+    assert lines[0] == "stage 1: 1 findings, reported 0.0s ago"
     assert lines[2].split(maxsplit=7) == ["send>2", "send", "cpu", "send", "yes", "1", "2.5ms", "send of m7"]
     assert lines[4].split() == ["thread", "main", "thread", "send", "queue", "7"]
     assert "result of m7 (thread main) send of m7 (stream send>2)" in lines[6]
@@ -255,19 +255,19 @@ def test_streams_begins_with_how_far_devices_are(cli: Cli, fake: FakeGateway) ->
     assert head.split() == ["STAGE", "STREAM", "BEGUN", "DONE", "PENDING", "AGE", "WAITS-FOR"]
     assert first.split() == ["1", "compute", "m8", "m7", "1", "6.0s"]
     assert second.split()[:5] == ["1", "upload", "-", "-", "0"]
-    assert empty == "" and ledger.startswith("stage 1: 1 findings, told ")
+    assert empty == "" and ledger.startswith("stage 1: 1 findings, reported ")
     assert cli("streams", "--stage", "0").out.splitlines()[0].startswith("stage ")
 
 
 def test_explain_is_10_for_a_fault_and_0_for_none(cli: Cli, fake: FakeGateway) -> None:
     fine = cli("explain")
     assert fine.code == 0
-    assert fine.out.startswith("no fault: serving") and "nobody looks" not in fine.out
+    assert fine.out.startswith("no fault: serving") and "no samples" not in fine.out
     calm = copy.deepcopy(fake.snapshot)
     for stage in fake.snapshot.stages:
         stage.sample_age_ms = 12_000.0
     blind = cli("explain")
-    assert blind.code == 0 and "nobody looks: stages 0, 1 for 12s; the agent may hang" in blind.out
+    assert blind.code == 0 and "no samples of stages 0, 1 for 12s; the agent may hang" in blind.out
     fake.snapshot = calm
     fake.snapshot = msgspec.structs.replace(stuck_snapshot(), engine=fake.snapshot.engine)
     run = cli("explain")
@@ -693,7 +693,7 @@ def test_serve_says_that_its_supervisor_was_killed(cli: Cli, stand_in: Path) -> 
     os.kill(json.loads(process.stdout.readline())["pid"], signal.SIGKILL)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 1
-    says = "error: the engine's supervisor was killed by SIGKILL, and what it had started ends with it"
+    says = "error: the engine's supervisor was killed by SIGKILL, and its child processes end with it"
     assert err.splitlines()[-1] == says
 
 

@@ -48,7 +48,7 @@ def test_every_command_of_the_design_is_there() -> None:
     design = (
         "demo serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
         "release set-memory pause resume drain stop explain stacks streams continue restart-stage cordon check record "
-        "replay export bench fault"
+        "replay export bench fault help"
     )
     assert set(COMMANDS) == set(design.split())
     for name in COMMANDS:
@@ -58,8 +58,8 @@ def test_every_command_of_the_design_is_there() -> None:
 
 
 def test_every_verb_takes_json_and_a_timeout() -> None:
-    """`bench` takes them, too, in a parser of its own: see tests/end_to_end/test_bench.py."""
-    for name in set(COMMANDS) - {"bench"}:
+    """`bench` takes them, too, in a parser of its own: see tests/end_to_end/test_bench.py. `help` waits for nothing."""
+    for name in set(COMMANDS) - {"bench", "help"}:
         command = ppconsole.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         options = {word for parameter in command.params for word in parameter.opts}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_snapshot
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.recording import Recorder, ReplaySource
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_gateway import FakeGateway
 from link_helpers import FAST, Seen
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.inspection import RequestDetail, StacksDetail

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from link_helpers import FAST, Seen
 from ppconsole.cli.recordings import SAMPLE
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.recording import MAGIC, Recorder, Recording, RecordingError, ReplaySource
 from ppconsole.link.source import LinkState, QueryFailed, Update
 from ppengine.protocol.control import Refused

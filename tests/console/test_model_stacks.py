@@ -2,7 +2,7 @@
 
 from ppconsole.cli.render import stacks_lines
 from ppconsole.model.stacks import grouped, notes
-from ppconsole.view.details import stacks_rows
+from ppconsole.view.drilldown import stacks_rows
 from ppengine.protocol.inspection import StacksDetail, StageStacks, ThreadStack
 
 WAITS = ["poll socket.py:1", "run worker.py:9"]

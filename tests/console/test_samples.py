@@ -8,7 +8,7 @@ import pytest
 from cli_helpers import Cli
 from ppconsole.cli.recordings import SAMPLES
 from ppconsole.link.recording import ReplaySource
-from ppconsole.view import diagnosis, streams
+from ppconsole.view import diagnosis, stream_table
 from ppconsole.view.cells import text_of
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail
 from ppengine.protocol.snapshot import Snapshot
@@ -71,7 +71,7 @@ async def test_the_screens_tell_it(name):
     if found:
         findings = source.kept("findings")
         assert isinstance(findings, FindingsDetail)
-        rows = streams.rows(picture, findings.findings, "", 200)
+        rows = stream_table.rows(picture, findings.findings, "", 200)
         text = "\n".join(text_of(line) for line in rows)
         assert "1 ledger  ON" in text.replace("    ledger", "  1 ledger") and all(each in text for each in found), text
 

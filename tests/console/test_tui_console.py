@@ -13,12 +13,13 @@ from fake_source import FakeSource
 from ppconsole.app import ConsoleApp
 from ppconsole.link.source import LinkLost, LinkState
 from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.detail_screens import HelpScreen
 from ppconsole.screens.memory import MemoryDialog
-from ppconsole.view import board
+from ppconsole.view import board, legend
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
-from ppconsole.widgets.paint import Brush
 from ppconsole.widgets.prompt import PromptLine
+from ppconsole.widgets.strips import Brush
 from ppengine.protocol.control import Refused
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import CordonInfo
@@ -91,7 +92,7 @@ async def console(
     app = ConsoleApp(source, read_only=read_only, clock=clock, theme="pp-dark")
     async with app.run_test(size=size, notifications=notes) as pilot:
         rig = Rig(app, pilot, source, clock)
-        await rig.until(lambda: app.state.snapshot is not None or source.starts <= source.fail_starts)
+        await rig.until(lambda: app.model.state.snapshot is not None or source.starts <= source.fail_starts)
         app.tick()
         await pilot.pause()
         yield rig
@@ -101,16 +102,16 @@ async def console(
 async def test_the_selection_follows_the_request_through_insert_remove_and_sort():
     async with console() as rig:
         await rig.pilot.press("down", "down")
-        assert rig.app.main.selected_request() == "r-0002"
+        assert rig.app.main.selection.request() == "r-0002"
         picture = copy.deepcopy(rig.source.picture)
         picture.requests = [snapshots.request(99), *picture.requests[1:]]
         picture.requests.reverse()
         rig.source.send(picture)
         rig.app.tick()
-        assert rig.app.main.selected_request() == "r-0002"
+        assert rig.app.main.selection.request() == "r-0002"
         assert any(line.startswith("> r-0002") for line in rig.board("left").splitlines())
         await rig.pilot.press("S", "S")
-        assert rig.app.main.selected_request() == "r-0002"
+        assert rig.app.main.selection.request() == "r-0002"
         picture = copy.deepcopy(picture)
         picture.requests = [each for each in picture.requests if each.id != "r-0002"]
         rig.source.send(picture)
@@ -134,7 +135,7 @@ async def test_the_selection_follows_the_request_through_insert_remove_and_sort(
 )
 async def test_a_verb_asks_shows_the_plan_and_carries_the_revision(key, verb, if_rev):
     async with console() as rig:
-        rig.app.main.requests.choose("r-0003")
+        rig.app.main.selection.requests.choose("r-0003")
         dialog = await rig.confirm(key)
         assert rig.app.focused is dialog.query_one("#cancel")
         body = rig.board("dialog-body")
@@ -283,7 +284,7 @@ async def test_a_lost_link_greys_disables_and_comes_back():
         assert not rig.app.main.query_one(PromptLine).input.has_focus
         rig.source.send(LinkState(state="live", age_s=0.0), snapshots.snapshot(4, 8))
         rig.app.tick()
-        assert not left._faded and not rig.app.verbs_off() and "preempt" in rig.board("foot")
+        assert not left._faded and not rig.app.model.verbs_off() and "preempt" in rig.board("foot")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 16), (120, 50)])
@@ -304,7 +305,7 @@ async def test_silence_alone_makes_the_picture_stale():
     async with console() as rig:
         rig.clock.now += 3
         rig.app.tick()
-        assert "stale 3.0s" in rig.board("top") and rig.app.verbs_off()
+        assert "stale 3.0s" in rig.board("top") and rig.app.model.verbs_off()
 
 
 @pytest.mark.parametrize(("read_only", "live"), [(True, True), (False, False)])
@@ -314,7 +315,7 @@ async def test_read_only_and_recordings_hide_and_refuse_verbs(read_only, live):
         assert " RO " in rig.board("top")
         await rig.pilot.press("p", "m", "D", "i")
         assert rig.app.screen is rig.app.main and not rig.source.commands
-        rig.app.main.run_line("abort r-0001")
+        rig.app.navigation.run_line("abort r-0001")
         assert not rig.source.commands
 
 
@@ -337,7 +338,7 @@ async def test_a_prompt_streams_its_output():
     async with console() as rig:
         await rig.pilot.press("i", "h", "i", "enter")
         await rig.until(lambda: rig.app.following.request == "r-new")
-        await rig.until(lambda: rig.app.state.outputs["r-new"].finished if rig.app.state.outputs else False)
+        await rig.until(lambda: rig.app.model.state.outputs["r-new"].finished if rig.app.model.state.outputs else False)
         rig.app.paint()
         assert rig.source.acted()[0].prompt == "hi" and isinstance(rig.source.acted()[0], Submit)
         assert "The stage then hands its hidden states on." in rig.board("left")
@@ -397,7 +398,7 @@ async def test_the_display_freezes_while_figures_arrive():
         rig.clock.now += 1
         rig.app.tick()
         assert "step 18412" in rig.board("top") and "FROZEN 1.0s" in rig.board("top")
-        assert rig.app.state.snapshot.engine.step == 20_000
+        assert rig.app.model.state.snapshot.engine.step == 20_000
         await rig.pilot.press("space")
         assert "step 20000" in rig.board("top")
 
@@ -424,13 +425,13 @@ async def test_readers_open_load_and_close():
 async def test_a_failing_worker_shows_in_the_banner_and_starts_again():
     async with console(fail_starts=1) as rig:
         await rig.until(lambda: "boom [red]x[/red]" in rig.board("top"))
-        await rig.until(lambda: rig.source.starts == 2 and rig.app.state.snapshot is not None)
+        await rig.until(lambda: rig.source.starts == 2 and rig.app.model.state.snapshot is not None)
 
 
 async def test_a_tick_before_a_screen_is_composed_is_harmless():
     async with console() as rig:
-        for open_it in (lambda: rig.app.ask(Pause()), lambda: rig.app.main.action_verb("set-memory"),
-                        lambda: rig.app.main.open_reader("logs")):  # fmt: skip
+        for open_it in (lambda: rig.app.navigation.ask(Pause()), lambda: rig.app.navigation.begin_verb("set-memory"),
+                        lambda: rig.app.navigation.open_reader("logs")):  # fmt: skip
             open_it()
             for _ in range(20):
                 rig.app.paint()
@@ -475,16 +476,44 @@ async def test_the_map_lights_another_request_without_waiting_for_the_next_secon
     async with console(snapshots.snapshot(4, 8), size=(160, 48)) as rig:
         rig.app.tick()
         main = rig.app.main
-        await rig.until(lambda: main.blocks is not None and main.blocks.request == main.requests.id)
+        feed, requests = main.block_map, main.selection.requests
+        await rig.until(lambda: feed.blocks is not None and feed.blocks.request == requests.id)
         rig.app._next.stop()  # no second comes any more
         monkeypatch.setattr(rig.app, "tick", lambda: None)
-        first, drawn = main.requests.id, main.blocks
+        first, drawn = requests.id, feed.blocks
         await rig.pilot.press("j")
-        await rig.until(lambda: main.blocks.request == main.requests.id != first)
-        cells = main._map_of[0]
+        await rig.until(lambda: feed.blocks.request == requests.id != first)
+        cells = feed._cells
         assert 0 < sum(count for count, _ in drawn.runs) <= cells
-        shown = board.right(rig.app.shown, main._frame, 44, main.blocks, board.Picked(main.requests.id, None))
+        shown = board.right(rig.app.model.shown, main.selection.frame, 44, feed.blocks, board.Picked(requests.id, None))
         assert shown.cells == cells
+
+
+@pytest.mark.parametrize(
+    ("keys", "screen"),
+    [
+        ((), "main"), (("enter",), "request"), (("tab", "enter"), "stage"), (("s",), "stacks"), (("l",), "logs"),
+        (("e",), "events"), (("d",), "diagnosis"), (("v",), "streams"), (("m",), "memory"), (("P",), "confirm"),
+    ],
+)  # fmt: skip
+async def test_the_help_key_shows_the_legend_of_the_present_screen(keys, screen):
+    async with console(snapshots.stuck()) as rig:
+        for key in keys:
+            await rig.pilot.press(key)
+            await rig.pilot.pause(0.05)
+        below = rig.app.screen
+        await rig.pilot.press("question_mark")
+        await rig.until(lambda: isinstance(rig.app.screen, HelpScreen))
+        assert f"HELP: {screen.upper()}" in rig.board("reader-title")
+        seen = ""
+        for _ in range(12):  # Tab goes through all sections
+            seen += rig.board("reader-body")
+            await rig.pilot.press("tab")
+        for section in legend.SCREENS[screen]:
+            assert f" {section.title} " in seen
+        await rig.pilot.press("question_mark", "escape")
+        await rig.until(lambda: rig.app.screen is below)
+        assert not rig.source.acted()
 
 
 async def test_sizes_from_tiny_to_wide():
@@ -497,7 +526,7 @@ async def test_sizes_from_tiny_to_wide():
         await rig.pilot.resize_terminal(200, 50)
         await rig.pilot.pause()
         rig.app.tick()
-        await rig.until(lambda: rig.app.main.blocks is not None)
+        await rig.until(lambda: rig.app.main.block_map.blocks is not None)
         rig.app.tick()
         await rig.pilot.pause()
         picture = rig.screen()

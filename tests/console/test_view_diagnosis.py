@@ -8,7 +8,7 @@ import snapshots
 from ppconsole.model.steps import stage_steps
 from ppconsole.model.suggestion import suggestion
 from ppconsole.model.waits import CORE, arrows
-from ppconsole.view import diagnosis, pipeline, steps
+from ppconsole.view import diagnosis, pipeline, step_table
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StacksDetail, StageRings, StageStacks, ThreadRing
@@ -33,7 +33,7 @@ def test_a_stuck_stage_at_80_columns():
         "  attention of m18410 on comp; 0 to 1 blocked, 3 starved",
         "  do   > ppconsole stacks --stage 2",
         "         x shows the stacks   y copies the line",
-        " PIPELINE  arrows point from who waits to whom it waits for",
+        " PIPELINE  an arrow points from a waiting stage to the one it waits for",
         " ┌─ 0 ───────────┐   ┌─ 1 ───────────┐   ╔═ 2 ROOT ══════╗   ┌─ 3 ───────────┐",
         " │ B blocked     │   │ B blocked     │   ║ X faulty      ║   │ S starved     │",
         " │ forward m18412│──►│ receive       │──►║ forward m18410║◄──│ forward m18409│",
@@ -110,7 +110,7 @@ def test_steps_say_how_far_each_stage_got():
     assert read[1].cells[18411].op == "room>2"
     done = read[3].cells[18400]
     assert done.done and (round(done.total_ms), round(done.waited_ms)) == (20, 4)
-    lines = texts(steps.rows(snapshots.rings(), [18410, 18410, 18409, 18408], {2}, "LAST", "", 100))
+    lines = texts(step_table.rows(snapshots.rings(), [18410, 18410, 18409, 18408], {2}, "LAST", "", 100))
     row = next(line for line in lines if line.startswith(" m18410"))
     assert row.split() == ["m18410", "R", "16ms", "+4ms", "R", "16ms", "+4ms", "B", "6.2s", "forward", "·"]
     row = next(line for line in lines if line.startswith(" m18409"))
@@ -120,9 +120,9 @@ def test_steps_say_how_far_each_stage_got():
 
 def test_many_stages_have_the_root_among_the_columns():
     picture = snapshots.rings(40, 30)
-    text = "\n".join(texts(steps.rows(picture, [None] * 40, {30}, "LAST", "", 80)))
+    text = "\n".join(texts(step_table.rows(picture, [None] * 40, {30}, "LAST", "", 80)))
     assert "!30" in text and "32 more stages have no room" in text
-    none = texts(steps.rows(None, [], set(), "LAST", "this is a recording", 80))
+    none = texts(step_table.rows(None, [], set(), "LAST", "this is a recording", 80))
     assert none[1] == "  this is a recording"
 
 

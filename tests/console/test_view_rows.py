@@ -8,11 +8,12 @@ import snapshots
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
-from ppconsole.view import banner, board, details, diagnosis, events, kvmap, requests, stages, timeline
-from ppconsole.view.cells import char_width, cut, fit, text_of, width_of, wrap
+from ppconsole.view import banner, board, diagnosis, drilldown, events, kvmap, request_table, stage_table, timeline
+from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.snapshot import CordonInfo, Event
+from rich.cells import cell_len
 
 LIVE = banner.Link(state="live", age_s=0.1)
 
@@ -23,11 +24,11 @@ def texts(rows):
 
 def table(picture, width, **more):
     state = ConsoleState(snapshot=picture)
-    return texts(requests.rows(state, visible_requests(state), width, **more))
+    return texts(request_table.rows(state, visible_requests(state), width, **more))
 
 
 def test_stage_rows_at_80_columns():
-    assert texts(stages.rows(snapshots.stuck(), 80, selected=2)) == [
+    assert texts(stage_table.rows(snapshots.stuck(), 80, selected=2)) == [
         "  ST S MEMORY     USED KV use/map/cap  SWAP   I>O   MB STEP IDLE STREAM:OP   AGE",
         "   0 B █████▒│···  56% 812/1024/1377*    12   0>4 m412 22ms  21% p2p:send>1 6.2s",
         "   1 B █████▒│···  55% 812/1024/1414     12   1>4 m411 23ms  24% p2p:send>2 6.2s",
@@ -39,7 +40,7 @@ def test_stage_rows_at_80_columns():
 def test_a_cordon_is_told_without_colour_in_every_place():
     picture = snapshots.stuck()
     picture.stages[2].cordon = CordonInfo(by="eve", since_s=190.0, reason="fan")
-    rows = texts(stages.rows(picture, 80, selected=2))
+    rows = texts(stage_table.rows(picture, 80, selected=2))
     assert rows[2:4] == [
         "   1 B  █████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2 6.2s",
         "!  2 X# █████·│···  55% 812/1024/1390     12  2>1 m410 6.2s   0% comp:fwd   6.2s",
@@ -48,7 +49,7 @@ def test_a_cordon_is_told_without_colour_in_every_place():
         " opt@n0  DEGRADED  CORDON 2  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"
     )
     said = "stage 2 is cordoned by eve 3m (fan): no request begins"
-    assert said in " ".join(" ".join(texts(details.stage_rows(picture, picture.stages[2], 80))).split())
+    assert said in " ".join(" ".join(texts(drilldown.stage_rows(picture, picture.stages[2], 80))).split())
     calm = msgspec.structs.replace(snapshots.snapshot(), stages=picture.stages, verdicts=[], operations=[])
     assert text_of(banner.verdict_line(calm, LIVE, 80)).strip() == said
     for stage in picture.stages:
@@ -58,13 +59,13 @@ def test_a_cordon_is_told_without_colour_in_every_place():
 
 def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
     picture = snapshots.snapshot()
-    assert not any(line.startswith(" GPU") for line in texts(details.stage_rows(picture, picture.stages[0], 80)))
+    assert not any(line.startswith(" GPU") for line in texts(drilldown.stage_rows(picture, picture.stages[0], 80)))
     gpu = GpuInfo(
         uuid="GPU-b", age_ms=4200.0, problem="NVML has not answered power of GPU-b for 4 s", throttle=["thermal"],
         memory_used=60 * 2**30, memory_total=150 * 2**30, busy=0.37, sm_clock_mhz=1980, power_w=93.8,
         ecc_uncorrected=7, pcie_tx_bytes_s=5e9, xids=[Xid(code=79, age_ms=9000.0)],
     )  # fmt: skip
-    assert [line.rstrip() for line in texts(details.gpu_rows(gpu, 80))] == [
+    assert [line.rstrip() for line in texts(drilldown.gpu_rows(gpu, 80))] == [
         "  no answer     NVML has not answered power of GPU-b for 4 s",
         "  memory        60.0G of 150G           busy          37%",
         "  SM clock      1980 MHz                power         94 of ? W",
@@ -75,7 +76,7 @@ def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
         "  XID           79, 9.0s ago",
     ]
     stage = msgspec.structs.replace(picture.stages[0], gpu=gpu)
-    assert any(line.startswith(" GPU") for line in texts(details.stage_rows(picture, stage, 80)))
+    assert any(line.startswith(" GPU") for line in texts(drilldown.stage_rows(picture, stage, 80)))
 
 
 def test_request_rows_at_80_columns():
@@ -91,7 +92,7 @@ def test_request_rows_at_80_columns():
 
 
 def test_pool_line():
-    assert text_of(requests.pool(snapshots.snapshot(), 80)) == (
+    assert text_of(request_table.pool(snapshots.snapshot(), 80)) == (
         "POOL cached 102 free 110 │ wait 3 run 13 swap 2 held 2 load 0 │ fly m409-412"
     )
 
@@ -107,11 +108,11 @@ def test_banner_and_verdict_at_80_columns():
 
 
 def test_what_is_narrow_loses_columns_by_priority():
-    narrow = texts(stages.rows(snapshots.stuck(), 60))
+    narrow = texts(stage_table.rows(snapshots.stuck(), 60))
     assert "STREAM:OP" in narrow[0] and "IDLE" not in narrow[0] and "SWAP" not in narrow[0]
     head = table(snapshots.snapshot(), 60)[0]
     assert "WHY" in head and "OWNER" not in head and "SWP" not in head
-    wide = texts(stages.rows(snapshots.stuck(), 160))[0]
+    wide = texts(stage_table.rows(snapshots.stuck(), 160))[0]
     assert "LAYERS" in wide and "DEVICE" in wide and "HOST" in wide
 
 
@@ -139,13 +140,13 @@ def test_no_row_is_wider_than_the_terminal(picture, width):
 
 
 def test_unknown_is_a_question_mark_and_never_zero():
-    row = texts(stages.rows(snapshots.unknown(), 80))[1]
+    row = texts(stage_table.rows(snapshots.unknown(), 80))[1]
     assert row.split()[:2] == ["0", "L"] and "?/?/?" in row and "0>0" not in row and "0%" not in row
 
 
 def test_more_than_eight_stages_fold_and_the_faulty_one_stays():
     picture = snapshots.stuck(64, 41)
-    rows = texts(stages.rows(picture, 80))
+    rows = texts(stage_table.rows(picture, 80))
     assert len(rows) == 1 + 8
     assert any(row.startswith("! 41 X") for row in rows)
     assert rows[-1].strip().startswith("… 57 more: 35 B  22 S")
@@ -154,38 +155,46 @@ def test_more_than_eight_stages_fold_and_the_faulty_one_stays():
 def test_the_worst_tensor_rank_stands_for_its_stage():
     picture = snapshots.snapshot(2, 0)
     picture.stages.append(snapshots.stage(1, 2, tensor_rank=1, state="dead"))
-    shown, rest = stages.fold(picture, 8)
+    shown, rest = stage_table.fold(picture, 8)
     assert [(each.index, each.tensor_rank) for each in shown] == [(0, 0), (1, 1)] and not rest
 
 
 def test_memory_bar_has_a_fixed_range():
     low, high = snapshots.stage(0), snapshots.stage(0)
     low.memory.used, high.memory.used = low.memory.total // 20, low.memory.total * 99 // 100
-    text = ["".join(part for part, _ in stages.bar(each, 20)) for each in (low, high)]
+    text = ["".join(part for part, _ in stage_table.bar(each, 20)) for each in (low, high)]
     assert text[0].count("█") <= 1 and text[0][12] == "│"
-    assert text[1].count("█") >= 14 and ("│", "bar.over") in stages.bar(high, 20)
+    assert text[1].count("█") >= 14 and ("│", "bar.over") in stage_table.bar(high, 20)
 
 
 def test_filter_shows_how_many_match():
     state = set_filter(ConsoleState(snapshot=snapshots.snapshot(4, 20)), "alice run")
-    rows = texts(requests.rows(state, visible_requests(state), 80))
+    rows = texts(request_table.rows(state, visible_requests(state), 80))
     assert rows[0].startswith("  REQ 2/20") and "/alice run" in rows[0] and len(rows) == 3
     empty = set_filter(state, "nobody")
-    assert "no request matches" in texts(requests.rows(empty, visible_requests(empty), 80))[1]
+    assert "no request matches" in texts(request_table.rows(empty, visible_requests(empty), 80))[1]
 
 
 def test_only_visible_requests_are_formatted():
     state = ConsoleState(snapshot=snapshots.snapshot(4, 1000))
-    rows = texts(requests.rows(state, visible_requests(state), 80, top=500, height=7))
+    rows = texts(request_table.rows(state, visible_requests(state), 80, top=500, height=7))
     assert len(rows) == 8 and rows[1].split()[0] == "r-01f4"
 
 
 def test_wide_and_invisible_characters_keep_columns():
-    assert char_width("語") == 2 and char_width("\u0301") == 0
+    assert width_of("語") == 2 and width_of("\u0301") == 0
     assert fit("日本語テキスト", 7) == "日本語…" and width_of(fit("日本語テキスト", 8)) == 8
     picture = snapshots.snapshot(1, 2)
     picture.requests[0].owner = "日本語の人です"
     assert {width_of(line) for line in table(picture, 80)} == {80}
+
+
+@pytest.mark.parametrize("text", ["日本👩\u200d🚀語テ", "❤\ufe0f❤\ufe0f", "e\u0301e\u0301日", "👩\u200d", "ascii only"])
+def test_a_field_has_the_width_that_the_terminal_widgets_measure(text):
+    for width in range(1, 12):
+        for align in "<>":
+            assert cell_len("|" + fit(text, width, align) + "|") == width + 2
+        assert cell_len(cut(text, width)) <= width
 
 
 def test_cut_and_wrap():
@@ -202,7 +211,7 @@ def test_hostile_text_is_inert_in_every_row():
     lines = [
         *board.left(state, size, visible_requests(state), board.Picked()),
         banner.banner(picture, LIVE, 120), banner.verdict_line(picture, LIVE, 120),
-        *diagnosis.page(picture, diagnosis.Known(), 80).rows, *details.stage_rows(picture, picture.stages[0], 80),
+        *diagnosis.page(picture, diagnosis.Known(), 80).rows, *drilldown.stage_rows(picture, picture.stages[0], 80),
         *events.output("r-1", snapshots.HOSTILE, "x", 80, 5),
     ]  # fmt: skip
     text = "".join(texts(lines))
@@ -239,9 +248,9 @@ def test_kv_map_lights_the_selected_request():
 
 def test_request_detail_has_the_numbers():
     info = snapshots.request(3)
-    text = "\n".join(texts(details.request_rows(info, snapshots.detail(info), "", 80)))
+    text = "\n".join(texts(drilldown.request_rows(info, snapshots.detail(info), "", 80)))
     assert "need 121, have 100" in text and "503 tokens" in text and "no device blocks" in text
-    gone = texts(details.request_rows(None, None, "NOT_FOUND", 80))
+    gone = texts(drilldown.request_rows(None, None, "NOT_FOUND", 80))
     assert "NOT_FOUND" in gone[0] and "not in the engine" in gone[1]
 
 
@@ -270,13 +279,13 @@ def test_the_frame_uses_every_row(width, height, count):
 def test_what_is_old_says_so():
     picture = snapshots.snapshot(2, 0, core_age_ms=3200.0)
     picture.stages[1].sample_age_ms = 5000.0
-    rows = stages.rows(picture, 80)
+    rows = stage_table.rows(picture, 80)
     assert text_of(rows[2]).startswith("~  1 R") and {style for _, style in rows[2].segs} == {"warn", "dim"}
     assert "core silent 3.2s" in text_of(banner.banner(picture, LIVE, 100))
     line = text_of(banner.verdict_line(picture, LIVE, 80))
-    assert line.startswith("! nobody looks at stage 1 for 5.0s: the agent may hang (l logs)")
+    assert line.startswith("! no samples of stage 1 for 5.0s: the agent may hang (l logs)")
     picture.stages[1].state = "loading"
-    assert "nobody looks" not in text_of(banner.verdict_line(picture, LIVE, 80)), "its next process is not there yet"
+    assert "no samples" not in text_of(banner.verdict_line(picture, LIVE, 80)), "its next process is not there yet"
 
 
 def test_an_operation_under_way_is_seen():
@@ -286,8 +295,8 @@ def test_an_operation_under_way_is_seen():
 
 def test_an_operation_is_short_where_it_is_narrow():
     stage = snapshots.stage(1, 4, streams=[], op="receive<0 m18411", waiting_on=None)
-    assert stages.operation(stage) == "recv<0 m18411" and stages.operation(stage, brief=True) == "recv<0"
+    assert stage_table.operation(stage) == "recv<0 m18411" and stage_table.operation(stage, brief=True) == "recv<0"
     stage.op = "token_return m7"
-    assert stages.operation(stage) == "token m7"
+    assert stage_table.operation(stage) == "token m7"
     stage.op = None
-    assert stages.operation(stage) == "-"
+    assert stage_table.operation(stage) == "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import snapshots
-from ppconsole.view import streams
+from ppconsole.view import stream_table
 from ppconsole.view.cells import text_of, width_of
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerStream
@@ -23,7 +23,7 @@ def checked(**checks):
 
 
 def test_streams_findings_and_checks_at_80_columns():
-    lines = [line.rstrip() for line in texts(streams.rows(checked(ledger=True), snapshots.findings(), "", 80))]
+    lines = [line.rstrip() for line in texts(stream_table.rows(checked(ledger=True), snapshots.findings(), "", 80))]
     assert lines[1] == "  1 ledger  ON   hand-offs between streams and threads"
     assert lines[2].startswith("  2 strict  off")
     assert lines[5].split() == ["STG", "STREAM", "OWNER", "THREAD", "OPERATION", "AGE", "PEND", "WAITS", "FOR"]
@@ -48,7 +48,7 @@ def test_the_ledger_of_a_stage_at_80_columns():
             age_ms=2100.0, pending=3,
         )
     )  # fmt: skip
-    lines = [line.rstrip() for line in texts(streams.rows(checked(ledger=True), [], "", 80, known=known))]
+    lines = [line.rstrip() for line in texts(stream_table.rows(checked(ledger=True), [], "", 80, known=known))]
     assert lines[lines.index(" LEDGER") + 1 :] == [
         " stage 1  2 streams, 1 of 2 buffers in use, 1 finding  0.4s ago",
         "  STREAM         OWNER THREAD   OPERATION                AGE PEND FOR",
@@ -72,7 +72,7 @@ def test_the_ledger_of_a_gpu_stage_is_read_in_one_glance(width, columns):
         name="slot 0 of stage 2", device="cuda:0", bytes=0, generation=7, writer="send of m18410 (stream compute)",
         readers=[], in_flight=["receive of m18410 (stage 2)"],
     )  # fmt: skip
-    lines = texts(streams.rows(checked(ledger=True), [], "", width, known=known))
+    lines = texts(stream_table.rows(checked(ledger=True), [], "", width, known=known))
     fill = next(line for line in lines if "kv fill" in line)
     assert fill.split() == ["kv", "fill", "kv-map", "idle", "-", "0", "zeroing", "cuda:0"]
     assert len(fill.rstrip()) <= columns, "what belongs together is not far apart"
@@ -82,17 +82,21 @@ def test_the_ledger_of_a_gpu_stage_is_read_in_one_glance(width, columns):
 
 @pytest.mark.parametrize(
     ("ledger", "missing", "says"),
-    [(None, "", "asking"), (None, "no core", "no core"), (LedgerDetail(on=True, stages=[]), "", "no stage has told")],
+    [
+        (None, "", "asking"),
+        (None, "no core", "no core"),
+        (LedgerDetail(on=True, stages=[]), "", "no stage has reported"),
+    ],
 )
 def test_without_a_ledger_it_says_why(ledger, missing, says):
-    lines = texts(streams.rows(checked(ledger=True), [], "", 80, known=ledger, missing=missing))
+    lines = texts(stream_table.rows(checked(ledger=True), [], "", 80, known=ledger, missing=missing))
     assert says in lines[lines.index(next(line for line in lines if line.startswith(" LEDGER"))) + 1]
-    assert not any(line.startswith(" LEDGER") for line in texts(streams.rows(checked(), [], "", 80)))
+    assert not any(line.startswith(" LEDGER") for line in texts(stream_table.rows(checked(), [], "", 80)))
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_every_width(width):
-    rows = streams.rows(checked(ledger=True), snapshots.findings(), "", width, known=snapshots.ledger())
+    rows = stream_table.rows(checked(ledger=True), snapshots.findings(), "", width, known=snapshots.ledger())
     assert all(width_of(text_of(line)) <= width for line in rows)
     assert any("OPERATION" in text_of(line) for line in rows)
 
@@ -108,19 +112,19 @@ def test_every_width(width):
     ],
 )
 def test_without_findings_it_says_why(checks, findings, problem, says):
-    assert any(says in line for line in texts(streams.rows(checked(**checks), findings, problem, 80)))
+    assert any(says in line for line in texts(stream_table.rows(checked(**checks), findings, problem, 80)))
 
 
 def test_a_key_turns_a_check_over():
     off, on = ChecksInfo(), ChecksInfo(ledger=True, shadow=0.01, shadow_state="ready", shadow_compared=7)
-    assert streams.toggle("ledger", off) == SetCheck(check="ledger", mode="on")
-    assert streams.toggle("ledger", on) == SetCheck(check="ledger", mode="off")
-    assert streams.toggle("shadow", off) == SetCheck(check="shadow", mode="on", share=0.01)
-    assert streams.toggle("shadow", on) == SetCheck(check="shadow", mode="off")
+    assert stream_table.toggle("ledger", off) == SetCheck(check="ledger", mode="on")
+    assert stream_table.toggle("ledger", on) == SetCheck(check="ledger", mode="off")
+    assert stream_table.toggle("shadow", off) == SetCheck(check="shadow", mode="on", share=0.01)
+    assert stream_table.toggle("shadow", on) == SetCheck(check="shadow", mode="off")
     picture = snapshots.stuck()
     picture.engine.checks = on
     assert any(
-        "1.0% of the steps, ready, 7 tokens compared" in line for line in texts(streams.rows(picture, [], "", 120))
+        "1.0% of the steps, ready, 7 tokens compared" in line for line in texts(stream_table.rows(picture, [], "", 120))
     )
 
 
@@ -137,5 +141,5 @@ def test_hostile_texts_stay_text():
     for each in (known.stages[0].streams[0], known.stages[0].buffers[0]):
         each.name = bad
     known.stages[0].handoffs[0].event = bad
-    for line in texts(streams.rows(picture, found, bad, 80, known=known)):
+    for line in texts(stream_table.rows(picture, found, bad, 80, known=known)):
         assert not any(char in line for char in "\x1b\u202e\n\x07\r")

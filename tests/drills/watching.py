@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import LinkState, Update
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.snapshot import Snapshot, Verdict

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import Update
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.inspection import RequestDetail

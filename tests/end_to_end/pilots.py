@@ -8,7 +8,7 @@ from typing import Any
 
 from operators import Operator
 from ppconsole.app import ConsoleApp
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.screens.confirm import Confirm
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
@@ -61,14 +61,15 @@ class Rig:
         return names[-1]
 
     async def select(self, name: str) -> None:
-        self.app.main.requests.choose(name)
-        await self.until(lambda: self.app.main.requests.sync([r.id for r in self.app.main.arranged()]) == name, name)
+        selection = self.app.main.selection
+        selection.requests.choose(name)
+        await self.until(lambda: selection.request() == name, name)
 
     async def ask(self, *keys: str) -> Confirm:
         """Press the keys of a verb; return its dialog with the engine's plan."""
         if self.op is not None:  # the console must have seen what the operator has, or its revision would be old
             seen = (await self.op.now()).sampled_at
-            await self.until(lambda: self.app.state.snapshot.sampled_at >= seen, "the newest picture")
+            await self.until(lambda: self.app.model.state.snapshot.sampled_at >= seen, "the newest picture")
         await self.pilot.press(*keys)
         await self.until(lambda: isinstance(self.app.screen, Confirm), "a dialog")
         dialog = self.app.screen
@@ -106,6 +107,6 @@ async def console(engine: Served, *, slow: bool = False) -> AsyncIterator[Rig]:
         app = ConsoleApp(link, theme="pp-dark")
         async with app.run_test(size=(132, 40)) as pilot:
             rig = Rig(app, pilot, op)
-            await rig.until(lambda: app.state.snapshot is not None, "a first snapshot")
+            await rig.until(lambda: app.model.state.snapshot is not None, "a first snapshot")
             yield rig
             await rig.clear()

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 from ppconsole.cli.recordings import SAMPLES
-from ppconsole.link.engine import EngineLink
-from ppconsole.link.faults import FaultWatcher
+from ppconsole.link.engine_link import EngineLink
+from ppconsole.link.fault_watcher import FaultWatcher
 from ppconsole.link.recording import Recorder
 from ppconsole.link.source import Update
 from ppengine.common.config import profiles_dir

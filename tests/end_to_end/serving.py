@@ -23,7 +23,7 @@ import msgspec
 import yaml
 from engines import Engine, wait_until
 from operators import Operator
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.ring import Gauge, RingReader
 from ppengine.protocol.discovery import EngineRecord

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from ppconsole.app import ConsoleApp
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppconsole.screens.confirm import Confirm
-from ppconsole.screens.diagnosis import DiagnosisScreen
+from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.view.cells import text_of
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.inspection import AboutDetail, FaultDetail
@@ -45,7 +45,7 @@ async def console(engine: Served, size: tuple[int, int] = (120, 50)) -> AsyncIte
         app = ConsoleApp(link, theme="pp-dark")
         async with app.run_test(size=size) as pilot:
             rig = Rig(app, pilot, op)
-            await rig.until(lambda: app.state.snapshot is not None, "a first snapshot")
+            await rig.until(lambda: app.model.state.snapshot is not None, "a first snapshot")
             yield rig
             await rig.clear()
 

@@ -12,7 +12,7 @@ import pytest
 from engines import Engine, wait_until
 from pilots import TOKENS, Rig, console
 from ppconsole.app import ConsoleApp
-from ppconsole.link.engine import EngineLink
+from ppconsole.link.engine_link import EngineLink
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.verbs import Resume, SetMemory
 from serving import Served, process_state
@@ -51,19 +51,19 @@ async def test_a_prompt_streams_its_text(engine: Served) -> None:
         count = part.output_tokens
 
         def shown() -> int:
-            output = rig.app.state.outputs.get(name)
+            output = rig.app.model.state.outputs.get(name)
             return output.tokens if output else 0
 
         await rig.until(lambda: shown() == count, "what is written so far is here")
-        mine = rig.app.state.outputs[name]
+        mine = rig.app.model.state.outputs[name]
         assert not mine.finished
         assert mine.text
         await rig.op.do(Resume())
-        await rig.until(lambda: rig.app.state.outputs[name].finished, "it ends", 30)
+        await rig.until(lambda: rig.app.model.state.outputs[name].finished, "it ends", 30)
         tokens, text, reason = await rig.op.output(name)
         assert text.startswith(mine.text)
         assert len(tokens) > count or reason == "stop"
-        mine = rig.app.state.outputs[name]
+        mine = rig.app.model.state.outputs[name]
         assert (mine.text, mine.tokens, mine.finish_reason) == (text, len(tokens), reason)
         await rig.pilot.press("escape")
         await rig.until(lambda: text.split()[-1] in rig.board("left"), "its end is on the screen")
@@ -115,10 +115,10 @@ async def test_pause_resume_drain_and_undo(engine: Served) -> None:
     async with console(engine) as rig:
         await rig.do("P")
         await rig.op.until(lambda picture: picture.engine.state == "paused", "is paused")
-        await rig.until(lambda: rig.app.state.snapshot.engine.state == "paused", "the console knows")
+        await rig.until(lambda: rig.app.model.state.snapshot.engine.state == "paused", "the console knows")
         await rig.do("P")
         await rig.op.until(lambda picture: picture.engine.state == "serving", "serves")
-        await rig.until(lambda: rig.app.state.snapshot.engine.state == "serving", "the console knows")
+        await rig.until(lambda: rig.app.model.state.snapshot.engine.state == "serving", "the console knows")
         await rig.running()
         with engine.stopped("stage1"):
             await rig.ask("D")
@@ -126,7 +126,7 @@ async def test_pause_resume_drain_and_undo(engine: Served) -> None:
             await rig.op.until(lambda picture: picture.engine.state == "draining", "drains")
             await rig.until(lambda: "deferred" in rig.board("dialog-body"), "what it waits for is told")
             await rig.pilot.press("escape")
-            await rig.until(lambda: rig.app.state.snapshot.engine.state == "draining", "the console knows")
+            await rig.until(lambda: rig.app.model.state.snapshot.engine.state == "draining", "the console knows")
         await rig.do("D")
         await rig.op.until(lambda picture: picture.engine.state == "serving", "takes requests again")
 
@@ -192,27 +192,29 @@ async def test_the_console_outlives_the_engine_and_stops_the_next(monkeypatch: p
     try:
         async with app.run_test(size=(100, 30)) as pilot:
             rig = Rig(app, pilot)
-            await rig.until(lambda: app.state.snapshot is not None, "a first snapshot")
-            epoch = app.state.epoch
+            await rig.until(lambda: app.model.state.snapshot is not None, "a first snapshot")
+            epoch = app.model.state.epoch
             for pid in (*first.pids.values(), first.engine.process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            await rig.until(lambda: app.state.link.state == "lost", "the loss is seen")
+            await rig.until(lambda: app.model.state.link.state == "lost", "the loss is seen")
             await rig.until(lambda: "link lost" in rig.board("top"), "and told")
-            assert app.grey
+            assert app.model.grey
             await pilot.press("P")
             assert app.screen is app.main, "no verb without a link"
             second = Engine(first.runtime, ["ppengine.supervisor", str(first.runtime / "profile.yaml")])
             second.find_processes(5)
-            await rig.until(lambda: app.state.epoch not in (None, epoch), "the new epoch", 40)
-            await rig.until(lambda: app.state.snapshot.engine.state == "serving" and not app.grey, "it is live", 40)
-            assert any(event.kind == "link.new-epoch" for event in app.state.events)
+            await rig.until(lambda: app.model.state.epoch not in (None, epoch), "the new epoch", 40)
+            await rig.until(
+                lambda: app.model.state.snapshot.engine.state == "serving" and not app.model.grey, "it is live", 40
+            )
+            assert any(event.kind == "link.new-epoch" for event in app.model.state.events)
             await rig.ask("colon", *"stop", "enter")
             # The engine may be gone before its answer is read: then the dialog stays and says that it cannot know.
             await rig.pilot.press("right", "enter")
             assert second.wait() == 0
             wait_until(second.nothing_left, "all of it is gone")
-            await rig.until(lambda: app.state.link.state == "lost", "the console stays, and says so")
+            await rig.until(lambda: app.model.state.link.state == "lost", "the console stays, and says so")
             assert app.is_running
     finally:
         if second is not None:

@@ -17,10 +17,10 @@ _VERBS = {"submit": "submitting", "fault": "faults"}
 """Modules of the verbs that do more than to send; the others are in `effects`."""
 COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
-    "events": "watching", "show": "details", "logs": "details", "doctor": "doctor", "follow": "submitting",
+    "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
     **{name: _VERBS.get(name, "effects") for name, row in ROWS.items() if not row.written},
-    "explain": "details", "stacks": "details", "streams": "streams", "record": "recordings", "replay": "recordings",
-    "export": "exporting", "bench": "serving",
+    "explain": "inspecting", "stacks": "inspecting", "streams": "streams", "record": "recordings",
+    "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
 }  # fmt: skip
 """Module of each command, in the order of `--help`."""
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough. What is left in the buffer must not raise again when Python ends.
+        # The reader has closed its end. The rest of the buffer must not raise again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.ERROR
     return code if isinstance(code, int) else exits.DONE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.cli.launch import EngineProcess
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
 
 PROFILE = "tiny"
@@ -35,7 +35,7 @@ PROMPTS = (
 )
 MAX_TOKENS = 48
 _FIGURES_S, _UNSEEN_S = 1.0, 4.0
-"""All figures of a stage are made anew within the first; after the second, a look at it will not come."""
+"""Every figure of a stage is renewed within the first; after the second, no sample of it will come."""
 LOAD_SETTINGS = ("memory.device_mib=20", "scheduler.max_num_seqs=24")
 """Under --load: little enough memory that requests wait, are swapped and preempted."""
 
@@ -58,7 +58,7 @@ def demo_command(headless: bool, load: bool, allow_faults: bool, as_json: bool, 
     headless = headless or as_json or not has_terminal()
     begun = time.monotonic()
     settings = LOAD_SETTINGS if load else ()
-    engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name(), allow_faults), quiet=True)
+    engine = EngineProcess(profile_arguments(PROFILE, settings, _free_name(), allow_faults), silent=True)
     # SIGTERM and a closed terminal end the demo as Ctrl-C does, through the `finally` below: asyncio turns that into a
     # cancellation, where an exception out of the blue may end in some callback that swallows it.
     ended: list[int] = []
@@ -116,7 +116,7 @@ async def _until_serving(engine: EngineProcess, limit_s: float) -> EngineRecord:
                 if isinstance(update, Snapshot):
                     pictures.put_nowait(update)
 
-            # The console that follows is the one to be told of.
+            # The engine reports the console that follows, and not this one.
             async with attached(common, take, passing=True):
                 await _loaded(pictures, ended, engine)
             ended.cancel()
@@ -129,7 +129,7 @@ async def _until_serving(engine: EngineProcess, limit_s: float) -> EngineRecord:
 async def _loaded(
     pictures: asyncio.Queue[Snapshot], ended: asyncio.Task[dict[str, Any] | None], engine: EngineProcess
 ) -> None:
-    told = ""
+    shown = ""
     while True:
         picture = asyncio.create_task(pictures.get())
         await asyncio.wait([picture, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -139,9 +139,9 @@ async def _loaded(
         info = picture.result().engine
         if info.state != "loading":
             return
-        if info.message and info.message != told:
-            told = info.message
-            say(told)
+        if info.message and info.message != shown:
+            shown = info.message
+            say(shown)
 
 
 def _last_words(engine: EngineProcess, notice: dict[str, Any] | None) -> str:
@@ -199,9 +199,9 @@ class _Newest:
             self._came.set()
 
     async def behind(self, requests: set[str]) -> Snapshot:
-        """Return the first one in which none of `requests` is listed and every stage was looked at since.
+        """Return the first snapshot without any of `requests` and with a newer sample of every stage.
 
-        A stage that nobody looks at any more is shown as it was seen last.
+        A stage without a newer sample keeps its last one.
         """
         begun = time.monotonic()
         while True:
@@ -217,7 +217,7 @@ class _Newest:
 
 
 class _Text(NamedTuple):
-    """What became of a prompt."""
+    """The result of a prompt."""
 
     request: str
     prompt: str

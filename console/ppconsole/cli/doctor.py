@@ -111,16 +111,16 @@ def _folder(folder: Path, longest: int) -> Finding:
 
 
 def _stacks() -> list[Finding]:
-    """Return what the agents of running engines found when they tried, or what a try of our own finds."""
+    """Return the findings of the agents of running engines, or those of a test here."""
     from ppengine.protocol.discovery import list_engines
 
     records = {record.id: _read(f"{record.run_dir}/stacks.txt") for record in list_engines()}
-    told = [
+    reports = [
         Finding("ok" if "and native" in text else "note", "stacks", f"{engine}: {text}")
         for engine, text in records.items()
         if text
     ]
-    return told or [_try_stacks()]
+    return reports or [_try_stacks()]
 
 
 def _try_stacks() -> Finding:

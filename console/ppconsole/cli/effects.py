@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
     from ppengine.protocol.verbs import Verb
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
 
 STOP_S = 10.0
 """Seconds within which the engine must end, if the link breaks at a stop: then the stop was applied."""

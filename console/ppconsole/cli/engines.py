@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def ls_command(as_json: bool, timeout: float) -> None:
     """List the engines that run here.
 
-    What dead ones left behind is removed.
+    The files of dead engines are removed.
     """
     from ppconsole.cli import render
 

@@ -1,4 +1,4 @@
-"""`export`: one file with what is known of an engine now."""
+"""`export`: one file with the present state of an engine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EVENTS_MOST = 10_000
 @engine_option
 @click.option("--with-text", is_flag=True, help="Prompts, outputs and log lines, too.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@json_option("Print what was written as JSON.")
+@json_option("Print path and parts as JSON.")
 @timeout_option("Give up attaching after S seconds.")
 def export_command(
     file: Path, engine: str | None, with_text: bool, force: bool, as_json: bool, timeout: float | None
 ) -> None:  # fmt: skip
-    """Write what is known of the engine to FILE, a zip of JSON.
+    """Write the state of the engine to FILE, a zip of JSON.
 
     The last 64 steps of every thread, stacks, the record of the newest fault, snapshot, events, audit lines, findings,
     versions and profile. No prompt and no output, unless --with-text is given. `ppconsole replay FILE` shows it.

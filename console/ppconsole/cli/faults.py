@@ -8,8 +8,8 @@ import click
 from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
-from ppconsole.cli.details import inspect
 from ppconsole.cli.effects import carry_out, help_of
+from ppconsole.cli.inspecting import inspect
 from ppconsole.cli.options import Common, Effect, effect_options
 from ppconsole.cli.session import print_json
 from ppconsole.model.grammar import parameters

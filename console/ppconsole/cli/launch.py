@@ -27,14 +27,14 @@ def need_engine() -> None:
 class EngineProcess:
     """A supervisor in a session of its own, so that Ctrl-C reaches us first. It ends when we do, however we end."""
 
-    def __init__(self, arguments: Sequence[str], *, quiet: bool = False) -> None:
+    def __init__(self, arguments: Sequence[str], *, silent: bool = False) -> None:
         read_end, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ppengine.supervisor", *arguments, "--lifeline", str(read_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if quiet else None,
+                stderr=subprocess.PIPE if silent else None,
                 pass_fds=(read_end,),
                 start_new_session=True,
             )
@@ -44,7 +44,7 @@ class EngineProcess:
         finally:
             os.close(read_end)
         self.messages: list[str] = []
-        """Lines of its stderr, where it was started quiet: the newest 100."""
+        """Lines of its stderr if it was started without output: the newest 100."""
 
     @property
     def pid(self) -> int:
@@ -57,7 +57,7 @@ class EngineProcess:
             self._process.send_signal(number)
 
     async def notices(self) -> asyncio.Queue[dict[str, Any] | None]:
-        """Return a queue of what the supervisor announces on stdout, `None` last; takes in its stderr meanwhile."""
+        """Return a queue of the supervisor's messages on stdout, `None` last; collect its stderr meanwhile."""
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.snapshot import Snapshot
     from ppengine.protocol.verbs import Submit
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
 
 QUEUE = 6
@@ -24,7 +24,7 @@ OPENINGS = (
     "Every morning the farmer",
     "In a small house by the sea",
     "The dog ran after the",
-    "Nobody knew why the old tree",
+    "No one knew why the old tree",
     "When the rain stopped,",
     "The king had three",
     "On the way to school Tom",
@@ -47,14 +47,14 @@ class Load(threading.Thread):
         asyncio.run(self._run())
 
     def stop(self) -> None:
-        """Stop submitting; what was submitted stays with the engine."""
+        """Stop submitting; submitted requests stay in the engine."""
         self._halt.set()
         self.join(5)
 
     async def _run(self) -> None:
         from ppengine.protocol.snapshot import Snapshot
 
-        from ppconsole.link.engine import EngineLink
+        from ppconsole.link.engine_link import EngineLink
         from ppconsole.link.source import LinkLost
 
         newest: Snapshot | None = None

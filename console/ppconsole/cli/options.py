@@ -33,7 +33,7 @@ class Effect:
 
 
 def timeout_option(text: str) -> Callable[[Command], Command]:
-    """Return `--timeout`; `text` says what it ends."""
+    """Return `--timeout`; `text` is its help."""
     return click.option("--timeout", type=SECONDS, metavar="S", help=text)
 
 

@@ -29,12 +29,12 @@ SAMPLE = SAMPLES / "sample.ppr"
 @engine_option
 @click.option("--seconds", type=SECONDS, metavar="S", help="Stop by itself after S seconds.")
 @click.option("--slow", is_flag=True, help="One snapshot a second in place of ten.")
-@json_option("Print what was written as JSON, at the end.")
+@json_option("Print counts and path as JSON, at the end.")
 @timeout_option("Give up attaching after S seconds.")
 def record_command(
     file: Path, engine: str | None, seconds: float | None, slow: bool, as_json: bool, timeout: float | None
 ) -> None:
-    """Write what the engine shows to FILE.
+    """Record the engine to FILE.
 
     Snapshots and events, until Ctrl-C.
     """
@@ -42,7 +42,7 @@ def record_command(
 
 
 async def _record(file: Path, common: Common, seconds: float | None, slow: bool) -> None:
-    from ppconsole.link.faults import FaultWatcher
+    from ppconsole.link.fault_watcher import FaultWatcher
     from ppconsole.link.recording import Recorder, RecordingError
 
     record = find(common.engine)
@@ -112,7 +112,7 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool,
 
 
 def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
-    """Return the source of a recording or an export, by what the file begins with, and what stands on the screen."""
+    """Return the source of a recording or an export, by the first bytes of the file, and a title for it."""
     from ppconsole.link.export import ExportSource
     from ppconsole.link.recording import ReplaySource
 
@@ -120,7 +120,7 @@ def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
         with path.open("rb") as opened:
             packed = opened.read(2) == b"PK"
     except OSError:
-        packed = False  # the recording says what is wrong
+        packed = False  # reading the recording reports the error
     if packed:
         export = ExportSource(path)
         manifest = export.export.manifest

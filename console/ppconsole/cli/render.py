@@ -95,7 +95,7 @@ def _stage_row(stage: StageInfo) -> list[str]:
     waiting = stage.waiting_on
     op = clean(stage.op or "-")
     if waiting is not None:
-        op = f"{op} ({waiting.what} {'driver' if waiting.stage is None else waiting.stage})"
+        op = f"{op} ({waiting.what} {'core' if waiting.stage is None else waiting.stage})"
     return [
         f"{stage.index}" if not stage.tensor_rank else f"{stage.index}.{stage.tensor_rank}",
         stage.state if stage.cordon is None else f"{stage.state},cordoned",
@@ -165,19 +165,19 @@ def event_line(event: Event) -> str:
 
 
 def explain_lines(snapshot: Snapshot) -> list[str]:
-    """Return a sentence for each root with its evidence below, then who suffers, then who waits for whom."""
+    """Return a sentence for each root with its evidence, then the affected stages, then the waits."""
     roots = [verdict for verdict in snapshot.verdicts if verdict.root]
     lines = [line for verdict in roots for line in (verdict_sentence(verdict), *_facts(verdict))]
     lines += [verdict_text(verdict) for verdict in snapshot.verdicts if not verdict.root]
     if snapshot.waits:
-        lines.append("who waits for whom:")
+        lines.append("waits:")
     for wait in snapshot.waits:
         lines.append(clean(f"    {wait.waiter} waits for {wait.on}: {wait.what}, {age_text(wait.since_s)}"))
     return lines
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """Return stage, cause, what it is, the fact that says most, and what to do."""
+    """Return stage, cause, summary, the most telling fact, and the suggested fix."""
     best = next((fact for fact in verdict.evidence if fact.startswith(_TELLING)), next(iter(verdict.evidence), ""))
     known = f"; {clean(best)}" if best else ""
     return f"{verdict_text(verdict)}{known}" + (f"; try: {clean(verdict.suggest)}" if verdict.suggest else "")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--name", help="Name of the engine; without it, the profile's.")
 @click.option("--bind", metavar="ADDRESS", help="Only `local` so far: sockets in a folder of this user.")
 @click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
-@json_option("Print what the engine announces as JSON lines.")
+@json_option("Print the engine's announcements as JSON lines.")
 @timeout_option("End it if it does not serve within S seconds (exit code 5).")
 def serve_command(
     profile: str,
@@ -49,10 +49,10 @@ def serve_command(
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within])
     try:
-        asked = asyncio.run(_relay(engine, as_json))
-        code = _exit_code(engine.wait(30.0), "the engine's supervisor", asked)
-        # Ctrl-C is passed on, and the engine that stops in order has done what it was asked.
-        return exits.INTERRUPTED if asked == signal.SIGINT and code == exits.DONE else code
+        passed = asyncio.run(_relay(engine, as_json))
+        code = _exit_code(engine.wait(30.0), "the engine's supervisor", passed)
+        # Ctrl-C is passed on, and an engine that stops in order has obeyed.
+        return exits.INTERRUPTED if passed == signal.SIGINT and code == exits.DONE else code
     finally:
         engine.close()
 
@@ -83,13 +83,13 @@ def profile_arguments(profile: str, settings: Sequence[str], name: str | None, a
 
 
 async def _relay(engine: EngineProcess, as_json: bool) -> int | None:
-    """Tell what the engine announces until it ends, and pass signals on to it; return the first of them."""
+    """Print the engine's announcements until it ends, and pass signals on to it; return the first signal."""
     from ppconsole.model.safe import clean
 
-    asked: list[int] = []
+    passed: list[int] = []
 
     def pass_on(number: int) -> None:
-        asked.append(number)
+        passed.append(number)
         engine.signal(number)
 
     loop = asyncio.get_running_loop()
@@ -102,16 +102,16 @@ async def _relay(engine: EngineProcess, as_json: bool) -> int | None:
         elif notice.get("event") == "started":
             name, identity = clean(str(notice.get("name"))), clean(str(notice.get("id")))
             say(f"engine {name} ({identity}) can be attached to: ppconsole attach {identity}")
-    return asked[0] if asked else None
+    return passed[0] if passed else None
 
 
-def _exit_code(code: int, what: str, asked: int | None) -> int:
-    """Return a process's exit code; one that the signal ended which it was `asked` with counts as shells have it.
+def _exit_code(code: int, what: str, passed: int | None) -> int:
+    """Return a process's exit code; 128 + N after the signal N that was `passed` on to it.
 
-    Raises Failure for any other signal: `what` had no time to say anything.
+    Raises Failure for any other signal: `what` had no time to report anything.
     """
     if code >= 0:
         return code
-    if -code == asked:
+    if -code == passed:
         return 128 - code
-    raise exits.Failure(f"{what} was killed by {signal.Signals(-code).name}, and what it had started ends with it")
+    raise exits.Failure(f"{what} was killed by {signal.Signals(-code).name}, and its child processes end with it")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
     from ppengine.protocol.snapshot import Snapshot
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
     from ppconsole.link.source import Update
 
 ATTACH_S = 10.0
@@ -36,7 +36,7 @@ def say(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print one value as one line of JSON, and flush it: a reader may wait for it.
 
-    What could move a cursor or reorder text is written as an escape: the same JSON, and harmless in a terminal.
+    Characters that move a cursor or reorder text are escaped: the same JSON, and harmless in a terminal.
     """
     import msgspec
 
@@ -105,7 +105,7 @@ async def attached(
     common: Common, on_update: Callable[[Update], None] | None = None, **options: Any
 ) -> AsyncIterator[EngineLink]:
     """Attach to the engine that `common` names and leave it at the end. Raises Failure, LinkLost."""
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
 
     record = find(common.engine)
     link = EngineLink(record, **{"backlog": 0, **options})

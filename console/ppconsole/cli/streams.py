@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @common_options
 @click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
 def streams_command(common: Common, stage: int | None) -> None:
-    """Print how far devices are, and what the ledger knows.
+    """Print the progress of devices, and the ledger.
 
     First the streams of GPUs with the steps that they have begun and done, then streams, hand-offs and buffers of the
     ledger. That has to be on: `ppconsole check ledger on`. With --json: the ledger alone; `status --json` has the rest.
@@ -40,12 +40,12 @@ def streams_command(common: Common, stage: int | None) -> None:
     if common.json:
         print_json(detail)
     else:
-        told = device_lines(run(lambda: one_snapshot(common)), stage)
-        click.echo("\n".join([*told, *([""] if told else []), *ledger_lines(detail)]))
+        devices = device_lines(run(lambda: one_snapshot(common)), stage)
+        click.echo("\n".join([*devices, *([""] if devices else []), *ledger_lines(detail)]))
 
 
 def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
-    """Return how far each stream of a device is, by what the device itself has written; empty where there is none."""
+    """Return the progress of each stream of a device, as the device wrote it; empty if there is none."""
     from ppconsole.cli.render import table
     from ppconsole.model.safe import clean
     from ppconsole.model.units import ms_text
@@ -68,7 +68,7 @@ def ledger_lines(detail: LedgerDetail) -> list[str]:
     """Return the whole ledger as text."""
     if not detail.on:
         return ["the ledger is off; to switch it on: ppconsole check ledger on"]
-    lines = [] if detail.stages else ["no stage has told of its ledger yet; look again in a second"]
+    lines = [] if detail.stages else ["no stage has reported its ledger yet; try again in a second"]
     for ledger in detail.stages:
         lines += [*([""] if lines else []), *_stage_lines(ledger)]
     return lines
@@ -89,7 +89,7 @@ def _stage_lines(ledger: StageLedger) -> list[str]:
          "free" if b.freed else ""]
         for b in ledger.buffers
     ]  # fmt: skip
-    lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings, told {age_text(ledger.age_s)} ago"]
+    lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings, reported {age_text(ledger.age_s)} ago"]
     lines += table("STREAM OWNER DEVICE PURPOSE ALIVE PENDING AGE OP", streams, ("PENDING", "AGE"))
     lines += table("PRODUCER CONSUMER BY COUNT", handoffs, ("COUNT",))
     lines += table("BUFFER BYTES GEN LAST-WRITER READERS-IN-FLIGHT STATE", buffers, ("BYTES", "GEN"))

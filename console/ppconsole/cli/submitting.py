@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
     from ppengine.protocol.verbs import Submit
 
-    from ppconsole.link.engine import EngineLink
+    from ppconsole.link.engine_link import EngineLink
 
 
 LEAVES_S = 5.0
@@ -208,7 +208,7 @@ class _Stream:
                 ends.append(f"{reason}")
                 self._show_sample(index, samples, text, already=False)
         seconds = asyncio.get_running_loop().time() - begun
-        # Who picks a stream up late gets much of it at once: no rate can be told from that.
+        # A stream that is followed late comes in one piece: no rate follows from that.
         paced = self._samples is not None and seconds > 0
         pace = f" in {seconds:.2f} s, {self._came / seconds:.0f} tok/s" if paced else ""
         why = clean(", ".join(dict.fromkeys(ends)))
@@ -230,7 +230,7 @@ class _Stream:
                 await self._back(str(error))
                 continue
             except QueryFailed as error:
-                # Without a core the rest is about to leave. Who knows nothing of the request may be a successor.
+                # Without a core the rest is about to leave. An engine without the request may be a successor.
                 if await has_ended(self._engine, LEAVES_S if error.code == "NO_CORE" else 0.0):
                     raise self._gone() from None
                 raise

@@ -39,7 +39,7 @@ def status_command(common: Common, requests: int) -> None:
 @click.command("watch")
 @common_options
 @click.option("--interval", type=SECONDS, default=1.0, show_default=True, metavar="S", help="Seconds between pictures.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after N events.")
 def watch_command(common: Common, interval: float, count: int | None) -> None:
     """Print the status again and again.
 

@@ -1,5 +1,5 @@
-"""Where a console's figures come from: a live engine over ZeroMQ, or a recording, behind one interface.
+"""The source of a console's figures: a live engine over ZeroMQ, or a recording, behind one interface.
 
-`source` has the interface and needs no ZeroMQ; `engine` is the live link, `recording` writes and replays files,
+`source` has the interface and needs no ZeroMQ; `engine_link` is the live link, `recording` writes and replays files,
 `find` chooses the engine.
 """

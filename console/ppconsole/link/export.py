@@ -1,4 +1,4 @@
-"""An export: one zip of JSON files with what is known of an engine now, to send to somebody or to read later.
+"""An export: one zip of JSON files with the present state of an engine, to send or to read later.
 
 A zip, because every system opens one, its parts can be read with any tool, and the standard library checks its sums.
 Without `with_text` there is neither prompt nor output in it: no token, no log line, no detail of a request.
@@ -22,6 +22,7 @@ from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.link.past import PastSource
 from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, QueryFailed, Source, Update
+from ppconsole.model.safe import clean
 
 FORMAT = "ppconsole export 1"
 STEPS = 64
@@ -30,14 +31,20 @@ _PARTS: tuple[InspectWhat, ...] = ("about", "rings", "fault", "findings", "audit
 """Stacks last: taking them stops a stage for a moment, and the rings should not show that."""
 _FIELDS = OpRecord.__struct_fields__
 _TOKEN = re.compile(r"\b(token|gives|chooses|two:|and) \d+")
-_README = """This is a ppconsole export: what an engine showed, did last and was told to do. Read it again with
+_README = """This is a ppconsole export: the state of an engine, its last operations and its commands. Read it with
 
     ppconsole replay FILE.zip
 
-or with anything that opens a zip: manifest.json says what is in it and what is missing and why; snapshot.json is what
-`ppconsole status --json` prints; rings.json has the last operations of every thread (monotonic nanoseconds; a record
-without done_ns was under way), fault.json the same as kept at the newest fault, with its verdict; stacks.json the
-stacks; events.jsonl and audit.jsonl what happened and what was asked for; about.json versions and profile.
+or with any program that opens a zip:
+
+    manifest.json   the parts in it, and the missing parts with the reason
+    snapshot.json   the output of `ppconsole status --json`
+    rings.json      the last operations of every thread, in monotonic nanoseconds; done_ns is missing while one is open
+    fault.json      the same at the newest fault, with its verdict
+    stacks.json     call stacks
+    events.jsonl    events
+    audit.jsonl     commands
+    about.json      versions and profile
 """
 
 
@@ -48,7 +55,7 @@ class ExportError(Exception):
 async def gather(
     source: Source, snapshot: Snapshot, events: Sequence[Event], *, with_text: bool = False, program: str = ""
 ) -> dict[str, bytes]:
-    """Return the files of an export by name. What the engine does not answer is named in the manifest, with why."""
+    """Return the files of an export by name. The manifest names missing parts, with the reason."""
     details: dict[InspectWhat, Detail] = {}
     missing: dict[str, str] = {}
     parts: tuple[InspectWhat, ...] = (*_PARTS, "logs") if with_text else _PARTS
@@ -93,6 +100,14 @@ async def _requests(source: Source, snapshot: Snapshot, missing: dict[str, str])
         except (LinkLost, QueryFailed) as error:
             missing[f"request {request.id}"] = str(error)
     return _lines(found)
+
+
+async def export_into(folder: Path, source: Source, snapshot: Snapshot, events: Sequence[Event]) -> tuple[Path, int]:
+    """Write an export into `folder`, named by engine and time; return path and size in bytes. Raises ExportError."""
+    files = await gather(source, snapshot, events, program="ppconsole")
+    name = "".join(letter if letter.isalnum() else "-" for letter in clean(snapshot.engine.name))[:40]
+    path = folder / f"ppconsole-{name}-{time.strftime('%Y%m%d-%H%M%S')}.zip"
+    return path, write(path, files)
 
 
 def write(path: Path, files: Mapping[str, bytes], *, force: bool = False) -> int:

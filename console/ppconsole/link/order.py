@@ -1,4 +1,4 @@
-"""Events in order: hold what came early, say what is missing, drop what came twice."""
+"""Events in order: hold early events, report missing ones, drop repeated ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EventOrder:
         return self._ready()
 
     def fill(self, events: Sequence[Event], newest: int) -> list[Event]:
-        """Take a replay that was asked up to `newest`; what is still missing of it is lost: told as a `link.gap`."""
+        """Take a replay up to `newest`; events that are still missing are lost and reported as a `link.gap`."""
         for event in events:
             if event.seq > self.last:
                 self._held[event.seq] = event

@@ -1,4 +1,4 @@
-"""What a recording and an export have in common as sources: nothing can be changed, and details are those kept."""
+"""The common part of recordings and exports as sources: read-only, with the details that they hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Unpack
 from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused
 from ppengine.protocol.verbs import Verb
 
-from ppconsole.link.source import Asked, Detail, Progress, QueryFailed
+from ppconsole.link.source import Detail, InspectOptions, Progress, QueryFailed
 
 
 class PastSource:
@@ -32,7 +32,7 @@ class PastSource:
         on_progress: Progress | None = None,
         timeout: float | None = None,
     ) -> Outcome | Refused:
-        """Refuse: what is recorded has happened."""
+        """Refuse: a recording cannot be changed."""
         return Refused(id="", code="UNSUPPORTED", text=f"this {self.kind} is the past: it cannot be changed")
 
     async def fetch(
@@ -41,8 +41,8 @@ class PastSource:
         """Refuse: outputs are not recorded."""
         raise QueryFailed("UNSUPPORTED", f"this {self.kind} has no outputs")
 
-    async def inspect(self, what: InspectWhat, **asked: Unpack[Asked]) -> Detail:
-        """Return what was kept. Raises QueryFailed where nothing was."""
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
+        """Return the recorded detail. Raises QueryFailed if there is none."""
         detail = self.kept(what)
         if detail is None:
             raise QueryFailed("NOT_FOUND", f"this {self.kind} has no {what}")

@@ -19,7 +19,7 @@ _ENDS = {"op.applied": "applied", "op.done": "applied", "op.failed": "failed", "
 
 @dataclass
 class Pending:
-    """One command: its answer to be, and what is known of it. `orphaned`: its connection is gone, its engine not."""
+    """One command and its future answer. `orphaned`: its connection is gone, its engine is not."""
 
     epoch: str
     answer: asyncio.Future[Outcome | Refused]
@@ -45,13 +45,13 @@ class Commands:
         return pending
 
     def drop(self, command_id: str) -> None:
-        """Forget a command that ended or that nobody waits for."""
+        """Forget a command that ended or has no waiter."""
         pending = self._pending.pop(command_id, None)
         if pending is not None:
             forsake(pending.answer)
 
     def take(self, message: Accepted | Deferred | Outcome | Refused) -> None:
-        """Hand an answer to whom it belongs; answers to unknown commands are dropped."""
+        """Deliver an answer to its command; drop answers to unknown commands."""
         pending = self._pending.get(message.id)
         if pending is None or pending.answer.done():
             return
@@ -64,7 +64,7 @@ class Commands:
             pending.on_progress(message)
 
     def connection_lost(self, text: str) -> None:
-        """End what was not accepted; keep the rest as orphans."""
+        """End the commands that were not accepted; keep the rest as orphans."""
         for pending in self._pending.values():
             if pending.accepted is None:
                 _end_unknown(pending, f"unknown outcome: the link broke before the engine answered ({text})")
@@ -78,7 +78,7 @@ class Commands:
                 _end_unknown(pending, "unknown outcome: the engine restarted before it answered")
 
     def over(self, text: str) -> None:
-        """End everything: nobody is left who could answer."""
+        """End every command: no engine is left to answer."""
         for pending in self._pending.values():
             _end_unknown(pending, f"unknown outcome: {text}")
 
@@ -86,7 +86,7 @@ class Commands:
         """End orphans whose answer may have been among events that are gone."""
         for pending in self._pending.values():
             if pending.orphaned:
-                _end_unknown(pending, "unknown outcome: the events that told it have left the engine's ring")
+                _end_unknown(pending, "unknown outcome: its event has left the engine's ring")
 
     def see_event(self, event: Event) -> None:
         """Settle an orphan that this event ends."""

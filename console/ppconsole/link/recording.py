@@ -34,7 +34,7 @@ class RecordingError(Exception):
 
 
 class RecordingHeader(msgspec.Struct, kw_only=True):
-    """What was recorded and when (`recorded_at`: Unix seconds). `schema` is that of the snapshots."""
+    """Engine and time of a recording (`recorded_at`: Unix seconds). `schema` is that of the snapshots."""
 
     schema: int
     recorded_at: float
@@ -131,7 +131,7 @@ class Recording:
             raise
 
     def frames(self) -> Iterator[Recorded]:
-        """Yield every frame once. Raises RecordingError where the file is cut short or is not what it says."""
+        """Yield every frame once. Raises RecordingError if the file is cut short or malformed."""
         number = 0
         with self._file:
             while (body := self._frame()) is not None:
@@ -214,7 +214,7 @@ class ReplaySource(PastSource):
 
     @property
     def header(self) -> RecordingHeader:
-        """What was recorded and when."""
+        """The recording's engine and time."""
         return self.recording.header
 
     async def start(self, on_update: Callable[[Update], None]) -> None:
@@ -234,7 +234,7 @@ class ReplaySource(PastSource):
         self.recording.close()
 
     async def played(self) -> None:
-        """Wait for the end. Raises what the receiver of the updates raised, which ends the play."""
+        """Wait for the end. Raises the receiver's exception, which ends the play."""
         if self._player is not None:
             await self._player
 

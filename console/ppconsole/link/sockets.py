@@ -22,7 +22,7 @@ from ppengine.protocol.frames import (
 )
 
 _GOODBYE_MS = 100
-"""What a last message gets to leave this process; where a gateway is connected it is gone at once."""
+"""Milliseconds for a last message to leave this process; with a connected gateway it leaves at once."""
 
 
 class Sockets:
@@ -36,7 +36,7 @@ class Sockets:
         self.control = self._connect(zmq.DEALER, record.control_endpoint)
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
         self.state = self._subscribe()
-        # libzmq reconnects by itself and tells nobody, but what was under way is lost with the old connection.
+        # libzmq reconnects by itself without a report, and messages under way are lost with the old connection.
         self.breaks = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in (self.control, self.bulk)]
 
     def reopen_state(self) -> None:
@@ -52,7 +52,7 @@ class Sockets:
         self._linger_ms = _GOODBYE_MS
 
     def close(self) -> None:
-        """Close all three at once; what is not sent is dropped, but for a goodbye."""
+        """Close all three at once; drop unsent messages, except a goodbye."""
         for socket in (self.control, self.bulk):
             socket.disable_monitor()
         for socket in (*self.breaks, self.state, self.bulk):

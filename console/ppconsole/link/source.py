@@ -1,4 +1,4 @@
-"""What the console and the CLI watch and command: one interface for a live engine and for a recording."""
+"""One interface to a live engine and to a recording, for the console and the CLI."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Detail = (
 )  # fmt: skip
 
 
-class Asked(TypedDict, total=False):
-    """What an inspection may say besides `what`; see `Inspect`, which has the defaults."""
+class InspectOptions(TypedDict, total=False):
+    """Options of an inspection besides `what`; `Inspect` has the defaults."""
 
     request: str | None
     stage: int | None
@@ -45,7 +45,7 @@ DETAILS: dict[InspectWhat, type[Detail]] = {
     "fault": FaultDetail, "findings": FindingsDetail, "audit": AuditDetail, "about": AboutDetail,
     "ledger": LedgerDetail, "faults": FaultsDetail,
 }  # fmt: skip
-"""What an answer to `Inspect` is."""
+"""Types of the answers to `Inspect`."""
 Progress = Callable[[Accepted | Deferred], None]
 
 
@@ -53,8 +53,8 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
     """How fresh the picture is. `age_s`: seconds since the last snapshot, None before the first.
 
     `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
-    `new-epoch`: the engine restarted; what was known of requests is void, `live` follows. `recorded`: what is shown
-    is the past and does not move; it is no older than it was.
+    `new-epoch`: the engine restarted; its requests are gone, `live` follows. `recorded`: a past that does not move
+    and does not age.
     """
 
     state: LinkStateName
@@ -121,7 +121,7 @@ class Source(Protocol):
         """Return output from token `offset` and character `text_offset` on. Raises LinkLost, QueryFailed."""
         ...
 
-    async def inspect(self, what: InspectWhat, **asked: Unpack[Asked]) -> Detail:
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
         """Return the detail that `what` names. Raises LinkLost, QueryFailed."""
         ...
 

@@ -1,1 +1,1 @@
-"""What the console knows: frozen state and pure functions. No terminal, no sockets, no clocks of its own."""
+"""The console's knowledge: frozen state and pure functions. No terminal, no sockets, no clocks of its own."""

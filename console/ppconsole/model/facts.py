@@ -1,4 +1,4 @@
-"""Conclusions from the state: how old it is, whether verbs are possible, what the roots are."""
+"""Conclusions from the state: its age, whether verbs are possible, the roots of faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """`grey`: what is shown is not the present. `text` for the status line: `live 0.1s`, `stale 3.2s`, `lost ...`."""
+    """`grey`: the figures are old. `text` for the status line: `live 0.1s`, `stale 3.2s`, `lost ...`."""
 
     state: str
     grey: bool
@@ -64,7 +64,7 @@ _UNSEEN_MS = 2000.0
 
 
 def unseen_stages(snapshot: Snapshot) -> str:
-    """Return which stages nobody has looked at for too long, `stages 0, 1 for 12s`; empty: none, or it is known why."""
+    """Return the stages without a sample for too long, `stages 0, 1 for 12s`; empty: none, or the reason is known."""
     unseen = [
         stage
         for stage in snapshot.stages

@@ -18,8 +18,8 @@ _DROPPED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 def clean(text: str, *, newlines: bool = False) -> str:
     """Return `text` without control characters, escape sequences, bidirectional overrides and invisible marks.
 
-    Line ends and tabs become spaces, or stay with `newlines` (carriage returns never do). What is left moves no cursor
-    and reorders nothing; it may still hold square brackets, so show it as text and never parse it as markup.
+    Line ends and tabs become spaces, or stay with `newlines` (carriage returns never do). The result moves no cursor
+    and reorders nothing. It may hold square brackets: show it as text, never parse it as markup.
     """
     if text.isprintable():
         return text

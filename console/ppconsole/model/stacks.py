@@ -1,4 +1,4 @@
-"""Stacks of many stages as few: a thread that stands at the same place in several of them is told once."""
+"""Stacks of many stages as few: threads of several stages with the same frames make one group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def grouped(detail: StacksDetail) -> list[Group]:
 
 
 def notes(detail: StacksDetail) -> list[str]:
-    """Return what is to be said about how the stacks were taken."""
+    """Return remarks on how the stacks were taken."""
     lines = [f"{who(stack)}: {clean(stack.error)}" for stack in detail.all if stack.error]
     incomplete = detail.ability and not all(stage.native for stage in detail.stages)
     return lines + ([clean(detail.ability)] if incomplete else [])

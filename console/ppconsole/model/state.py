@@ -33,7 +33,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleState:
-    """Times are those of the caller's monotonic clock. What is old stays, and `freshness` says how old."""
+    """Times are those of the caller's monotonic clock. Old figures stay; `freshness` returns their age."""
 
     link: LinkState = field(default_factory=lambda: LinkState(state="connecting"))
     snapshot: Snapshot | None = None

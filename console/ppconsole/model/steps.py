@@ -18,7 +18,7 @@ class StepCell(NamedTuple):
     total_ms: float
     waited_ms: float
     op: str = ""
-    """Of a step under way: the operation that was open, as `send>1`; empty: between two."""
+    """The open operation of a step under way, as `send>1`; empty: between two."""
     op_ms: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a verdict suggests: a verb of the console, a screen of it, or a line for a shell on the engine's host."""
+"""The suggestion of a verdict: a verb of the console, a screen of it, or a line for a shell on the engine's host."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Suggestion(NamedTuple):
 
 def suggestion(text: str) -> Suggestion:
     """Return what `suggest` of a verdict asks for. Nothing in it can be more than the words of one command."""
-    told = clean(text)
-    match = _OURS.search(told)
+    text = clean(text)
+    match = _OURS.search(text)
     try:
         words = tuple(shlex.split(match[1])) if match else ()
     except ValueError:
@@ -47,4 +47,4 @@ def suggestion(text: str) -> Suggestion:
     if words[:1] in (("-e",), ("--engine",)):
         words = words[2:]
     stage = _STAGE.search(match[1]) if match else None
-    return Suggestion(told, words, int(stage[1]) if stage else None)
+    return Suggestion(text, words, int(stage[1]) if stage else None)

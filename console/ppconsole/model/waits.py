@@ -1,4 +1,4 @@
-"""Who waits for whom, as numbers of stages instead of words."""
+"""The wait chain, as numbers of stages instead of words."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot
@@ -14,13 +14,12 @@ from textual.screen import ModalScreen
 from textual.widgets import Button
 
 from ppconsole.link.source import LinkLost
+from ppconsole.screens.console import Console
 from ppconsole.view import plan
 from ppconsole.view.cells import EMPTY, Row, fit, row
 from ppconsole.view.commands import revision_of
+from ppconsole.view.keys import CONFIRM_KEYS
 from ppconsole.widgets.lines import Lines
-
-if TYPE_CHECKING:
-    from ppconsole.app import ConsoleApp
 
 MAX_WIDTH = 92
 
@@ -33,10 +32,12 @@ class Confirm(ModalScreen[None]):
         Binding("left,up", "app.focus_previous", "", show=False),
         Binding("right,down", "app.focus_next", "", show=False),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
+        Binding("question_mark", "help", "help", show=False),
     ]
 
-    def __init__(self, verb: Verb, seen: Snapshot) -> None:
+    def __init__(self, console: Console, verb: Verb, seen: Snapshot) -> None:
         super().__init__()
+        self.console = console
         self.verb = verb
         self._seen = seen
         self.if_rev = revision_of(verb, seen)
@@ -45,12 +46,6 @@ class Confirm(ModalScreen[None]):
         self._note = ""
         self.busy = False
         self._composed = False
-
-    @property
-    def console(self) -> ConsoleApp:
-        """The app."""
-        app: ConsoleApp = self.app  # type: ignore[assignment]
-        return app
 
     def compose(self) -> ComposeResult:
         """Rows, then the buttons: Cancel first."""
@@ -81,7 +76,7 @@ class Confirm(ModalScreen[None]):
         rows = [row((fit(title, width), ""), fill="head"), *plan.head_rows(self.verb, self._seen, self.if_rev, width)]
         rows += [EMPTY, *(self._trouble or plan.plan_rows(self._answer, width))]
         rows += [EMPTY, *plan.cli_rows(self.verb, self._seen.engine.name, width)]
-        note = self._note or self.console.verbs_off()
+        note = self._note or self.console.model.verbs_off()
         rows.append(row((fit(note or "esc cancels   y copies the shell line", width), "warn" if note else "dim")))
         room = self.app.size.height - 5
         board = self.query_one("#dialog-body", Lines)
@@ -101,7 +96,7 @@ class Confirm(ModalScreen[None]):
         """Confirm needs a plan, a live link and nothing under way."""
         ready = isinstance(self._answer, Outcome) and self._answer.state == "planned" and not self._trouble
         confirm = self.query_one("#confirm", Button)
-        confirm.disabled = not ready or self.busy or bool(self.console.verbs_off())
+        confirm.disabled = not ready or self.busy or bool(self.console.model.verbs_off())
         self.query_one("#again", Button).set_class(not self._trouble, "hidden")
 
     def _ask(self) -> None:
@@ -146,7 +141,7 @@ class Confirm(ModalScreen[None]):
     def _check_conflict(self, answer: Outcome | Refused) -> None:
         """Turn a conflict into words: what has changed since the dialog opened."""
         if isinstance(answer, Refused) and answer.code in ("CONFLICT", "STALE_EPOCH"):
-            now = self.console.state.snapshot
+            now = self.console.model.state.snapshot
             changes = plan.changes_since(self._seen, now, self.verb) if now is not None else []
             self._trouble = plan.conflict_rows(answer, changes, min(MAX_WIDTH, self.app.size.width - 6))
 
@@ -165,7 +160,7 @@ class Confirm(ModalScreen[None]):
 
     def _look_again(self) -> None:
         """Take the present state as the one to act on, and ask for a new plan."""
-        now = self.console.state.snapshot
+        now = self.console.model.state.snapshot
         if now is not None:
             self._seen, self.if_rev = now, revision_of(self.verb, now)
         self.query_one("#cancel", Button).label = "Cancel"
@@ -199,6 +194,10 @@ class Confirm(ModalScreen[None]):
         if self.busy:
             self.console.report(f"{name_of(self.verb)} goes on; its end will be told", bad=False)
         self.dismiss()
+
+    def action_help(self) -> None:
+        """Open the legend of this dialog."""
+        self.console.navigation.open_help("confirm", CONFIRM_KEYS)
 
     def action_copy_cli(self) -> None:
         """Copy the equivalent shell line."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from ppengine.protocol.control import Accepted, Deferred, Outcome
 from ppengine.protocol.verbs import Submit
 
 from ppconsole.link.source import LinkLost, QueryFailed
-from ppconsole.model.reduce import add_output
-
-if TYPE_CHECKING:
-    from ppconsole.app import ConsoleApp
+from ppconsole.screens.console import Console
 
 RETRY_S = 1.0
 
@@ -20,13 +16,13 @@ RETRY_S = 1.0
 class Following:
     """Follows at most one request. `request` None: none."""
 
-    def __init__(self, console: ConsoleApp) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
         self.request: str | None = None
 
     def submit(self, verb: Submit) -> None:
         """Send a prompt and follow its output."""
-        why = self._console.verbs_off()
+        why = self._console.model.verbs_off()
         if why:
             self._console.report(f"prompt: {why}", bad=True)
             return
@@ -58,14 +54,14 @@ class Following:
         self._console.paint()
 
     def start(self) -> None:
-        """Begin, or begin again after a failure."""
+        """Start the stream, or restart it after a failure."""
         self._console.run_worker(self._run(), name="follow", group="follow", exclusive=True, exit_on_error=False)
 
     async def _run(self) -> None:
-        """Fetch until the output ends; a lost link is waited out."""
+        """Fetch until the output ends; retry while the link is lost."""
         console, request = self._console, self.request
         while request is not None and request == self.request:
-            output = console.state.outputs.get(request)
+            output = console.model.state.outputs.get(request)
             if output is not None and output.finished:
                 return
             offset, characters = (output.tokens, output.characters) if output else (0, 0)
@@ -78,5 +74,5 @@ class Following:
                 console.report(f"{request}: {error}", bad=True)
                 self.request = None
                 return
-            console.state = add_output(console.state, fetched)
+            console.model.add_output(fetched)
             console.paint_soon()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot
@@ -16,43 +16,48 @@ from textual.widgets import Input, Static
 
 from ppconsole.link.source import LinkLost
 from ppconsole.model.units import bytes_text
-from ppconsole.screens.confirm import MAX_WIDTH, Confirm
-from ppconsole.view import plan, stages
+from ppconsole.screens.confirm import MAX_WIDTH
+from ppconsole.screens.console import Console
+from ppconsole.view import plan, stage_table
 from ppconsole.view.cells import EMPTY, Row, fit, row
+from ppconsole.view.keys import MEMORY_KEYS
 from ppconsole.widgets.lines import Lines
 
-if TYPE_CHECKING:
-    from ppconsole.app import ConsoleApp
-
 DEBOUNCE_S = 0.25
+
+
+class UtilizationInput(Input):
+    """Takes figures alone, so that other keys reach the dialog."""
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        """Return whether the key is typed into the field."""
+        return character is not None and character in "0123456789."
 
 
 class MemoryDialog(ModalScreen[None]):
     """Asks for a utilization. Enter goes on to the confirm dialog; nothing is done from here."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "cancel", show=False),
+        Binding("question_mark", "help", "help", show=False, priority=True),
+    ]
 
-    def __init__(self, seen: Snapshot) -> None:
+    def __init__(self, console: Console, seen: Snapshot) -> None:
         super().__init__()
+        self.console = console
         self._seen = seen
         self._answer: Outcome | Refused | None = None
         self._note = ""
         self._timer: Timer | None = None
         self._composed = False
 
-    @property
-    def console(self) -> ConsoleApp:
-        """The app."""
-        app: ConsoleApp = self.app  # type: ignore[assignment]
-        return app
-
     def compose(self) -> ComposeResult:
-        """Where memory stands, the input, the plan."""
+        """Yield the present memory, the input, the plan."""
         with Vertical(id="dialog"):
             yield Lines(id="memory-now")
             with Horizontal(id="memory-line"):
                 yield Static("utilization › ", id="memory-label", markup=False)
-                yield Input(
+                yield UtilizationInput(
                     f"{self._seen.engine.memory_utilization:g}", id="memory-input", compact=True, restrict=r"[0-9.]*"
                 )
             yield Lines(id="memory-plan")
@@ -68,7 +73,7 @@ class MemoryDialog(ModalScreen[None]):
         self.paint()
 
     def value(self) -> float | None:
-        """Return what is typed as a utilization above 0 and at most 1; None for anything else."""
+        """Return the typed utilization, above 0 and at most 1; None for anything else."""
         try:
             number = float(self.query_one(Input).value)
         except ValueError:
@@ -76,7 +81,7 @@ class MemoryDialog(ModalScreen[None]):
         return number if 0 < number <= 1 else None
 
     def paint(self) -> None:
-        """Show memory as it is and the plan for what is typed."""
+        """Show the present memory and the plan for the typed value."""
         if not self._composed or not self.is_attached:
             return
         width = min(MAX_WIDTH, self.app.size.width - 6)
@@ -95,11 +100,11 @@ class MemoryDialog(ModalScreen[None]):
         engine = self._seen.engine
         title = f" memory of {engine.name}: util {engine.memory_utilization:g}, revision {engine.memory_revision}"
         rows = [row((fit(title, width), ""), fill="head")]
-        shown, rest = stages.fold(self._seen, 4)
+        shown, rest = stage_table.fold(self._seen, 4)
         for stage in shown:
             memory = stage.memory
             text = f" {bytes_text(memory.used)} of {bytes_text(memory.limit)} limit, {bytes_text(memory.total)} in all"
-            rows.append(row((f"{stage.index:>3} ", "strong"), *stages.bar(stage, 24), (text, "dim")))
+            rows.append(row((f"{stage.index:>3} ", "strong"), *stage_table.bar(stage, 24), (text, "dim")))
         if rest:
             rows.append(row((f"    and {len(rest)} more stages", "dim")))
         return [*rows, EMPTY]
@@ -118,8 +123,19 @@ class MemoryDialog(ModalScreen[None]):
             EMPTY,
             *rows,
             EMPTY,
-            row(("⏎", "key"), (" goes on to confirm   ", "dim"), ("esc", "key"), (" cancels", "dim")),
+            row(
+                ("⏎", "key"),
+                (" goes on to confirm   ", "dim"),
+                ("esc", "key"),
+                (" cancels   ", "dim"),
+                ("?", "key"),
+                (" help", "dim"),
+            ),
         ]
+
+    def action_help(self) -> None:
+        """Open the legend of this dialog."""
+        self.console.navigation.open_help("memory", MEMORY_KEYS)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Ask for a plan once typing pauses."""
@@ -156,4 +172,4 @@ class MemoryDialog(ModalScreen[None]):
             return
         seen = self._seen
         self.dismiss()
-        self.app.push_screen(Confirm(SetMemory(utilization=number), seen))
+        self.console.navigation.ask(SetMemory(utilization=number), seen)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -10,12 +11,10 @@ from textual.screen import Screen
 from textual.worker import Worker
 
 from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.screens.console import Console
 from ppconsole.view.cells import EMPTY, Row, Seg, spread
 from ppconsole.view.keys import READER_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
-
-if TYPE_CHECKING:
-    from ppconsole.app import ConsoleApp
 
 
 class Reader(Screen[None]):
@@ -33,12 +32,15 @@ class Reader(Screen[None]):
         Binding("question_mark", "help", "help", show=False),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
     ]
+    topic: ClassVar[str] = ""
+    """The screen's name in the legend."""
     every_s: ClassVar[float] = 0.0
     follows_end: ClassVar[bool] = False
     keys: ClassVar[tuple[Key, ...]] = READER_KEYS
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
+        self.console = console
         self.problem = ""
         self._composed = False
         self._top = 0
@@ -46,12 +48,6 @@ class Reader(Screen[None]):
         self._height = 1
         self._total = 0
         self._loading: Worker[None] | None = None
-
-    @property
-    def console(self) -> ConsoleApp:
-        """The app."""
-        app: ConsoleApp = self.app  # type: ignore[assignment]
-        return app
 
     def heading(self) -> str:
         """Return the title."""
@@ -70,7 +66,7 @@ class Reader(Screen[None]):
         return []
 
     async def load(self) -> None:
-        """Fetch what the snapshot does not have. LinkLost and QueryFailed become `problem`."""
+        """Fetch details that the snapshot lacks. LinkLost and QueryFailed become `problem`."""
 
     def compose(self) -> ComposeResult:
         """Title, body, keys."""
@@ -86,7 +82,7 @@ class Reader(Screen[None]):
             self.set_interval(self.every_s, self.start_load)
 
     def start_load(self) -> None:
-        """Load unless a load is under way or nobody looks."""
+        """Load, unless a load is under way or another screen is on top."""
         busy = self._loading is not None and self._loading.is_running
         if not busy and self.is_current:
             self._loading = self.run_worker(self._load(), exit_on_error=False, name=f"{self.heading()} load")
@@ -104,7 +100,7 @@ class Reader(Screen[None]):
         self.paint()
 
     def on_screen_resume(self) -> None:
-        """Show what is new."""
+        """Paint the present state."""
         self.paint()
 
     def paint(self) -> None:
@@ -117,12 +113,12 @@ class Reader(Screen[None]):
         last = max(0, self._total - self._height)
         self._top = last if self._at_end else max(0, min(self._top, last))
         where = "" if last == 0 else f"{self._top + 1}-{min(self._total, self._top + height)} of {self._total} "
-        grey = self.console.grey
-        left: list[Seg] = [(f" {self.heading()} ", "chip.name"), (" ", ""), *self.console.link_segs()]
+        grey = self.console.model.grey
+        left: list[Seg] = [(f" {self.heading()} ", "chip.name"), (" ", ""), *self.console.model.link_segs()]
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
         visible = rows[self._top : self._top + height]
         self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=grey)
-        foot = footer(self.shown_keys(), width, verbs=not self.console.verbs_off())
+        foot = footer(self.shown_keys(), width, verbs=not self.console.model.verbs_off())
         self.query_one("#reader-foot", Lines).show([foot])
 
     @property
@@ -134,6 +130,11 @@ class Reader(Screen[None]):
         """Put a row at the top, as far as there are rows to fill the screen."""
         self._top, self._at_end = number, False
         self.paint()
+
+    def next_place(self, places: Sequence[int]) -> int:
+        """Return the first of `places` below the top; from the last one on, 0."""
+        last = self._total - self._height
+        return next((place for place in places if self._top < min(place, last)), 0)
 
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
@@ -153,17 +154,18 @@ class Reader(Screen[None]):
         """Go back."""
         self.app.pop_screen()
 
-    def go_to(self, name: str, kind: str) -> None:
-        """Open another reader, or go back to it where it is the screen below."""
-        if type(self.app.screen_stack[-2]).__name__ == kind:
+    def go_to(self, topic: str) -> None:
+        """Open another reader, or go back to it if it is the screen below."""
+        below = self.app.screen_stack[-2]
+        if isinstance(below, Reader) and below.topic == topic:
             self.app.pop_screen()
         else:
-            self.console.main.open_reader(name)
+            self.console.navigation.open_reader(topic)
 
     def action_help(self) -> None:
-        """Open the help."""
-        self.console.main.open_reader("help")
+        """Open the keys and the legend of this screen."""
+        self.console.navigation.open_help(self.topic, self.shown_keys())
 
     def action_copy_cli(self) -> None:
-        """Copy the CLI line that shows the same."""
-        self.console.copy_cli(self.cli())
+        """Copy the shell line that shows the same."""
+        self.console.copy_cli(self.cli().split())

@@ -20,7 +20,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Link(NamedTuple):
-    """What the banner says about the link and this console. Ages in seconds."""
+    """The banner's facts about the link and this console. Ages in seconds."""
 
     state: str = "connecting"
     age_s: float | None = None
@@ -33,13 +33,13 @@ class Link(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether what is shown is what there is: the present, or a past that does not move."""
+        """Whether the figures are current: the present, or a past that does not move."""
         return self.state in ("live", "recorded")
 
 
 def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -> Row:
-    """Return the top line. What does not fit drops out from the right."""
-    badge = (" RO ", "chip.warn") if link.read_only else (" RW ", "chip.quiet")
+    """Return the top line. The last parts drop out if it is narrow."""
+    badge = (" RO ", "chip.warn") if link.read_only else (" RW ", "chip.dim")
     if snapshot is None:
         name = clean(title) or "ppconsole"
         return clip(Row(((f" {name} ", "chip.name"), (" ", ""), *link_segs(link), (" ", ""), badge), "bar"), width)
@@ -101,7 +101,7 @@ def link_segs(link: Link) -> list[Seg]:
 
 
 def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Sequence[float] = ()) -> Row:
-    """Return the second line: what is wrong in words, or calm figures when nothing is."""
+    """Return the second line: the fault in words, or throughput if there is none."""
     if link.problem:
         return row((fit(f"! console: {link.problem}", width), "alert"))
     if not link.live and (snapshot is None or link.state != "connecting"):
@@ -111,7 +111,7 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
     verdict = root_verdict(snapshot)
     if verdict is None:
         if unseen := unseen_stages(snapshot):
-            return row((fit(f"! nobody looks at {unseen}: the agent may hang (l logs)", width), "alert.warn"))
+            return row((fit(f"! no samples of {unseen}: the agent may hang (l logs)", width), "alert.warn"))
         return calm(snapshot, width, history)
     bad = verdict.root and verdict.cause != "undetermined"
     others = len(snapshot.verdicts) - 1
@@ -127,7 +127,7 @@ def _link_words(link: Link) -> str:
     age = age_text(link.age_s)
     words = {
         "connecting": f"  connecting{detail}; verbs are off until the link is live",
-        "stale": f"  no sample for {age}{detail}; what is shown is old and verbs are off",
+        "stale": f"  no sample for {age}{detail}; the figures are old and verbs are off",
         "lost": f"  link lost: figures are {age} old, verbs are off; trying again by itself{detail}",
         "new-epoch": f"  the engine was restarted{detail}: this is a new epoch, old requests are gone",
     }

@@ -1,4 +1,4 @@
-"""The main screen as rows: what stands left, what stands right, from one state and one frame."""
+"""The main screen as rows: the left and the right column, from one state and one frame."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo, StageInfo
 
 from ppconsole.model.state import ConsoleState, Output
-from ppconsole.view import events, kvmap, requests, stages, timeline
+from ppconsole.view import events, kvmap, request_table, stage_table, timeline
 from ppconsole.view.cells import EMPTY, Row, clip, row
 from ppconsole.view.frame import Frame
 
 
 class Picked(NamedTuple):
-    """What the operator has chosen."""
+    """The selection of the operator."""
 
     request: str | None = None
     stage: int | None = None
@@ -26,7 +26,7 @@ class Picked(NamedTuple):
 
 
 def output_status(output: Output | None) -> str:
-    """Return how a followed output stands."""
+    """Return the progress of a followed output."""
     if output is None:
         return "waiting for its first token"
     if output.finished:
@@ -41,9 +41,9 @@ def left(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], pic
         return [EMPTY, row(("  waiting for the engine; the console stays until it answers", "dim"))]
     stage = picked.stage if picked.stages_focused else None
     request = None if picked.stages_focused else picked.request
-    lines = stages.rows(snapshot, frame.left, frame.stages, stage)
-    lines.append(requests.pool(snapshot, frame.left))
-    table = requests.rows(state, arranged, frame.left, request, picked.top, frame.requests)
+    lines = stage_table.rows(snapshot, frame.left, frame.stages, stage)
+    lines.append(request_table.pool(snapshot, frame.left))
+    table = request_table.rows(state, arranged, frame.left, request, picked.top, frame.requests)
     lines += _exactly(table, frame.requests + 1)
     lines += _exactly(events.tail(state.events, frame.left, frame.events), frame.events)
     output = state.outputs.get(picked.followed) if picked.followed else None
@@ -59,7 +59,7 @@ def _exactly(lines: list[Row], height: int) -> list[Row]:
 
 def shown_stages(state: ConsoleState, frame: Frame) -> list[StageInfo]:
     """Return the stages that have a row."""
-    return stages.fold(state.snapshot, frame.stages)[0] if state.snapshot else []
+    return stage_table.fold(state.snapshot, frame.stages)[0] if state.snapshot else []
 
 
 class Beside(NamedTuple):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from rich.cells import cell_len, set_cell_size
+
 from ppconsole.model.safe import clean
 
 Seg = tuple[str, str]
-"""Text and the name of its style (see `widgets.paint`)."""
+"""Text and the name of its style (see `widgets.theme`)."""
 Cell = Seg | tuple[Seg, ...]
 
 
@@ -24,6 +24,8 @@ class Row(NamedTuple):
 
 
 EMPTY = Row(())
+_JOINER = "\u200d"
+"""At the end of a text it would join what follows to it, and so take a cell away."""
 
 
 def row(*segs: Seg, fill: str = "") -> Row:
@@ -42,37 +44,30 @@ def text_of(line: Row) -> str:
     return "".join(text for text, _ in line.segs)
 
 
-@lru_cache(4096)
-def char_width(char: str) -> int:
-    """Return how many cells a character takes: 0, 1 or 2."""
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
 def width_of(text: str) -> int:
-    """Return the width of `text` in cells."""
-    return len(text) if text.isascii() else sum(map(char_width, text))
+    """Return the width of `text` in cells, by the rule that Rich and Textual draw with."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def cut(text: str, width: int) -> str:
-    """Return the longest start of `text` that fits `width` cells; what was cut off is marked by an ellipsis."""
+    """Return the longest start of `text` that fits `width` cells; an ellipsis marks the cut."""
     if width_of(text) <= width:
         return text
-    kept, room = [], width - 1
-    for char in text:
-        room -= char_width(char)
-        if room < 0:
-            break
-        kept.append(char)
-    return "".join(kept) + "…" if width > 0 else ""
+    return _start(text, width - 1) + "…" if width > 0 else ""
+
+
+def _start(text: str, width: int) -> str:
+    """Return the longest start of `text` that fits `width` cells."""
+    short = set_cell_size(text, width)
+    # Half of a double-width character does not fit: Rich fills its cell with a space, which is not part of the text.
+    return (short if text.startswith(short) else short[:-1]).rstrip(_JOINER)
 
 
 def fit(text: str, width: int, align: str = "<") -> str:
     """Return `text` cleaned of control characters, in exactly `width` cells, aligned `<` or `>`."""
     if len(text) <= width and text.isascii() and text.isprintable():  # nearly always, and then it is short work
         return text.rjust(width) if align == ">" else text.ljust(width)
-    short = cut(clean(text), width)
+    short = cut(clean(text), width).rstrip(_JOINER)
     pad = " " * (width - width_of(short))
     return pad + short if align == ">" else short + pad
 
@@ -89,23 +84,13 @@ def wrap(text: str, width: int) -> list[str]:
                     lines.append(line)
                     candidate = word
                 else:
-                    head = _hard_cut(candidate, width)
+                    head = _start(candidate, width) or candidate[:1]
                     lines.append(head)
                     candidate = candidate[len(head) :]
                 line = ""
             line = candidate
         lines.append(line)
     return lines
-
-
-def _hard_cut(text: str, width: int) -> str:
-    """Return the longest start of `text` that fits, at least one character."""
-    used = 0
-    for index, char in enumerate(text):
-        used += char_width(char)
-        if used > width:
-            return text[: max(1, index)]
-    return text
 
 
 def clip(line: Row, width: int) -> Row:
@@ -144,7 +129,7 @@ class Column(NamedTuple):
 
 
 FLEX = 10_000
-"""`grow` of the column that takes what is left."""
+"""`grow` of the column that takes the rest."""
 
 
 class Placed(NamedTuple):

@@ -11,8 +11,8 @@ Id = TypeVar("Id")
 class Cursor(Generic[Id]):
     """Follows one id through sorting, inserting and removing.
 
-    When the id that somebody chose disappears nothing is selected until the next move: a verb must not
-    fall on a neighbour that slipped into its place.
+    When a chosen id disappears, nothing is selected until the next move: a verb must not
+    hit the neighbour that took its place.
     """
 
     def __init__(self) -> None:

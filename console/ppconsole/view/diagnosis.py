@@ -13,24 +13,24 @@ from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text
 from ppconsole.model.waits import arrows
-from ppconsole.view import pipeline, steps
+from ppconsole.view import pipeline, step_table
 from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
-from ppconsole.view.details import heading, stacks_rows
+from ppconsole.view.drilldown import heading, stacks_rows
 from ppconsole.view.marks import faulty_stages, root_verdict
 
 TWO_COLUMNS = 140
-"""From this width on the steps stand beside the stacks."""
+"""From this width on the steps are beside the stacks."""
 
 
 class Known(NamedTuple):
-    """What the screen has beside the snapshot. `problem`: why there are no steps; `asked`: stacks are being taken."""
+    """Details beside the snapshot. `problem`: why there are no steps; `taking`: stacks are being taken."""
 
     fault: FaultDetail | None = None
     rings: RingsDetail | None = None
     stacks: StacksDetail | None = None
     problem: str = ""
     stacks_problem: str = ""
-    asked: bool = False
+    taking: bool = False
 
 
 class Page(NamedTuple):
@@ -41,7 +41,7 @@ class Page(NamedTuple):
 
 
 def verdict_of(snapshot: Snapshot | None, known: Known) -> Verdict | None:
-    """Return the verdict that the screen is about: the root that stands now, else that of the frozen fault."""
+    """Return the verdict that the screen is about: the present root, otherwise that of the frozen fault."""
     now = root_verdict(snapshot) if snapshot is not None else None
     if now is not None:
         return now
@@ -56,7 +56,7 @@ def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "") -> 
     head = _verdict(snapshot, known, verdict, width)
     if verdict is not None:
         head += _todo(suggestion(verdict.suggest), width, off)
-    head += [heading("PIPELINE  arrows point from who waits to whom it waits for", width)]
+    head += [heading("PIPELINE  an arrow points from a waiting stage to the one it waits for", width)]
     head += pipeline.rows(snapshot, width)
     side = (width - 2) // 2 if width >= TWO_COLUMNS else width
     why = [] if verdict is None else [*_evidence(verdict, side), *_others(snapshot, verdict, side)]
@@ -91,7 +91,7 @@ def _beside(left: list[Row], right: list[Row], side: int) -> list[Row]:
 
 
 def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: int) -> list[Row]:
-    """Return the sentence, in bold; that nothing is wrong; or what was wrong when the steps froze."""
+    """Return the verdict, in bold; that there is no fault; or the fault at which the steps froze."""
     if verdict is None:
         message = clean(snapshot.engine.message)
         return [row(("  no fault found", "ok"), (f": {snapshot.engine.state}{f', {message}' if message else ''}", ""))]
@@ -156,7 +156,7 @@ def _others(snapshot: Snapshot, verdict: Verdict, width: int) -> list[Row]:
 
 def _stacks(known: Known, width: int) -> list[Row]:
     """Return the stacks that were taken here, or else those that were taken for the verdict."""
-    if known.stacks is not None or known.stacks_problem or known.asked:
+    if known.stacks is not None or known.stacks_problem or known.taking:
         return stacks_rows(known.stacks, known.stacks_problem, width)
     if known.fault is not None and known.fault.stacks is not None and known.fault.stacks.all:
         note = row(("  taken for the verdict; t takes those of all now", "dim"))
@@ -166,17 +166,15 @@ def _stacks(known: Known, width: int) -> list[Row]:
 
 def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:
     """Return the last steps: frozen at the fault, or as they were at the last look."""
-    fault = known.fault
+    fault, title = known.fault, f"LAST {step_table.COUNT} STEPS"
     if fault is not None:
-        title = (
-            f"LAST {steps.COUNT} STEPS  frozen at the fault, {_clock(fault.wall)}: fault {fault.number} of this engine"
-        )
+        title += f"  frozen at the fault, {_clock(fault.wall)}: fault {fault.number} of this engine"
         missing = "; ".join(fault.missing) or ("" if fault.over_wall is None else "the rings did not come in time")
         roots = set() if fault.verdict.stage is None else {fault.verdict.stage}
-        return steps.rows(fault.rings, fault.retired, roots, title, missing, width)
+        return step_table.rows(fault.rings, fault.retired, roots, title, missing, width)
     retired = [stage.retired_step for stage in snapshot.stages if stage.tensor_rank == 0]
-    title = f"LAST {steps.COUNT} STEPS" + (f"  as of {_clock(known.rings.wall)}" if known.rings is not None else "")
-    return steps.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
+    title += f"  as of {_clock(known.rings.wall)}" if known.rings is not None else ""
+    return step_table.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
 
 
 def _clock(wall: float) -> str:

@@ -82,7 +82,7 @@ STREAM_COLUMNS = (
 
 
 def streams(stage: StageInfo, width: int) -> list[Row]:
-    """Return the streams of a stage with their operation, its age, what is pending and what they wait for."""
+    """Return the streams of a stage with operation, age, pending operations and wait."""
     placed = place(STREAM_COLUMNS, width - 1)
     lines = [row((fit(f" STAGE {stage.index} STREAMS", width), ""), fill="head")]
     titles = header(placed, fill="")

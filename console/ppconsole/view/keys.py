@@ -1,4 +1,4 @@
-"""Keys: the line at the bottom by context, and the help screen."""
+"""Keys: the line at the bottom by context, and those of the help screen."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from ppengine.protocol.verb_table import ROWS, Target
 
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
-from ppconsole.view.marks import CORDONED, ENGINE, REQUEST, STAGE, STAGE_WORDS
 
 Key = tuple[str, str, bool]
-"""Key, what it does, and whether it is a verb: those are offered only while they are possible."""
+"""Key, meaning, and whether it is a verb: verbs are offered only while they are possible."""
 
 
 def _verbs(*targets: Target) -> tuple[Key, ...]:
@@ -54,6 +53,15 @@ READER_KEYS: tuple[Key, ...] = (
     ("^s", "picture", False), ("?", "help", False),
 )  # fmt: skip
 
+MEMORY_KEYS: tuple[Key, ...] = (("⏎", "confirm", False), ("esc", "cancel", False))
+CONFIRM_KEYS: tuple[Key, ...] = (
+    ("⏎", "press button", False), ("← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
+)  # fmt: skip
+HELP_KEYS: tuple[Key, ...] = (
+    ("↑↓", "scroll", False), ("⇥", "section", False), ("g G", "ends", False), ("esc", "back", False),
+    ("y", "copy CLI line", False), ("^s", "picture", False),
+)  # fmt: skip
+
 
 def footer(keys: Sequence[Key], width: int, *, verbs: bool, note: str = "") -> Row:
     """Return the key line, with the keys of verbs or without."""
@@ -89,7 +97,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def help_rows(width: int) -> list[Row]:
-    """Return the help screen: keys in as many columns as fit, then letters and glyphs."""
+    """Return the keys of the main screen, in as many columns as fit."""
     across = 2 if width >= 78 else 1
     cell = width // across
     rows: list[Row] = []
@@ -101,33 +109,6 @@ def help_rows(width: int) -> list[Row]:
             for key, text in keys[index::half]:
                 segs += [(f"  {fit(key, 14)}", "key"), (fit(text, cell - 16), "")]
             rows.append(Row(tuple(segs)))
-    rows += [EMPTY, row((fit(" LETTERS", width), ""), fill="head")]
-    styles = {mark.text: mark.style for mark in STAGE.values()} | {"X": "bad"}
-    rows += _legend([(letter, styles[letter], text) for letter, text in STAGE_WORDS.items()], width, 24)
-    rows += _legend([(mark.text, mark.style, state) for state, mark in REQUEST.items()], width, 24)
-    rows += [EMPTY, row((fit(" GLYPHS", width), ""), fill="head")]
-    rows += _legend(
-        [
-            ("█", "bar.used", "memory in use"), ("▒", "bar.free", "mapped for the KV cache, free"),
-            ("│", "bar.limit", "limit: total × utilization"), ("*", "strong", "this stage sets the minimum"),
-            ("!", "bad", "the root of a fault"), ("~", "warn", "its sample is older than 2 s"),
-            (CORDONED, "warn", "cordoned: no request begins"),
-            ("I>O", "strong", "steps not begun > sends not done"),
-        ], width, 38,
-    )  # fmt: skip
-    rows.append(row(("  engine states  ", "dim"), (" ".join(ENGINE), "")))
-    return rows
-
-
-def _legend(items: Sequence[tuple[str, str, str]], width: int, cell: int) -> list[Row]:
-    """Return (glyph, style, meaning) in columns of `cell` cells."""
-    across = max(1, width // cell)
-    rows = []
-    for start in range(0, len(items), across):
-        segs: list[Seg] = []
-        for glyph, style, text in items[start : start + across]:
-            segs += [(f"  {glyph} ", style), (fit(text, cell - width_of(glyph) - 3), "dim")]
-        rows.append(Row(tuple(segs)))
     return rows
 
 

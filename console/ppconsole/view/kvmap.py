@@ -26,8 +26,8 @@ def room(width: int, height: int) -> int:
 
 def cells(detail: BlocksDetail, most: int, selected: str | None = None) -> list[tuple[str, str]]:
     """Return one (glyph, style) a cell, `most` at most; where the selected request has blocks, that wins."""
-    told = (GLYPHS.get(state, GLYPHS["null"]) for count, state in detail.runs for _ in range(min(count, most)))
-    found = list(islice(told, most))
+    glyphs = (GLYPHS.get(state, GLYPHS["null"]) for count, state in detail.runs for _ in range(min(count, most)))
+    found = list(islice(glyphs, most))
     if selected is not None and detail.request == selected:
         for cell in detail.mine:
             if 0 <= cell < len(found):

@@ -1,4 +1,4 @@
-"""The ledger of the stages as rows: streams with what is under way, who hands to whom, buffers in use."""
+"""The ledger of the stages as rows: streams with their operations, hand-offs, buffers in use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Cell, Column, Row, clip, fit, header, place, row, table_row
 
 OLD_S, OLD_MS = 3.0, 2000.0
-"""A stage tells of its ledger once a second: three of them missing, its figures are old. And an old operation."""
+"""A stage reports its ledger once a second: after three missing reports its figures are old. And an old operation."""
 MOST_BUFFERS = 8
 """Buffers shown of a stage; `ppconsole streams` prints more."""
 _STREAMS = (
@@ -38,11 +38,11 @@ _BUFFERS = (
 
 
 def rows(detail: LedgerDetail | None, problem: str, width: int) -> list[Row]:
-    """Return what every stage has told of its ledger. `detail` None: not asked for yet, or `problem` says why not."""
+    """Return the ledger of every stage. `detail` None: not fetched yet, or `problem` says why not."""
     if detail is None or problem:
         return [row((f"  {clean(problem) or 'asking…'}", "bad" if problem else "dim"))]
     if not detail.stages:
-        return [row(("  no stage has told of its ledger yet", "dim"))]
+        return [row(("  no stage has reported its ledger yet", "dim"))]
     return [line for stage in detail.stages for line in _stage(stage, width)]
 
 

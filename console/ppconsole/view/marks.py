@@ -1,4 +1,4 @@
-"""What a state looks like: its letter, its word and its style. A letter always goes with a colour."""
+"""The look of a state: letter, word and style. A letter always goes with a colour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAGE: dict[str, Mark] = {
 }
 FAULT = Mark("X", "bad")
 CORDONED = "#"
-"""Stands beside the letter of a cordoned stage."""
+"""The mark beside the letter of a cordoned stage."""
 STAGE_WORDS = {
     "L": "loading", "I": "idle", "R": "receiving", "C": "computing", "T": "transmitting", "W": "swapping",
     "Z": "resizing", "B": "blocked", "S": "starved", "H": "halted by a signal", "D": "dead", "X": "faulty",
@@ -77,7 +77,7 @@ def faulty_stages(snapshot: Snapshot) -> set[int]:
 
 
 def stage_mark(stage: StageInfo, faulty: set[int]) -> Mark:
-    """Return the mark of a stage. A faulty one shows X, unless its own state says already what is wrong."""
+    """Return the mark of a stage. A faulty one shows X, unless its own state shows the fault."""
     if stage.index in faulty and stage.state not in ("dead", "stopped"):
         return FAULT
     return STAGE.get(stage.state) or Mark(stage.state[:1].upper(), "info")

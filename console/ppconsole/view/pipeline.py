@@ -1,4 +1,4 @@
-"""The pipeline as a picture: stages side by side, who waits for whom as arrows, the root with a double frame."""
+"""The pipeline as a picture: stages side by side, waits as arrows, the root with a double frame."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _line(
 
 
 def _arrow(left: int, right: int, known: list[Arrow]) -> str:
-    """Return the arrow between two neighbours: it points from who waits to whom it waits for."""
+    """Return the arrow between two neighbours: it points from the waiting stage to the one it waits for."""
     ahead = any(arrow.waiter == left and arrow.on == right for arrow in known)
     back = any(arrow.waiter == right and arrow.on == left for arrow in known)
     return "◄─►" if ahead and back else "──►" if ahead else "◄──" if back else " · "
@@ -121,7 +121,7 @@ def _last(stage: StageInfo) -> str:
 
 
 def _age(stage: StageInfo) -> str:
-    """Return for how long it is so: of what it waits for, of its open operation, or since it last did anything."""
+    """Return the age of its wait, of its open operation, or of its last progress."""
     main = next((stream for stream in stage.streams if stream.op), None)
     if stage.waiting_on is not None:
         return f"for {figures.age(stage.waiting_on.since_ms)}"
@@ -131,10 +131,10 @@ def _age(stage: StageInfo) -> str:
 
 
 def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:
-    """Return waits in words, the longest first; a healthy pipeline's are too short to tell."""
-    told = sorted((arrow for arrow in known if arrow.since_s >= 0.5), key=lambda arrow: -arrow.since_s)
+    """Return waits in words, the longest first; those of a healthy pipeline are too short to list."""
+    listed = sorted((arrow for arrow in known if arrow.since_s >= 0.5), key=lambda arrow: -arrow.since_s)
     found = []
-    for arrow in told[:most]:
+    for arrow in listed[:most]:
         via = "the link to " if arrow.link else ""
         text = f"{_name(arrow.waiter)} waits for {via}{_name(arrow.on)}: {arrow.what}"
         age = f"  {age_text(arrow.since_s):>4}   "
@@ -142,8 +142,8 @@ def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:
             row(((age if not index else " " * 9), "dim"), (part, ""))
             for index, part in enumerate(wrap(text, max(20, width - 9)))
         ]
-    if len(told) > most:
-        found.append(row((f"       {len(told) - most} more waits", "dim")))
+    if len(listed) > most:
+        found.append(row((f"       {len(listed) - most} more waits", "dim")))
     return found
 
 

@@ -26,7 +26,7 @@ _RANK = {
 
 
 def span_ms(stages: Sequence[StageInfo]) -> float:
-    """Return the time that the timeline covers: what the stages report, at least 50 ms, in round steps."""
+    """Return the time that the timeline covers: the span of the stages' reports, at least 50 ms, in round steps."""
     oldest = max((entry[2] for stage in stages for entry in stage.timeline if len(entry) == 4), default=0.0)
     for step in (50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000):
         if oldest <= step:
@@ -35,7 +35,7 @@ def span_ms(stages: Sequence[StageInfo]) -> float:
 
 
 def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tuple[str, str]]:
-    """Return one (glyph, style) a cell. Where several operations share a cell, computing wins over waiting."""
+    """Return one (glyph, style) a cell. If several operations share a cell, computing wins over waiting."""
     cells = [(IDLE, "gantt.idle")] * width
     ranks = [0] * width
     for entry in entries:
@@ -68,5 +68,5 @@ def rows(snapshot: Snapshot, stages: Sequence[StageInfo], width: int, title: str
 
 
 def legend(width: int) -> Row:
-    """Return what the glyphs mean."""
+    """Return the meanings of the glyphs."""
     return clip(row((" " + LEGEND, "dim")), width)

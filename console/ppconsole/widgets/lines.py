@@ -10,7 +10,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ppconsole.view.cells import EMPTY, Row
-from ppconsole.widgets.paint import PALETTES, Brush, Palette
+from ppconsole.widgets.strips import Brush
+from ppconsole.widgets.theme import PALETTES, Palette
 
 
 class Lines(Widget):
@@ -21,17 +22,17 @@ class Lines(Widget):
         self._rows: list[Row] = []
         self._faded = False
         self._strips: dict[int, Strip] = {}
-        """Of the rows that were painted and have not changed."""
+        """Strips of the rows that were painted and have not changed."""
         self._look: object = None
         self._brush = Brush(PALETTES["mono"], (), Color(0, 0, 0), False)
 
     @property
     def rows(self) -> list[Row]:
-        """What is shown."""
+        """The rows on the screen."""
         return self._rows
 
     def show(self, rows: Sequence[Row], faded: bool = False) -> None:
-        """Show `rows`; only lines that differ from what is shown are painted again."""
+        """Show `rows`; only lines that changed are painted again."""
         old, self._rows = self._rows, list(rows)
         if faded != self._faded:
             self._faded = faded
@@ -62,7 +63,7 @@ class Lines(Widget):
         return self._strips[y]
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return the lines of `crop`. A board has neither border nor padding, so nothing is to be put around them."""
+        """Return the lines of `crop`. A board has neither border nor padding to add."""
         look = self.palette, tuple(self.get_line_filters()), self.background_colors[1], self._faded
         if (look, self.size.width) != self._look:
             self._look, self._brush = (look, self.size.width), Brush(*look)

@@ -116,7 +116,7 @@ class PromptLine(Horizontal):
         self.post_message(self.Given(mode, text))
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Hand on what is typed, while it is typed."""
+        """Report the text while it is typed."""
         event.stop()
         if self.input.has_focus:
             self.post_message(self.Typed(self.mode, event.value))

@@ -1,4 +1,4 @@
-"""The live link: attaches, reattaches for as long as it is asked to, and carries commands with a definite end."""
+"""The live link: attaches, reattaches until it is closed, and carries commands with a definite end."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, Protoc
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verbs import Verb
 
+from ppconsole.link.attachment import Answer, Handlers, Session, SessionOver, Timing
 from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
-from ppconsole.link.session import Answer, Handlers, Session, SessionOver, Timing
-from ppconsole.link.source import DETAILS, Asked, Detail, LinkLost, LinkState, Progress, QueryFailed, Update
+from ppconsole.link.source import DETAILS, Detail, InspectOptions, LinkLost, LinkState, Progress, QueryFailed, Update
 
 GATHER_S = 0.25
 
@@ -165,9 +165,9 @@ class EngineLink:
             raise QueryFailed("PROTOCOL", f"the engine answered a fetch with {type(answer).__name__}")
         return answer
 
-    async def inspect(self, what: InspectWhat, **asked: Unpack[Asked]) -> Detail:
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
         """See `Source.inspect`."""
-        answer = await self._ask(Inspect(nonce=0, what=what, **asked))
+        answer = await self._ask(Inspect(nonce=0, what=what, **options))
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
         try:
@@ -281,7 +281,7 @@ class EngineLink:
             self._emit(event)
 
     def _replay(self, newest: int, *, jitter: bool = True) -> None:
-        """Ask once for what is missing; a question that is open already covers it."""
+        """Request the missing events, unless such a request is open."""
         if self._catch_up is None or self._catch_up.done():
             self._catch_up = asyncio.create_task(self._fill(newest, self._timing.jitter_s if jitter else 0.0))
 
@@ -304,7 +304,7 @@ class EngineLink:
         return None if self._snapshot_at is None else time.monotonic() - self._snapshot_at
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
-        """Tell of a fault of this program itself; the loop's own handler prints the traceback."""
+        """Report a fault of this program itself; the loop's own handler prints the traceback."""
         if not runner.cancelled() and (error := runner.exception()) is not None:
             self._emit(LinkState(state="lost", age_s=self._age(), text=f"the link failed: {error!r}; please report it"))
 

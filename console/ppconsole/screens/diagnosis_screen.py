@@ -1,4 +1,4 @@
-"""The Diagnosis screen: which stage is stuck and why, and the key that does what the verdict suggests."""
+"""The Diagnosis screen: the stuck stage, the cause, and the key that runs the suggested fix."""
 
 from __future__ import annotations
 
@@ -10,72 +10,74 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.suggestion import suggestion
+from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
-from ppconsole.view import commands, diagnosis, steps
+from ppconsole.view import commands, diagnosis, step_table
 from ppconsole.view.cells import Row
 from ppconsole.view.keys import DIAGNOSIS_KEYS, Key
 from ppconsole.view.marks import root_verdict
 
 
 class DiagnosisScreen(Reader):
-    """What the engine kept at the fault stays here until the operator leaves or a new fault comes."""
+    """Keeps the record of a fault until the operator leaves or a new fault comes."""
 
+    topic: ClassVar[str] = "diagnosis"
     every_s: ClassVar[float] = 1.0
     keys: ClassVar[tuple[Key, ...]] = DIAGNOSIS_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "run_suggested", "run what is suggested", show=False),
+        Binding("x", "run_suggested", "run the suggestion", show=False),
         Binding("t", "take_stacks", "take stacks", show=False),
         Binding("v", "streams", "streams", show=False),
         Binding("tab", "section", "next section", show=False),
         Binding("E", "export", "export", show=False),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._known = diagnosis.Known()
         self._epoch: str | None = None
         self._sections: tuple[int, ...] = (0,)
         self._taking = False
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "DIAGNOSIS"
 
     def cli(self) -> str:
         """Return the suggested command where it is one of ours, else the verb that prints the same."""
-        verdict = diagnosis.verdict_of(self.console.shown.snapshot, self._known)
+        verdict = diagnosis.verdict_of(self.console.model.shown.snapshot, self._known)
         wanted = suggestion(verdict.suggest) if verdict is not None else None
         return " ".join(wanted.words) if wanted is not None and wanted.words else "explain"
 
     def body(self, width: int) -> list[Row]:
         """Return the page."""
-        made = diagnosis.page(self.console.shown.snapshot, self._known, width, self.console.verbs_off())
+        made = diagnosis.page(self.console.model.shown.snapshot, self._known, width, self.console.model.verbs_off())
         self._sections = made.sections
         return made.rows
 
     def shown_keys(self) -> tuple[Key, ...]:
         """Return the keys; the one that acts only while there is something to do."""
-        snapshot = self.console.state.snapshot
+        snapshot = self.console.model.state.snapshot
         verdict = root_verdict(snapshot) if snapshot is not None else None
         able = verdict is not None and bool(suggestion(verdict.suggest).words)
         return self.keys if able else tuple(key for key in self.keys if key[0] != "x")
 
-    # --- what the snapshot does not have ------------------------------------------------------------------------
+    # --- details that the snapshot lacks ------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Fetch the record of the fault while there is one; else the last steps as they are now."""
-        snapshot = self.console.state.snapshot
+        """Fetch the record of the fault while there is one, otherwise the last steps as they are now."""
+        snapshot = self.console.model.state.snapshot
         if snapshot is not None and snapshot.engine.epoch != self._epoch:
             self._epoch, self._known = snapshot.engine.epoch, diagnosis.Known()
         try:
             if not await self._load_fault(snapshot) and self._known.fault is None:
-                rings = await self.console.source.inspect("rings", lines=steps.COUNT)
+                rings = await self.console.source.inspect("rings", lines=step_table.COUNT)
                 self._keep(rings=rings if isinstance(rings, RingsDetail) else None, problem="")
         except QueryFailed as error:
             self._keep(problem=str(error))
 
     async def _load_fault(self, snapshot: Snapshot | None) -> bool:
-        """Take up the newest fault if it stands, or the one that is shown if it is over; return whether it did."""
+        """Take the newest fault if it is present, or the shown one if it is over; return whether there was one."""
         if self._known.fault is None and (snapshot is None or root_verdict(snapshot) is None):
             return False
         try:
@@ -94,19 +96,19 @@ class DiagnosisScreen(Reader):
         self._known = self._known._replace(**changes)  # type: ignore[arg-type]
 
     def action_take_stacks(self, core: bool = False) -> None:
-        """Take the stacks of all, or of the core alone: it stops each for a moment, so it is done when asked for."""
+        """Take all stacks, or those of the core alone: each process stops for a moment, so only on request."""
         if not self._taking:
             self._taking = True
-            self._keep(asked=True, stacks=None, stacks_problem="")
+            self._keep(taking=True, stacks=None, stacks_problem="")
             self.run_worker(self._take(core), exit_on_error=False, name="stacks")
             self.paint()
 
     async def _take(self, core: bool) -> None:
         try:
             answer = await self.console.source.inspect("stacks", core=core)
-            self._keep(stacks=answer if isinstance(answer, StacksDetail) else None, asked=False)
+            self._keep(stacks=answer if isinstance(answer, StacksDetail) else None, taking=False)
         except (LinkLost, QueryFailed) as error:
-            self._keep(stacks_problem=str(error), asked=False)
+            self._keep(stacks_problem=str(error), taking=False)
         finally:
             self._taking = False
         self.paint()
@@ -115,30 +117,30 @@ class DiagnosisScreen(Reader):
 
     def action_section(self) -> None:
         """Scroll to the next section; from the last one to the top."""
-        self.scroll_to_row(next((place for place in self._sections if place > self.top), 0))
+        self.scroll_to_row(self.next_place(self._sections))
 
     def action_streams(self) -> None:
         """Open the streams; back to them where they are below."""
-        self.go_to("streams", "StreamsScreen")
+        self.go_to("streams")
 
     def action_export(self) -> None:
-        """Write what is known into a file in the current folder."""
+        """Write an export into the current folder."""
         self.console.export()
 
     def action_run_suggested(self) -> None:
-        """Do what the verdict suggests: a verb after its confirm, a reader at once; the rest is for a shell."""
-        snapshot = self.console.state.snapshot
+        """Run the suggested fix: a verb after its confirm, a reader at once; the rest is for a shell."""
+        snapshot = self.console.model.state.snapshot
         verdict = root_verdict(snapshot) if snapshot is not None else None
         if verdict is None or not verdict.suggest:
-            self.console.report("no fault stands, so nothing is suggested", bad=False)
+            self.console.report("no fault is present, so nothing is suggested", bad=False)
             return
         wanted = suggestion(verdict.suggest)
         if wanted.name in ("stacks", "logs", "events"):
             if wanted.name == "stacks" and wanted.stage is None:
                 self.action_take_stacks(core="--core" in wanted.words)
             else:
-                self.console.main.open_reader(wanted.name, wanted.stage)
+                self.console.navigation.open_reader(wanted.name, wanted.stage)
         elif wanted.name in commands.VERBS:
-            self.console.main.run_line(" ".join(wanted.words))
+            self.console.navigation.run_line(" ".join(wanted.words))
         else:
             self.console.report(f"not for the console: {wanted.text}", bad=True)

@@ -1,4 +1,4 @@
-"""What a fault leaves behind, fetched for a recording while it is being made."""
+"""The records of a fault, fetched for a recording while it is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FaultWatcher:
             self._newest = update
 
     async def run(self, source: Source) -> None:
-        """Ask until cancelled; a question that is not answered is asked again."""
+        """Fetch until cancelled; retry a fetch that failed."""
         while True:
             await asyncio.sleep(EVERY_S)
             for what in self._wanted():
@@ -49,7 +49,7 @@ class FaultWatcher:
 
 
 def _mark(detail: Detail) -> object:
-    """Return what changes when there is more to tell; ages are not."""
+    """Return a value that changes when the record has grown; ages do not count."""
     if isinstance(detail, FaultDetail):
         stacks = detail.stacks.all if detail.stacks else []
         return detail.number, detail.rings is not None, len(stacks), detail.over_wall is not None

@@ -57,7 +57,7 @@ def rows(
     state: ConsoleState, arranged: Sequence[RequestInfo], width: int, selected: str | None = None,
     top: int = 0, height: int = 1000,
 ) -> list[Row]:  # fmt: skip
-    """Return the header and the rows `[top, top + height)` of `arranged`. Only what is visible is formatted."""
+    """Return the header and the rows `[top, top + height)` of `arranged`. Only visible rows are formatted."""
     placed = place(COLUMNS, width)
     lines = [_title(placed, state, arranged)]
     snapshot = state.snapshot
@@ -91,24 +91,24 @@ def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[Req
 def _cells(request: RequestInfo, where: dict[int, int], selected: bool) -> dict[str, Cell]:
     """Return the cells of one request row."""
     mark = request_mark(request.state)
-    quiet = "dim" if request.state == "finished" else ""
+    faint = "dim" if request.state == "finished" else ""
     goal = request.prompt_tokens + request.output_tokens
     done = figures.percent(min(request.computed_tokens, goal), goal) if request.computed_tokens else figures.NOTHING
     waits = request.state in ("waiting", "swapped") and request.why is not None
     return {
         "mark": (">" if selected else " ", "accent"),
-        "id": (request.id, quiet or "strong"),
+        "id": (request.id, faint or "strong"),
         "owner": (request.owner, "dim"),
         "state": mark,
-        "age": (age_text(request.age_s), quiet),
-        "in": (count_text(request.prompt_tokens), quiet),
-        "out": (count_text(request.output_tokens), quiet),
-        "blocks": (count_text(request.blocks), quiet if request.blocks else "dim"),
+        "age": (age_text(request.age_s), faint),
+        "in": (count_text(request.prompt_tokens), faint),
+        "out": (count_text(request.output_tokens), faint),
+        "blocks": (count_text(request.blocks), faint if request.blocks else "dim"),
         "swap": (count_text(request.swap_blocks), "swap" if request.swap_blocks else "dim"),
         "done": (done, "dim"),
         "cached": (count_text(request.cached_tokens), "dim"),
         "preempted": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
-        "why": (why(request, where), "warn" if waits else quiet),
+        "why": (why(request, where), "warn" if waits else faint),
     }
 
 

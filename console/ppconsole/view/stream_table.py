@@ -11,7 +11,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, ledger
 from ppconsole.view.cells import EMPTY, FLEX, Column, Placed, Row, Seg, clip, fit, header, place, row, table_row, wrap
-from ppconsole.view.details import heading
+from ppconsole.view.drilldown import heading
 from ppconsole.view.marks import faulty_stages
 
 CHECKS: tuple[tuple[CheckName, str], ...] = (
@@ -21,7 +21,7 @@ CHECKS: tuple[tuple[CheckName, str], ...] = (
     ("shadow", "a single-stage reference repeats some steps"),
 )
 SHADOW_SHARE = 0.01
-"""Of the steps, when the key switches the shadow check on; the command line takes any."""
+"""Share of the steps when the key switches the shadow check on; the command line takes any."""
 FINDINGS, LEDGER = "FINDINGS", "LEDGER"
 _COLUMNS = (
     Column("stage", "STG", 4, 0),
@@ -45,14 +45,14 @@ def rows(
     snapshot: Snapshot | None, findings: list[Finding] | None, problem: str, width: int, act: bool = True, *,
     known: LedgerDetail | None = None, missing: str = "",
 ) -> list[Row]:  # fmt: skip
-    """Return the screen. `findings` None: not asked for yet, or `problem` says why not; `act`: the keys act.
+    """Return the screen. `findings` None: not fetched yet, or `problem` says why not; `act`: the keys act.
 
-    `known` None: the ledger was not asked for yet, or `missing` says why it is not known.
+    `known` None: the ledger was not fetched yet, or `missing` says why it is not known.
     """
     if snapshot is None:
         return [row(("  waiting for the first sample", "dim"))]
-    told = snapshot.engine.checks.findings if findings is None else len(findings)
-    more = f"  {told} finding{'' if told == 1 else 's'}: ⇥ goes there" if told else ""
+    count = snapshot.engine.checks.findings if findings is None else len(findings)
+    more = f"  {count} finding{'' if count == 1 else 's'}: ⇥ goes there" if count else ""
     found = [heading(f"LIVE CHECKS{more}", width), *_checks(snapshot.engine.checks, width, act)]
     placed = place(_COLUMNS, width - 1)
     titles = header(placed, fill="head")
@@ -60,7 +60,7 @@ def rows(
     faulty = faulty_stages(snapshot)
     for stage in snapshot.stages:
         found += _stage(stage, placed, stage.index in faulty)
-    found += [EMPTY, heading(f"{FINDINGS}  {told}", width)]
+    found += [EMPTY, heading(f"{FINDINGS}  {count}", width)]
     found += _findings(findings, snapshot.engine.checks, problem, width)
     if snapshot.engine.checks.ledger:
         found += [EMPTY, heading(LEDGER, width), *ledger.rows(known, missing, width)]
@@ -68,7 +68,7 @@ def rows(
 
 
 def _checks(checks: ChecksInfo, width: int, act: bool) -> list[Row]:
-    """Return one line a check: key, name, whether it is on, what it looks at."""
+    """Return one line a check: key, name, whether it is on, purpose."""
     lines = []
     for number, (name, text) in enumerate(CHECKS, start=1):
         on = bool(getattr(checks, name))
@@ -107,7 +107,7 @@ def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]
 
 
 def _idle(stream: StreamInfo) -> str:
-    """Return what is said of a stream in nothing; of a device's, what it has done last."""
+    """Return the text of an idle stream; for a device's, with its last finished step."""
     return "idle" if stream.done_step is None else f"idle, done m{stream.done_step}"
 
 
@@ -137,7 +137,7 @@ def _findings(findings: list[Finding] | None, checks: ChecksInfo, problem: str, 
 
 
 def _fact(text: str, width: int) -> list[Row]:
-    """Return one fact; what did it and what would mend it stand out by their label."""
+    """Return one fact; the label of its cause and of its fix has a colour."""
     label, colon, rest = clean(text).partition(": ")
     if not colon or len(label) > 14:
         label, rest = "", clean(text)

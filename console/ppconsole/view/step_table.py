@@ -10,11 +10,11 @@ from ppconsole.model.safe import clean
 from ppconsole.model.steps import StageSteps, StepCell, numbers, stage_steps
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row
-from ppconsole.view.details import heading
+from ppconsole.view.drilldown import heading
 
 _WIDE, _MIDDLE, _NARROW = 24, 16, 8
 COUNT = 64
-"""Steps that a fault leaves behind, and that are asked for."""
+"""Steps that the record of a fault has, and that are fetched."""
 LEGEND = "R retired  F finished, not retired  B begun  · not begun   own work +wait"
 
 

@@ -9,10 +9,11 @@ from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 
 from ppconsole.model.safe import clean
+from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
-from ppconsole.view import details, events
+from ppconsole.view import drilldown, events, help_page
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import READER_KEYS, Key, help_rows
+from ppconsole.view.keys import HELP_KEYS, READER_KEYS, Key
 
 _TAKE_KEYS: tuple[Key, ...] = (("t", "take again", False), *READER_KEYS)
 
@@ -20,10 +21,11 @@ _TAKE_KEYS: tuple[Key, ...] = (("t", "take again", False), *READER_KEYS)
 class RequestScreen(Reader):
     """One request in full, fetched once a second."""
 
+    topic: ClassVar[str] = "request"
     every_s: ClassVar[float] = 1.0
 
-    def __init__(self, request: str) -> None:
-        super().__init__()
+    def __init__(self, console: Console, request: str) -> None:
+        super().__init__(console)
         self.request = request
         self._detail: RequestDetail | None = None
 
@@ -36,12 +38,12 @@ class RequestScreen(Reader):
         return f"show {self.request}"
 
     def _info(self) -> RequestInfo | None:
-        snapshot = self.console.shown.snapshot
+        snapshot = self.console.model.shown.snapshot
         return next((each for each in snapshot.requests if each.id == self.request), None) if snapshot else None
 
     def body(self, width: int) -> list[Row]:
         """Return everything that is known about the request."""
-        return details.request_rows(self._info(), self._detail, self.problem, width)
+        return drilldown.request_rows(self._info(), self._detail, self.problem, width)
 
     async def load(self) -> None:
         """Fetch its detail."""
@@ -52,8 +54,10 @@ class RequestScreen(Reader):
 class StageScreen(Reader):
     """One stage in full, from the snapshot."""
 
-    def __init__(self, stage: int) -> None:
-        super().__init__()
+    topic: ClassVar[str] = "stage"
+
+    def __init__(self, console: Console, stage: int) -> None:
+        super().__init__(console)
         self.stage = stage
 
     def heading(self) -> str:
@@ -66,26 +70,27 @@ class StageScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return state, memory parts, streams and timeline of every rank of the stage."""
-        snapshot = self.console.shown.snapshot
+        snapshot = self.console.model.shown.snapshot
         found = [each for each in snapshot.stages if each.index == self.stage] if snapshot else []
         if snapshot is None or not found:
             return [row((f"  stage {self.stage} is not in the engine any more", "warn"))]
-        return [line for each in found for line in details.stage_rows(snapshot, each, width)]
+        return [line for each in found for line in drilldown.stage_rows(snapshot, each, width)]
 
 
 class StacksScreen(Reader):
     """Stacks, taken when the screen opens and on `t`: taking them stops stages and core for a moment."""
 
+    topic: ClassVar[str] = "stacks"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
     keys: ClassVar[tuple[Key, ...]] = _TAKE_KEYS
 
-    def __init__(self, stage: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, console: Console, stage: int | None = None) -> None:
+        super().__init__(console)
         self.stage = stage
         self._detail: StacksDetail | None = None
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "STACKS" if self.stage is None else f"STACKS OF STAGE {self.stage}"
 
     def cli(self) -> str:
@@ -94,7 +99,7 @@ class StacksScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the stacks."""
-        return details.stacks_rows(self._detail, self.problem, width)
+        return drilldown.stacks_rows(self._detail, self.problem, width)
 
     async def load(self) -> None:
         """Take the stacks."""
@@ -111,16 +116,17 @@ class StacksScreen(Reader):
 class LogsScreen(Reader):
     """Newest log lines of all processes or of one stage; it stays at the end unless scrolled up."""
 
+    topic: ClassVar[str] = "logs"
     every_s: ClassVar[float] = 2.0
     follows_end: ClassVar[bool] = True
 
-    def __init__(self, stage: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, console: Console, stage: int | None = None) -> None:
+        super().__init__(console)
         self.stage = stage
         self._detail: LogsDetail | None = None
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "LOGS" if self.stage is None else f"LOGS OF STAGE {self.stage}"
 
     def cli(self) -> str:
@@ -129,7 +135,7 @@ class LogsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the lines."""
-        return details.log_rows(self._detail, self.problem, width)
+        return drilldown.log_rows(self._detail, self.problem, width)
 
     async def load(self) -> None:
         """Fetch the newest lines."""
@@ -140,10 +146,11 @@ class LogsScreen(Reader):
 class EventsScreen(Reader):
     """All events that this console has."""
 
+    topic: ClassVar[str] = "events"
     follows_end: ClassVar[bool] = True
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "EVENTS"
 
     def cli(self) -> str:
@@ -152,20 +159,38 @@ class EventsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return one row an event."""
-        rows = [events.event_row(event, width, full=True) for event in self.console.shown.events]
+        rows = [events.event_row(event, width, full=True) for event in self.console.model.shown.events]
         return rows or [row(("  nothing has happened yet", "dim"))]
 
 
 class HelpScreen(Reader):
-    """Keys, letters and glyphs."""
+    """Keys and legend of one screen. Tab goes to the next section."""
+
+    keys: ClassVar[tuple[Key, ...]] = HELP_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "section", "next section", show=False)]
+
+    def __init__(self, console: Console, screen: str, keys: tuple[Key, ...] = ()) -> None:
+        super().__init__(console)
+        self._screen, self._keys = screen, keys
+        self._headings: tuple[int, ...] = (0,)
 
     def heading(self) -> str:
-        """Return what is shown."""
-        return "HELP"
+        """Return the screen's name."""
+        return f"HELP: {self._screen.upper()}"
+
+    def cli(self) -> str:
+        """Return the command that prints the legend."""
+        return "help columns"
 
     def body(self, width: int) -> list[Row]:
         """Return the help."""
-        return help_rows(width)
+        made = help_page.page(self._screen, self._keys, width)
+        self._headings = made.headings
+        return made.rows
+
+    def action_section(self) -> None:
+        """Scroll to the next section; from the last one to the top."""
+        self.scroll_to_row(self.next_place(self._headings))
 
     def action_help(self) -> None:
-        """Nothing: this is it."""
+        """Do nothing: this is the help."""

@@ -9,15 +9,17 @@ from ppengine.protocol.reports import Finding
 from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import QueryFailed
+from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
-from ppconsole.view import streams
+from ppconsole.view import stream_table
 from ppconsole.view.cells import Row, text_of
 from ppconsole.view.keys import STREAMS_KEYS, Key
 
 
 class StreamsScreen(Reader):
-    """Streams come with every snapshot; findings, and the ledger where it is on, are asked for once a second."""
+    """Streams come with every snapshot; findings, and the ledger if it is on, are fetched once a second."""
 
+    topic: ClassVar[str] = "streams"
     every_s: ClassVar[float] = 1.0
     keys: ClassVar[tuple[Key, ...]] = STREAMS_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,15 +31,15 @@ class StreamsScreen(Reader):
         Binding("d", "diagnosis", "diagnosis", show=False),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._findings: list[Finding] | None = None
         self._ledger: LedgerDetail | None = None
         self._missing = ""
         """Why there is no ledger, where there should be one."""
 
     def heading(self) -> str:
-        """Return what is shown."""
+        """Return the title."""
         return "STREAMS"
 
     def cli(self) -> str:
@@ -46,9 +48,9 @@ class StreamsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return checks, streams and findings."""
-        act = not self.console.verbs_off()
-        return streams.rows(
-            self.console.shown.snapshot, self._findings, self.problem, width, act,
+        act = not self.console.model.verbs_off()
+        return stream_table.rows(
+            self.console.model.shown.snapshot, self._findings, self.problem, width, act,
             known=self._ledger, missing=self._missing,
         )  # fmt: skip
 
@@ -64,26 +66,24 @@ class StreamsScreen(Reader):
         self._findings = answer.findings if isinstance(answer, FindingsDetail) else None
 
     def _ledger_on(self) -> bool:
-        snapshot = self.console.shown.snapshot
+        snapshot = self.console.model.shown.snapshot
         return snapshot is not None and snapshot.engine.checks.ledger
 
     def action_check(self, index: int) -> None:
         """Switch a check, after its confirm."""
-        snapshot, why = self.console.state.snapshot, self.console.verbs_off()
-        name = streams.CHECKS[index][0]
+        snapshot, why = self.console.model.state.snapshot, self.console.model.verbs_off()
+        name = stream_table.CHECKS[index][0]
         if why:
             self.console.report(f"check {name}: {why}", bad=True)
         elif snapshot is not None:
-            self.console.ask(streams.toggle(name, snapshot.engine.checks))
+            self.console.navigation.ask(stream_table.toggle(name, snapshot.engine.checks))
 
     def action_section(self) -> None:
         """Scroll to the findings, from there to the ledger, and from the last of them to the top."""
         rows = self.body(self.size.width)
-        titles = (f" {streams.FINDINGS}", f" {streams.LEDGER}")
-        last = len(rows) - self.size.height + 2
-        places = [min(index, last) for index, line in enumerate(rows) if text_of(line).startswith(titles)]
-        self.scroll_to_row(next((place for place in places if place > self.top), 0))
+        titles = (f" {stream_table.FINDINGS}", f" {stream_table.LEDGER}")
+        self.scroll_to_row(self.next_place([at for at, line in enumerate(rows) if text_of(line).startswith(titles)]))
 
     def action_diagnosis(self) -> None:
-        """Open the diagnosis; back to it where it is below, so that what it froze is still there."""
-        self.go_to("diagnosis", "DiagnosisScreen")
+        """Open the diagnosis, or go back to it if it is below, so that its record is kept."""
+        self.go_to("diagnosis")

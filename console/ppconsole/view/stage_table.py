@@ -78,7 +78,7 @@ def kv_figures(stage: StageInfo) -> Cell:
 
 
 def operation(stage: StageInfo, brief: bool = False) -> str:
-    """Return what the stage does: its longest open operation, the stream that runs it, the peer it waits for.
+    """Return the longest open operation of the stage, its stream, and the peer that it waits for.
 
     `brief` leaves out the number of the micro-batch.
     """
@@ -107,7 +107,7 @@ def severity(stage: StageInfo, faulty: set[int]) -> tuple[float, ...]:
 def fold(snapshot: Snapshot, limit: int) -> tuple[list[StageInfo], list[StageInfo]]:
     """Return the stages to show, at most `limit` in pipeline order, and the rest.
 
-    The worst tensor rank stands for its stage; faulty stages always stay.
+    The worst tensor rank represents its stage; faulty stages always stay.
     """
     faulty = faulty_stages(snapshot)
     worst: dict[int, StageInfo] = {}

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from ppconsole.screens.console import Console
 from ppconsole.view.commands import SCREENS, VERBS
-
-if TYPE_CHECKING:
-    from ppconsole.app import ConsoleApp
 
 
 class ConsoleCommands(Provider):
     """Every verb of the command line; those that need words open it with the verb written."""
 
     def _entries(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
-        """Yield (name, help, what it does)."""
-        console: ConsoleApp = self.app  # type: ignore[assignment]
+        """Yield (name, help, action)."""
+        console: Console = self.app  # type: ignore[assignment]
         for name, usage in VERBS.items():
-            if not console.state.read_only:
-                yield name, usage.text, partial(console.main.begin_command, name, " " in usage.form)
+            if not console.model.state.read_only:
+                yield name, usage.text, partial(console.navigation.begin_command, name, " " in usage.form)
         for name, text in SCREENS.items():
-            yield name, text, partial(console.main.run_line, name)
+            yield name, text, partial(console.navigation.run_line, name)
         for theme, text in (
             ("pp-dark", "dark colours"),
             ("pp-light", "light colours"),

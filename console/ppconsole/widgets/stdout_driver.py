@@ -9,7 +9,7 @@ from textual.drivers.linux_driver import LinuxDriver
 
 
 class StdoutDriver(LinuxDriver):
-    """Textual draws on stderr; who sent that elsewhere wants errors in it and no screen."""
+    """Textual draws on stderr; an operator who redirects that wants errors in it and no screen."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -53,7 +53,7 @@ from ppconsole.link.source import LinkLost, QueryFailed
 DRAIN = 2000
 """Most messages taken in one go before other tasks get their turn."""
 _LAST_MS = 50
-"""What an engine publishes last may come a moment after the news that it has closed."""
+"""The last messages of an engine may come this much later than the news that it has closed."""
 
 Answer = Fetched | Inspected | Replayed
 
@@ -80,7 +80,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Handlers:
-    """Who takes what arrives."""
+    """The receivers of each kind of message."""
 
     snapshot: Callable[[Snapshot], None]
     events: Callable[[list[Event]], None]
@@ -210,7 +210,7 @@ class Session:
             raise LinkLost("not sent, nothing happened: the link broke", sent=False) from None
 
     async def _hear_out(self, handlers: Handlers) -> None:
-        """Take what the engine published before it closed: the last picture says what ended it."""
+        """Take the last messages of an engine that closed: its last snapshot has the reason."""
         with contextlib.suppress(SessionOver, ProtocolError, zmq.ZMQError):
             if await self._sockets.state.poll(_LAST_MS):
                 self._take_state(handlers)
@@ -228,7 +228,7 @@ class Session:
 
     def _take_state(self, handlers: Handlers) -> None:
         """Hand on what has come; of several snapshots the newest."""
-        plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._sockets.state)  # what is there already needs no future each
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._sockets.state)  # messages that have arrived need no futures
         newest: bytes | None = None
         for _ in range(DRAIN):
             try:

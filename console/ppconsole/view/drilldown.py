@@ -12,7 +12,7 @@ from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
-from ppconsole.view import events, figures, stages, timeline
+from ppconsole.view import events, figures, stage_table, timeline
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
 
@@ -76,7 +76,7 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
 
 
 def _request_basics(info: RequestInfo, width: int) -> list[Row]:
-    """Return what the snapshot knows, until the detail is here."""
+    """Return the facts of the snapshot, until the detail arrives."""
     mark = request_mark(info.state)
     rows = [heading("STATE", width), row(("  state         ", "dim"), (info.state, mark.style))]
     if info.why:
@@ -158,7 +158,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
             rows += field(verdict.cause, verdict.summary, "bad" if verdict.root else "warn", width)
     if text := cordon_text(stage):
         rows += field("cordon", f"{text}: no request begins", "warn", width)
-    rows += field("operation", f"{stages.operation(stage)}", "", width)
+    rows += field("operation", f"{stage_table.operation(stage)}", "", width)
     waiting = stage.waiting_on
     if waiting is not None:
         peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
@@ -189,7 +189,7 @@ def _stage_numbers(stage: StageInfo) -> list[tuple[str, str]]:
 def memory_rows(stage: StageInfo, width: int) -> list[Row]:
     """Return the memory bar at full width and every part with its share of the total."""
     memory, blocks = stage.memory, stage.kv_blocks
-    rows = [Row((("  ", ""), *stages.bar(stage, max(10, width - 4))))]
+    rows = [Row((("  ", ""), *stage_table.bar(stage, max(10, width - 4))))]
     rows.append(row(("  ", ""), ("█", "bar.used"), (" in use  ", "dim"), ("▒", "bar.free"), (" mapped, free  ", "dim"),
                     ("│", "bar.limit"), (" limit", "dim")))  # fmt: skip
     parts = [
@@ -207,7 +207,7 @@ def memory_rows(stage: StageInfo, width: int) -> list[Row]:
 
 
 def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
-    """Return what the driver says of the whole card; what it does not tell is left as unknown."""
+    """Return NVML's figures of the whole card; missing ones are unknown."""
     rows = field("no answer", gpu.problem, "bad", width) if gpu.problem else []
     power = f"{count_text(gpu.power_w)} of {count_text(gpu.power_limit_w)} W"
     pcie = f"out {bytes_text(gpu.pcie_tx_bytes_s)}/s in {bytes_text(gpu.pcie_rx_bytes_s)}/s"
@@ -230,7 +230,7 @@ def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
 
 
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:
-    """Return stacks of stages and core, a section for each place where threads stand."""
+    """Return stacks of stages and core, a section for each group of threads with the same frames."""
     if detail is None:
         text = clean(problem) or "taking stacks…"
         return [row((f"  {text}", "bad" if problem else "dim"))]

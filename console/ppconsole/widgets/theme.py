@@ -1,20 +1,12 @@
-"""From rows of `view` to strips: the palettes, and the one place where outside text becomes terminal cells."""
+"""Colours: the palettes by style name, the Textual themes beside them, and the choice for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from rich.cells import cell_len
-from rich.segment import Segment
 from rich.style import Style
-from textual.color import Color
-from textual.filter import LineFilter
-from textual.strip import Strip
 from textual.theme import Theme
-
-from ppconsole.model.safe import clean
-from ppconsole.view.cells import Row
 
 
 class Tones(NamedTuple):
@@ -65,7 +57,7 @@ def _colours(tone: Tones) -> dict[str, Style]:
         "": Style(color=tone.fg, bgcolor=tone.bg),
         "strong": styles["strong"],
         "bad": styles["bad"] + bold,
-        "chip.quiet": Style(color=tone.dim, bgcolor=tone.head),
+        "chip.dim": Style(color=tone.dim, bgcolor=tone.head),
         "bar": Style(bgcolor=tone.bar),
         "head": Style(color=tone.dim, bgcolor=tone.head, bold=True),
         "head.on": Style(color=tone.accent, bold=True),
@@ -146,7 +138,7 @@ def _ansi() -> dict[str, Style]:
         "kv.used": "green",
         "kv.shared": "blue",
         "kv.mine": "bold yellow",
-        "chip.quiet": "dim",
+        "chip.dim": "dim",
     }
     return {"": Style()} | styles | {name: parse(text) if text else Style() for name, text in words.items()}
 
@@ -170,67 +162,6 @@ class Palette:
     def style(self, name: str) -> Style:
         """Return the style called `name`; an unknown name is plain."""
         return self._styles.get(name, Style.null()) if name else Style.null()
-
-
-class Ink(NamedTuple):
-    """A style as it comes on a row, and whether a gap of plain cells looks the same in it."""
-
-    style: Style
-    plain_gap: bool
-
-
-class Brush:
-    """How rows become strips. Styles are added up and filtered once for each name and fill: that costs most of a row.
-
-    `filters` are those of the app, for `background`. `faded`: what is shown is stale, so all of it steps back.
-    """
-
-    def __init__(self, palette: Palette, filters: Sequence[LineFilter], background: Color, faded: bool) -> None:
-        self._palette, self._filters, self._background, self._faded = palette, filters, background, faded
-        self._inks: dict[str, dict[str, Ink]] = {}
-        """By the fill of a row, then by name."""
-
-    def strip(self, line: Row, width: int) -> Strip:
-        """Return `line` in exactly `width` cells."""
-        inks = self._inks.setdefault(line.fill, {})
-        segments: list[Segment] = []
-        base = inks.get("") or self._mix(line.fill, "")
-        pending, ink = "", base
-        for text, name in line.segs:
-            wanted = inks.get(name) or self._mix(line.fill, name)
-            # A plain gap looks the same in its neighbour's colour: one style switch less to write over SSH.
-            if wanted.style is ink.style or (not name and ink.plain_gap and text.isspace()):
-                pending += text
-                continue
-            if pending:
-                segments.append(Segment(clean(pending), ink.style))
-            pending, ink = text, wanted
-        if pending:
-            segments.append(Segment(clean(pending), ink.style))
-        # One cell a character, nearly always: then there is nothing to look up.
-        used = sum(len(text) if text.isascii() else cell_len(text) for text, _, _ in segments)
-        if used < width:
-            segments.append(Segment(" " * (width - used), base.style))
-        strip = Strip(segments, max(used, width))
-        return strip if used <= width else strip.crop(0, width)
-
-    def _mix(self, fill: str, name: str) -> Ink:
-        """Note and return the style called `name` on a row filled with `fill`; equal ones are one object."""
-        palette = self._palette
-        base = palette.base + palette.style(fill)
-        style = palette.style(name)
-        if base.reverse:  # only its weight, as its colours would make patches
-            style = Style(bold=style.bold)
-        wanted = base + style if name else base
-        if self._faded:
-            wanted = wanted + palette.style("stale")
-        plain_gap = wanted.bgcolor == base.bgcolor and not wanted.reverse and not wanted.underline
-        for each in self._filters:
-            wanted = each.apply([Segment("x", wanted)], self._background)[0].style or wanted
-        inks = self._inks[fill]
-        same = next((ink for ink in inks.values() if ink.style == wanted), None)
-        inks[name] = same or Ink(wanted, plain_gap)
-        return inks[name]
 
 
 PALETTES = {

@@ -59,9 +59,9 @@ def logs_command(common: Common, stage: int | None, lines: int) -> None:
 @click.option("--stage", type=click.IntRange(0), metavar="K", help="Only this stage.")
 @click.option("--core", is_flag=True, help="Only the engine core, which schedules.")
 def stacks_command(common: Common, stage: int | None, core: bool) -> None:
-    """Print what every thread of stages and core is doing.
+    """Print the call stack of every thread of stages and core.
 
-    What is the same in several stages is printed once.
+    A stack that several stages share is printed once.
     """
     from ppengine.protocol.inspection import StacksDetail
 
@@ -83,7 +83,7 @@ def stacks_command(common: Common, stage: int | None, core: bool) -> None:
 @click.command("explain")
 @common_options
 def explain_command(common: Common) -> int:
-    """Say what is wrong and why.
+    """Print each fault with its cause.
 
     Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none."""
     from ppconsole.cli.render import explain_lines
@@ -94,8 +94,8 @@ def explain_command(common: Common) -> int:
     engine = snapshot.engine
     faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
     if common.json:
-        told = {"verdicts": snapshot.verdicts, "waits": snapshot.waits}
-        print_json({"fault": faulty, "engine_state": engine.state, **told})
+        causes = {"verdicts": snapshot.verdicts, "waits": snapshot.waits}
+        print_json({"fault": faulty, "engine_state": engine.state, **causes})
     elif snapshot.verdicts:
         click.echo("\n".join(explain_lines(snapshot)))
     elif faulty:
@@ -104,7 +104,7 @@ def explain_command(common: Common) -> int:
         message = f": {clean(engine.message)}" if engine.message else ""
         click.echo(f"no fault: {engine.state}, step {engine.step}, {snapshot.requests_total} requests{message}")
         if unseen := unseen_stages(snapshot):
-            click.echo(f"  but nobody looks: {unseen}; the agent may hang (ppconsole logs)")
+            click.echo(f"  but no samples of {unseen}; the agent may hang (ppconsole logs)")
     return exits.FAULT_FOUND if faulty else exits.DONE
 
 

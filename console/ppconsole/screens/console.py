@@ -1,0 +1,90 @@
+"""The services that a screen gets from the app, typed. Screens know these protocols and not the app itself."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from ppengine.protocol.control import Outcome
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import Verb
+
+from ppconsole.link.source import Source
+from ppconsole.view.display import DisplayModel
+from ppconsole.view.keys import Key
+
+
+class Navigation(Protocol):
+    """Opens screens and begins verbs."""
+
+    def ask(self, verb: Verb, seen: Snapshot | None = None) -> None:
+        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot."""
+
+    def begin_verb(self, name: str) -> None:
+        """Begin the verb of a key on the selected request or stage."""
+
+    def begin_command(self, name: str, needs_words: bool) -> None:
+        """Run a command, or open the command line with its name if it needs more words."""
+
+    def run_line(self, text: str) -> None:
+        """Run a command line: the name of a screen, or a verb."""
+
+    def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
+        """Open the reader called `name`."""
+
+    def open_selected(self) -> None:
+        """Open the detail of the selected request or stage."""
+
+    def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
+        """Open the legend of `screen` and its `keys`."""
+
+
+class Console(Protocol):
+    """The app as its screens see it."""
+
+    @property
+    def source(self) -> Source:
+        """The engine, or a recording of one."""
+
+    @property
+    def model(self) -> DisplayModel:
+        """The state and the view of it."""
+
+    @property
+    def navigation(self) -> Navigation:
+        """The way to other screens."""
+
+    def run_worker(
+        self,
+        work: Coroutine[Any, Any, None],
+        name: str | None = ...,
+        group: str = ...,
+        *,
+        exit_on_error: bool = ...,
+        exclusive: bool = ...,
+    ) -> object:
+        """Run `work` beside the screens; the banner shows its failure."""
+
+    def paint(self) -> None:
+        """Paint the visible screens now."""
+
+    def paint_soon(self) -> None:
+        """Paint the visible screens in a moment."""
+
+    def report(self, text: str, *, bad: bool) -> None:
+        """Show a notification."""
+
+    def report_outcome(self, verb: Verb, outcome: Outcome) -> None:
+        """Show how a verb ended."""
+
+    def use_theme(self, name: str) -> None:
+        """Change colours."""
+
+    def export(self) -> None:
+        """Write an export into the current folder."""
+
+    def copy_verb(self, verb: Verb) -> None:
+        """Copy the shell line of a verb."""
+
+    def copy_cli(self, words: Sequence[str]) -> None:
+        """Copy the shell line of a command of the CLI."""

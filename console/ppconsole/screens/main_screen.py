@@ -1,0 +1,225 @@
+"""The main screen: banner, stages, pool, requests, events, output, prompt, keys; a right column if it is wide."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+
+from ppconsole.screens.bindings import MAIN
+from ppconsole.screens.block_map import BlockMapFeed
+from ppconsole.screens.console import Console
+from ppconsole.screens.following import Following
+from ppconsole.view import board, commands, keys
+from ppconsole.view.banner import banner, verdict_line
+from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH, frame
+from ppconsole.view.selection import Selection
+from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.prompt import Mode, PromptLine
+
+_BELOW = 2
+"""Prompt and key line: below output and events."""
+
+
+class MainScreen(Screen[None]):
+    """Paints on the app's tick and at once on a key. The selection belongs to ids."""
+
+    AUTO_FOCUS = ""
+
+    BINDINGS: ClassVar[list[BindingType]] = MAIN
+
+    def __init__(self, console: Console, following: Following) -> None:
+        super().__init__()
+        self.console = console
+        self.selection = Selection(console.model)
+        self.block_map = BlockMapFeed(console, on_new_request=self.paint)
+        self._following = following
+        self._model = console.model
+        self._composed = False
+
+    def compose(self) -> ComposeResult:
+        """Banner and verdict; left and right; prompt; keys."""
+        yield Lines(id="top")
+        with Horizontal(id="middle"):
+            yield Lines(id="left")
+            yield Lines(id="right")
+        yield PromptLine(lambda text: commands.complete(text, self._model.state.snapshot), id="prompt")
+        yield Lines(id="foot", classes="one")
+
+    def on_mount(self) -> None:
+        """Paint from now on."""
+        self._composed = True
+        self.block_map.start()
+        self.paint()
+
+    def on_resize(self) -> None:
+        """Fit the new size."""
+        self.paint()
+
+    def on_screen_resume(self) -> None:
+        """Paint the present state."""
+        self.paint()
+
+    # --- painting ---------------------------------------------------------------------------------------------
+
+    def paint(self) -> None:
+        """Bring every part up to date; only rows that changed are painted."""
+        if not self._composed or not self.is_attached:
+            return
+        model, (width, height) = self._model, self.size
+        if width < MIN_WIDTH or height < MIN_HEIGHT:
+            self.add_class("tiny")
+            self.query_one("#left", Lines).show(keys.too_small(width, height, MIN_WIDTH, MIN_HEIGHT))
+            return
+        self.remove_class("tiny")
+        state = model.shown
+        count = len({stage.index for stage in state.snapshot.stages}) if state.snapshot else 0
+        arranged = model.arranged()
+        followed = self._following.request
+        self.selection.frame = size = frame(width, height, count, followed is not None, len(arranged))
+        right = self.query_one("#right", Lines)
+        right.display = size.side > 0
+        right.styles.width = size.side
+        picked = self.selection.picked(arranged, followed)
+        link = model.link()
+        top = [banner(state.snapshot, link, width, model.title)]
+        top.append(verdict_line(state.snapshot, link, width, model.history))
+        self.query_one("#top", Lines).show(top)
+        grey = model.grey
+        self.query_one("#left", Lines).show(board.left(state, size, arranged, picked), faded=grey)
+        beside = board.right(state, size, height - 4, self.block_map.blocks, picked)
+        right.show(beside.rows, faded=grey)
+        if self.block_map.fit(beside.cells, picked.request):
+            self.refresh_blocks()
+        self._paint_foot(width)
+        for rack in self.query("ToastRack"):  # notes lie over requests, not over the prompt and the newest text
+            rack.styles.margin = (0, 0, _BELOW + size.output + size.events, 0)
+
+    def _paint_foot(self, width: int) -> None:
+        """Show the keys of the present context."""
+        line = self.query_one(PromptLine)
+        shown = keys.STAGE_KEYS if self.selection.on_stages else keys.REQUEST_KEYS
+        if line.input.has_focus:
+            by_mode = {"prompt": keys.PROMPT_KEYS, "filter": keys.FILTER_KEYS, "command": keys.COMMAND_KEYS}
+            shown = by_mode[line.mode]
+        note = self._model.title if len(self._model.title) <= width // 2 else ""
+        foot = keys.footer(shown, width, verbs=not self._model.verbs_off(), note=note)
+        self.query_one("#foot", Lines).show([foot])
+
+    def refresh_blocks(self) -> None:
+        """Fetch the block map, while the right column is there and no other screen covers it."""
+        if self.selection.frame.side and self.is_current and not self._model.grey and self.console.source.live:
+            self.block_map.fetch()
+
+    # --- selection --------------------------------------------------------------------------------------------
+
+    def wanted_request(self) -> str | None:
+        """Return the selected request; report if there is none."""
+        found, lost = self.selection.request(), self.selection.requests.id
+        if found is None:
+            gone = f"{lost} is not in the table any more; " if lost else ""
+            self.console.report(f"{gone}choose a request first", bad=True)
+        return found
+
+    def action_move(self, by: int) -> None:
+        """Move the selection."""
+        self.selection.move(by)
+        self.paint()
+
+    def action_page(self, by: int) -> None:
+        """Move by a page."""
+        self.action_move(by * max(1, self.selection.frame.requests - 1))
+
+    def action_swap_focus(self) -> None:
+        """Move between stages and requests."""
+        self.selection.on_stages = not self.selection.on_stages
+        self.paint()
+
+    # --- keys -------------------------------------------------------------------------------------------------
+
+    def action_drill(self) -> None:
+        """Open the detail of the selection."""
+        self.console.navigation.open_selected()
+
+    def action_look(self, name: str) -> None:
+        """Open a reader; with the focus on stages, the one of the selected stage."""
+        self.console.navigation.open_reader(name, self.selection.focused_stage())
+
+    def action_sort(self) -> None:
+        """Sort by the next key."""
+        self._model.next_sort()
+        self.paint()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self._model.reverse_sort()
+        self.paint()
+
+    def action_freeze(self) -> None:
+        """Freeze or thaw the display."""
+        self._model.toggle_freeze()
+        self.paint()
+
+    def action_follow(self) -> None:
+        """Follow the output of the selected request."""
+        request = self.wanted_request()
+        if request is not None:
+            self._following.follow(request)
+
+    def action_copy_cli(self) -> None:
+        """Copy the shell line that shows the selection."""
+        request = None if self.selection.on_stages else self.selection.request()
+        self.console.copy_cli(("show", request) if request else ("status",))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Refuse every key but those of the line while it is edited."""
+        return not (self._composed and self.query_one(PromptLine).input.has_focus)
+
+    def action_verb(self, name: str) -> None:
+        """Begin the verb on the selection."""
+        self.console.navigation.begin_verb(name)
+
+    # --- the line at the bottom -------------------------------------------------------------------------------
+
+    def action_line(self, mode: Mode) -> None:
+        """Open the line for a prompt, a filter or a command."""
+        why = self._model.verbs_off() if mode == "prompt" else ""
+        if why:
+            self.console.report(f"prompt: {why}", bad=True)
+        else:
+            self.open_line(mode, self._model.state.filter if mode == "filter" else "")
+
+    def open_line(self, mode: Mode, text: str) -> None:
+        """Open the line for `mode` with `text` in it."""
+        self.query_one(PromptLine).open(mode, text)
+        self.paint()
+
+    def on_prompt_line_given(self, event: PromptLine.Given) -> None:
+        """Send the prompt, keep the filter, or run the command."""
+        line = self.query_one(PromptLine)
+        if event.mode == "prompt":
+            line.input.value = ""
+            if event.text.strip():
+                self._following.submit(commands.prompt(event.text))
+        else:
+            line.close()
+            if event.mode == "command" and event.text.strip():
+                self.console.navigation.run_line(event.text.strip())
+        self.paint()
+
+    def on_prompt_line_typed(self, event: PromptLine.Typed) -> None:
+        """Filter while typing."""
+        if event.mode == "filter":
+            self._model.set_filter(event.text)
+            self.selection.requests.forget()
+            self.paint()
+
+    def on_prompt_line_left(self, event: PromptLine.Left) -> None:
+        """Leave the line; clear the filter."""
+        self.query_one(PromptLine).close()
+        if event.mode == "filter":
+            self._model.set_filter("")
+        self.paint()

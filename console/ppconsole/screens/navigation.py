@@ -1,0 +1,133 @@
+"""Opening screens and beginning verbs: by key, by command line, from the palette, from another screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import Submit, Verb, name_of
+from textual.app import App
+from textual.screen import Screen
+
+from ppconsole.screens.following import Following
+from ppconsole.screens.main_screen import MainScreen
+from ppconsole.view import commands
+from ppconsole.view.keys import Key
+
+# Screens other than the main one are imported when they open: the first screen must be there at once.
+
+
+class Navigator:
+    """Knows all screens; every other part opens them through `Navigation`."""
+
+    def __init__(self, app: App[int], main: MainScreen, following: Following) -> None:
+        self._app, self._main, self._following = app, main, following
+        self._console = main.console
+        self._model = main.console.model
+
+    def ask(self, verb: Verb, seen: Snapshot | None = None) -> None:
+        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot."""
+        from ppconsole.screens.confirm import Confirm
+
+        snapshot = seen or self._model.state.snapshot
+        if snapshot is not None:
+            self._app.push_screen(Confirm(self._console, verb, snapshot))
+
+    def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
+        """Open the reader called `name`."""
+        from ppconsole.screens import detail_screens as details
+        from ppconsole.screens.diagnosis_screen import DiagnosisScreen
+        from ppconsole.screens.streams_screen import StreamsScreen
+
+        console = self._console
+        screens: dict[str, Callable[[], Screen[None]]] = {
+            "stacks": lambda: details.StacksScreen(console, stage),
+            "logs": lambda: details.LogsScreen(console, stage),
+            "events": lambda: details.EventsScreen(console),
+            "diagnosis": lambda: DiagnosisScreen(console),
+            "explain": lambda: DiagnosisScreen(console),
+            "streams": lambda: StreamsScreen(console),
+            "help": lambda: details.HelpScreen(console, "main"),
+            "show": lambda: details.RequestScreen(console, request),
+        }
+        self._app.push_screen(screens[name]())
+
+    def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
+        """Open the legend of `screen` and its `keys`."""
+        from ppconsole.screens.detail_screens import HelpScreen
+
+        self._app.push_screen(HelpScreen(self._console, screen, keys))
+
+    def open_selected(self) -> None:
+        """Open the detail of the selected request or stage."""
+        from ppconsole.screens.detail_screens import StageScreen
+
+        if not self._main.selection.on_stages:
+            if request := self._main.wanted_request():
+                self.open_reader("show", request=request)
+        elif (stage := self._main.selection.stage()) is not None:
+            self._app.push_screen(StageScreen(self._console, stage))
+
+    # --- verbs --------------------------------------------------------------------------------------------------
+
+    def begin_verb(self, name: str) -> None:
+        """Begin the verb of a key on the selected request or stage."""
+        why, snapshot = self._model.verbs_off(), self._model.state.snapshot
+        if why:
+            self._console.report(f"{name}: {why}", bad=True)
+        elif snapshot is None:
+            return
+        elif name == "set-memory":
+            from ppconsole.screens.memory import MemoryDialog
+
+            self._app.push_screen(MemoryDialog(self._console, snapshot))
+        elif isinstance(verb := self._build(name, snapshot), str):
+            self.begin_command(verb, needs_words=True)
+        elif verb is not None:
+            self.ask(verb)
+
+    def _build(self, name: str, snapshot: Snapshot) -> Verb | str | None:
+        """Return the verb of a key, or the line that it begins; None, and a report, without a target."""
+        request = self._main.wanted_request() if ROWS[name].target == "request" else None
+        if request is None and ROWS[name].target == "request":
+            return None
+        try:
+            return commands.of_key(name, snapshot, request, self._main.selection.focused_stage())
+        except commands.UsageError as error:
+            self._console.report(str(error), bad=True)
+            return None
+
+    def begin_command(self, name: str, needs_words: bool) -> None:
+        """Run a command, or open the command line with its name if it needs more words."""
+        if needs_words:
+            self._main.open_line("command", f"{name} ")
+        else:
+            self.run_line(name)
+
+    def run_line(self, text: str) -> None:
+        """Run a command line: the name of a screen, or a verb."""
+        word, _, rest = text.partition(" ")
+        if word == "quit":
+            self._app.exit(0)
+        elif word == "show" and rest.strip():
+            self.open_reader("show", request=rest.strip())
+        elif word in commands.SCREENS and word != "show":
+            self.open_reader(word)
+        else:
+            self._run_verb(text)
+
+    def _run_verb(self, text: str) -> None:
+        """Parse and begin a verb; report an error in the line."""
+        why = self._model.verbs_off()
+        try:
+            verb = commands.parse(text, self._main.selection.request())
+        except commands.UsageError as error:
+            self._console.report(str(error), bad=True)
+            return
+        if why:
+            self._console.report(f"{name_of(verb)}: {why}", bad=True)
+        elif isinstance(verb, Submit):
+            self._following.submit(verb)
+        else:
+            self.ask(verb)

@@ -1,0 +1,139 @@
+"""The console's state and the view of it that is on the display: freshness, freeze, order, filter, rate history."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from ppengine.protocol.control import Fetched
+from ppengine.protocol.snapshot import Event, RequestInfo
+
+from ppconsole.link.source import Update
+from ppconsole.model.facts import freshness, why_no_verbs
+from ppconsole.model.reduce import add_output, reduce, set_filter
+from ppconsole.model.rows import visible_requests
+from ppconsole.model.safe import clean
+from ppconsole.model.state import SORT_KEYS, ConsoleState
+from ppconsole.view.banner import Link, link_segs
+from ppconsole.view.cells import Seg
+
+HISTORY = 120
+"""Seconds of throughput that are kept."""
+
+
+class Change(NamedTuple):
+    """The effect of one update, as far as it decides when to paint."""
+
+    snapshot: bool = False
+    first: bool = False
+    """There was no snapshot before."""
+    alarm: bool = False
+    """The link's state, the engine's state or a verdict: it is painted at once."""
+    epoch: bool = False
+    """Another epoch of the engine: the old requests are gone."""
+
+
+class DisplayModel:
+    """Holds the state. Times are monotonic seconds of `clock`."""
+
+    def __init__(self, state: ConsoleState, clock: Callable[[], float], title: str = "") -> None:
+        self.state = state
+        self.title = clean(title)
+        self.problem = ""
+        """A failure inside the console itself, for the banner."""
+        self.history: deque[float] = deque(maxlen=HISTORY)
+        self._clock = clock
+        self._frozen: ConsoleState | None = None
+        self._frozen_at = 0.0
+
+    def take(self, update: Update) -> Change:
+        """Apply one update from the source and return its effect."""
+        old, self.state = self.state, reduce(self.state, update, self._clock())
+        if isinstance(update, Event):
+            return Change()
+        epoch = old.epoch is not None and self.state.epoch != old.epoch
+        if epoch:
+            self._frozen = None
+        alarm = old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state)
+        return Change(self.state.snapshot is not old.snapshot, old.snapshot is None, alarm, epoch)
+
+    def add_output(self, fetched: Fetched) -> None:
+        """Append fetched text to the output of its request."""
+        self.state = add_output(self.state, fetched)
+
+    def note_rate(self) -> None:
+        """Add the present throughput to the history."""
+        snapshot = self.state.snapshot
+        if snapshot is not None and not self.grey:
+            self.history.append(snapshot.throughput.output_tok_s or 0.0)
+
+    # --- the view of it -----------------------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> ConsoleState:
+        """The state on the display: the present one, or the one at the freeze."""
+        if self._frozen is None:
+            return self.state
+        present = self.state
+        return replace(self._frozen, filter=present.filter, sort=present.sort, descending=present.descending)
+
+    @property
+    def grey(self) -> bool:
+        """Whether the figures are old, because the link is not live."""
+        return freshness(self.state, self._clock()).grey
+
+    def arranged(self) -> list[RequestInfo]:
+        """Return the requests in the table's order."""
+        return visible_requests(self.shown)
+
+    def link(self) -> Link:
+        """Return the link's part of the banner."""
+        now = self._clock()
+        fresh = freshness(self.state, now)
+        return Link(
+            state=fresh.state,
+            age_s=fresh.age_s,
+            retry_in_s=self.state.link.retry_in_s,
+            text=self.state.link.text,
+            read_only=self.state.read_only or not self.state.live_source,
+            frozen_s=None if self._frozen is None else now - self._frozen_at,
+            problem=self.problem,
+        )
+
+    def link_segs(self) -> list[Seg]:
+        """Return link state and age for a title line."""
+        return link_segs(self.link())
+
+    def verbs_off(self) -> str:
+        """Return why no verb is possible now; empty if verbs are possible."""
+        return why_no_verbs(self.state, self._clock())
+
+    # --- changing the view --------------------------------------------------------------------------------------
+
+    def toggle_freeze(self) -> None:
+        """Freeze the display while figures still arrive, or thaw it."""
+        self._frozen = None if self._frozen is not None else self.state
+        self._frozen_at = self._clock()
+
+    def set_filter(self, text: str) -> None:
+        """Show only the requests that match `text`."""
+        self.state = set_filter(self.state, text)
+
+    def next_sort(self) -> None:
+        """Sort by the next key; figures begin with the largest."""
+        key = SORT_KEYS[(SORT_KEYS.index(self.state.sort) + 1) % len(SORT_KEYS)]
+        self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
+
+    def reverse_sort(self) -> None:
+        """Reverse the order."""
+        self.state = replace(self.state, descending=not self.state.descending)
+
+
+def _alarm(state: ConsoleState) -> tuple[object, ...]:
+    """Return the engine's state and its verdicts: a change of these is painted at once."""
+    snapshot = state.snapshot
+    if snapshot is None:
+        return ()
+    return (snapshot.engine.state, *((verdict.stage, verdict.cause) for verdict in snapshot.verdicts))

@@ -1,0 +1,89 @@
+"""The help of a screen as rows, and the legend of all screens as text; both come from `view.legend`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, text_of, width_of, wrap
+from ppconsole.view.keys import Key, help_rows
+from ppconsole.view.legend import COMMANDS, SCREENS, Section
+
+TEXT_WIDTH = 100
+_KEY_CELL = 20
+
+
+class Page(NamedTuple):
+    """All rows, and the positions of the headings."""
+
+    rows: list[Row]
+    headings: tuple[int, ...]
+
+
+def page(screen: str, keys: Sequence[Key], width: int) -> Page:
+    """Return the help of `screen`: on the main screen its keys come first, elsewhere the legend does."""
+    sections = [_section(section, width) for section in SCREENS[screen]]
+    parts = [help_rows(width), *sections] if screen == "main" else [*sections, _key_rows(keys, width)]
+    rows: list[Row] = []
+    headings = []
+    for part in parts:
+        headings.append(len(rows))
+        rows += [*part, EMPTY]
+    return Page(rows[:-1], tuple(headings))
+
+
+def text() -> Iterator[str]:
+    """Yield the lines of the legend of all screens; a section that several screens share is printed once."""
+    printed: dict[int, str] = {}
+    for screen, sections in SCREENS.items():
+        yield f"ppconsole {COMMANDS[screen]}" if screen in COMMANDS else f"{screen} screen"
+        for section in sections:
+            known = printed.setdefault(id(section), screen)
+            if known != screen:
+                yield f"  {section.title}: as on the {known} screen"
+                continue
+            yield f"  {section.title}"
+            yield from (f"  {text_of(line)}".rstrip() for line in _terms(section, TEXT_WIDTH - 2, 1))
+        yield ""
+
+
+def _section(section: Section, width: int) -> list[Row]:
+    """Return a heading and the terms, in as many columns as fit."""
+    longest = max(map(width_of, section.rows.values()))
+    across = max(1, min(3, (width - 1) // (_label(section) + longest + 1)))
+    return [row((fit(f" {section.title}", width), ""), fill="head"), *_terms(section, width, across)]
+
+
+def _label(section: Section) -> int:
+    """Return the width of the column of abbreviations."""
+    return 4 + max(map(width_of, section.rows))
+
+
+def _terms(section: Section, width: int, across: int) -> list[Row]:
+    """Return the terms in `across` columns; in a single one long meanings are wrapped."""
+    label, cell = _label(section), (width - 1) // across
+    found: list[list[Seg]] = []
+    for name, meaning in section.rows.items():
+        first, *more = wrap(meaning, max(10, cell - label))
+        found.append([(fit(f"  {name}", label), section.styles.get(name, "strong")), (first, "")])
+        found += [[(" " * label, ""), (part, "")] for part in more]
+    height = -(-len(found) // across)
+    rows = []
+    for index in range(height):
+        segs: list[Seg] = []
+        for column, line in enumerate(found[index::height]):
+            segs += [(" " * (column * cell - sum(width_of(text) for text, _ in segs)), ""), *line]
+        rows.append(Row(tuple(segs)))
+    return rows
+
+
+def _key_rows(keys: Sequence[Key], width: int) -> list[Row]:
+    """Return the keys of a screen in columns."""
+    across = max(1, width // _KEY_CELL)
+    rows = [row((fit(" KEYS", width), ""), fill="head")]
+    for start in range(0, len(keys), across):
+        segs: list[Seg] = []
+        for key, meaning, _ in keys[start : start + across]:
+            segs += [(f"  {key} ", "key"), (fit(meaning, _KEY_CELL - 3 - width_of(key)), "")]
+        rows.append(Row(tuple(segs)))
+    return rows

@@ -1,0 +1,220 @@
+"""The legend: each column, letter and glyph of each screen. `?` and `ppconsole help columns` show this table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ppconsole.view import kvmap, marks, timeline
+
+
+class Section(NamedTuple):
+    """Rows of a legend under a title. `styles`: of the rows whose text has a colour on the screen."""
+
+    title: str
+    rows: Mapping[str, str]
+    styles: Mapping[str, str] = MappingProxyType({})
+
+
+_BANNER = Section("BANNER", {
+    "SERVING": "state of the engine; also LOADING PAUSED DRAINING RESIZING DEGRADED STOPPED",
+    "CORDON": "cordoned stages: no request begins", "live": "state of the link and age of the newest sample",
+    "RO RW": "read-only console, or one that may send verbs", "util": "memory utilization: share of each device",
+    "r7": "revision of the memory utilization", "step": "number of the newest scheduled step",
+    "tok/s": "output tokens a second, mean of 10 s", "ops": "operations under way", "consoles": "consoles attached",
+    "up": "time since the start", "pp tp": "pipeline stages, and tensor ranks of a stage",
+    "epoch": "run of the engine; a restart begins another",
+})  # fmt: skip
+_STATES = Section("STATE OF A STAGE  column S", {
+    "L": "loading weights", "I": "idle: no step to run", "R": "receiving hidden states", "C": "computing",
+    "T": "transmitting to the next stage", "W": "swapping KV blocks", "Z": "resizing the KV cache",
+    "B": "blocked: the next stage does not receive", "S": "starved: the stage before does not send",
+    "H": "halted by a signal", "D": "dead: no process", "X": "faulty: the root of a fault",
+}, {mark.text: mark.style for mark in (*marks.STAGE.values(), marks.FAULT)})  # fmt: skip
+_MARKS = Section("MARKS", {
+    ">": "the selected row", "!": "the root of a fault", "~": "the sample is older than 2 s",
+    marks.CORDONED: "cordoned: no request begins", "*": "this stage sets the number of blocks",
+    "?": "unknown", "-": "nothing", "m412": "micro-batch (step) 412; above 999 the last three digits",
+}, {"!": "bad", "~": "warn", marks.CORDONED: "warn"})  # fmt: skip
+_STAGES = Section("STAGES", {
+    "ST": "stage; 1.2 is tensor rank 2 of stage 1", "S": "state letter, see below",
+    "MEMORY": "device memory from 0 to its total, see below", "USED": "memory in use, share of the total",
+    "KV use/map/cap": "KV blocks in use, mapped, and the most that this stage can hold",
+    "SWAP": "swap blocks in use on the host", "I>O": "steps not begun > sends not done",
+    "MB": "micro-batch in the stage", "STEP": "own work of a step, median of 10 s",
+    "P99": "own work of a step, 99th percentile", "IDLE": "share of time spent waiting for others",
+    "STREAM:OP": "longest open operation and its stream; <1 from stage 1, >2 to stage 2",
+    "LAYERS": "layers of the stage, first-last", "PID": "process id", "HOST": "host of the process",
+    "DEVICE": "device of the stage", "AGE": "time since the last progress",
+})  # fmt: skip
+_MEMORY_BAR = Section("MEMORY BAR", {
+    "█": "in use", "▒": "mapped for the KV cache, free", "·": "not in use", "│": "limit: total × utilization",
+}, {"█": "bar.used", "▒": "bar.free", "·": "bar.room", "│": "bar.limit"})  # fmt: skip
+_POOL = Section("POOL", {
+    "cached": "KV blocks that hold a prefix and can be reused", "free": "KV blocks that hold nothing",
+    "wait run swap held load": "requests by state", "fly": "micro-batches in flight",
+    "preempted": "preemptions since the start",
+})  # fmt: skip
+_REQUESTS = Section("REQUESTS", {
+    "REQ": "request id; the head shows how many, or shown/all with a filter", "OWNER": "user who submitted it",
+    "STAT": "state, see below", "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
+    "BLK": "KV blocks on the device", "SWP": "swap blocks on the host",
+    "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
+    "WHY": "why it waits; while it runs, its micro-batch and the stage that has it", "↓ ↑": "sorted by this column",
+})  # fmt: skip
+_REQUEST_STATES = Section("STATE OF A REQUEST  column STAT", {
+    "wait": "waiting for blocks or a slot", "run": "running", "swap": "swapped out to the host",
+    "held": "held until an operator releases it", "load": "its blocks are being swapped in", "done": "finished",
+}, {mark.text: mark.style for mark in marks.REQUEST.values()})  # fmt: skip
+_TIMELINE = Section("TIMELINE  a row a stage, time to the right", {
+    "0-9": "computes a micro-batch: the last digit of its number", "<": "waits to receive", ">": "sends, or waits to",
+    "e": "embeds tokens", "h": "computes the head", "s": "samples", "t": "waits for sampled tokens",
+    "o": "swaps out", "n": "swaps in", "x": "copies blocks", "z": "maps memory", "c": "collective", "L": "loads",
+    timeline.IDLE: "idle",
+}, dict(timeline.KINDS.values()))  # fmt: skip
+_KV_MAP = Section("KV MAP  a cell is one block or more", {
+    "■": "used by one request", "▓": "shared by several requests", "░": "cached: kept for a prefix", "·": "free",
+    "×": "reserved", "█": "of the selected request",
+}, dict((*kvmap.GLYPHS.values(), kvmap.SELECTED)))  # fmt: skip
+_LINES = Section("LINES", {
+    "LOG": "newest events", "●": "an event; red: a fault, green: done", "OUT": "text of the followed request",
+    "PROMPT": "the line to type in: a prompt, FILTER or COMMAND",
+})  # fmt: skip
+_STREAMS = Section("STREAMS", {
+    "STG": "stage", "STREAM": "stream of a device, or a thread that works",
+    "OWNER THREAD": "thread that submits to it", "OPERATION": "open operation; ! for more than 2 s",
+    "AGE": "time since the operation began", "PEND": "operations submitted and not done",
+    "WAITS FOR": "the event or stage that it waits for",
+})  # fmt: skip
+_STAGE_FIELDS = Section("STATE", {
+    "operation": "longest open operation and its stream", "waits for": "the peer that it waits for, and for how long",
+    "cordon": "operator who cordoned the stage, and the reason", "process": "pid and host", "device": "kind and name",
+    "layers": "first to last layer", "micro-batches": "steps in the stage", "sample age": "age of these figures",
+    "progress age": "time since the last progress", "step p50 p99": "own work of a step: median, 99th percentile",
+    "idle": "share of time spent waiting for others", "inbox": "steps received and not begun",
+    "outbox": "sends not done", "state": "see the letters below",
+})  # fmt: skip
+_MEMORY = Section("MEMORY", {
+    "total": "memory of the device", "limit": "total × utilization", "used": "held by this stage on the device",
+    "weights": "parameters of the layers", "kv mapped": "KV cache backed by memory",
+    "kv reserved": "address space for the KV cache", "kv resident": "KV cache resident in RAM; CPU stages",
+    "other": "workspace and libraries", "kv blocks": "device blocks by use; see the pool's words",
+    "host blocks": "swap blocks on the host",
+})  # fmt: skip
+_GPU = Section("GPU  the whole card, other processes included", {
+    "memory": "in use and total", "busy": "share of time with a kernel running", "SM clock": "clock of the cores",
+    "power": "drawn and its limit", "temperature": "of the card",
+    "ECC errors": "memory errors that were corrected, and that were not",
+    "PCIe": "bytes a second to and from the host", "NVLink": "bytes a second to and from other cards",
+    "figures' age": "age of these figures", "held down by": "reasons why the clock is throttled",
+    "XID": "error code of NVIDIA's driver", "no answer": "NVML does not answer",
+})  # fmt: skip
+_REQUEST_FIELDS = Section("STATE AND COUNTS", {
+    "state": "waiting, running, swapped, held, loading or finished", "why": "why it does not run",
+    "steps": "its steps in flight", "owner": "user who submitted it", "revision": "changes by verbs; guards --if-rev",
+    "prompt": "prompt tokens", "output": "output tokens, and the most", "computed": "tokens in the KV cache",
+    "prefix hit": "prompt tokens from the prefix cache", "preemptions": "times its blocks were taken",
+    "swaps": "times it was swapped out", "sampling": "T temperature, p top-p, k top-k, or greedy",
+    "seed": "seed of the sampling", "blocks": "KV blocks on the device",
+})  # fmt: skip
+_REQUEST_TIMES = Section("TIMING", {
+    "age": "since it was submitted", "queued": "until it first ran", "first token": "until the first output token",
+    "between": "mean time between output tokens", "finished": "until the last output token",
+})  # fmt: skip
+_REQUEST_BLOCKS = Section("BLOCKS AND TEXT", {
+    "BLOCK TABLE": "numbers of its KV blocks in order; the first of each row is counted in front",
+    "°": "block shared with another request", "host blocks": "numbers of its swap blocks",
+    "prompt ids": "token ids of the prompt", "output ids": "token ids of the output",
+    "OUTPUT": "text so far", "HISTORY": "its states with their times", "TOKENS": "token ids of prompt and output",
+})  # fmt: skip
+_DIAGNOSIS = Section("DIAGNOSIS", {
+    "do": "the suggested fix", "ROOT": "the stage that causes the fault; double frame", "WHY": "evidence",
+    "PIPELINE": "the stages in order; an arrow points from a waiting stage to the one that it waits for",
+    "──►": "waits for the stage to the right", "◄──": "waits for the stage to the left",
+    "◄─►": "each waits for the other",
+    "STACKS": "call stacks; t takes them again", "core": "the engine core: scheduler and requests",
+})  # fmt: skip
+_STEPS = Section("LAST STEPS  a row a step, a column a stage", {
+    "STEP": "number of the step", "began": "newest step that the stage began",
+    "finished": "newest step that it finished", "retired": "newest step that it acknowledged to the core",
+    "R": "retired: own work", "F": "finished, not retired: own work", "+": "time waited inside the step",
+    "B": "begun: time in the open operation", "·": "not begun", "-": "no longer recorded",
+})  # fmt: skip
+_CHECKS = Section("LIVE CHECKS AND FINDINGS", {
+    "ledger": "order of hand-offs between streams and threads", "strict": "waits for each operation before the next",
+    "finite": "looks for NaN and infinity where values leave a stage",
+    "shadow": "repeats some steps on a single-stage reference", "to fix": "the change that would order the accesses",
+})  # fmt: skip
+_LEDGER = Section("LEDGER", {
+    "FOR": "purpose and device of the stream", "PRODUCER CONSUMER": "streams that hand over and take",
+    "ORDERED BY": "the event or wait that orders the hand-off", "TIMES": "how often",
+    "BUFFER": "name of the buffer", "GEN": "generation: how often it was reused", "SIZE": "bytes",
+    "LAST WRITER": "stream and operation that wrote it last", "READ NOW BY": "streams that read it now",
+})  # fmt: skip
+_EVENTS = Section("EVENTS", {
+    "#17": "number of the event", "op.": "an operation, as op.applied", "request.": "a request, as request.finished",
+    "stage.": "a stage, as stage.dead", "verdict.": "a verdict raised or cleared", "link.": "this console's link",
+    "step": "the step at which it took effect",
+})  # fmt: skip
+_STACKS = Section("STACKS", {
+    "stages 0, 1": "these stages have the same frames", "core": "the engine core", "MainThread": "the step loop",
+    "holds the GIL": "the thread that runs Python code", "note": "how the stacks were taken",
+})  # fmt: skip
+_LOGS = Section("LOGS", {"red": "an error", "yellow": "a warning"}, {"red": "bad", "yellow": "warn"})
+_CONFIRM = Section("CONFIRM", {
+    "effect": "effect of the verb", "target": "the request, stage or engine", "now": "the present state of the target",
+    "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
+    "plan": "the engine's answer to a dry run", "shell": "the shell line that does the same",
+    "CONFLICT": "the target has changed since the plan",
+})  # fmt: skip
+_MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
+    "util": "share of each device's memory: above 0, at most 1", "revision": "counts changes of the utilization",
+    "0 █▒·│": "stage and its memory bar",
+})  # fmt: skip
+_CLI_STATUS = Section("STAGES", {
+    "STG": "stage", "STATE": "state of the stage", "MEMORY": "[##|..] device memory: # in use, | limit",
+    "USED/LIMIT": "bytes in use and limit", "KV-USE/MAP/CAP": "KV blocks in use, mapped, most that fit",
+    "SWAP": "host blocks in use/all", "IN>OUT": "steps not begun > sends not done", "MB": "micro-batches in the stage",
+    "STEP": "own work of a step, median", "IDLE": "share of time spent waiting", "AGE": "since the last progress",
+    "OP": "open operation (and the peer)", "POOL": "KV blocks, requests by state, preemptions",
+    "OP o1": "operation under way, and its operator",
+})  # fmt: skip
+_CLI_REQUESTS = Section("REQUESTS", {
+    "REQUEST": "id", "OWNER": "user", "STATE": "state", "AGE": "since it was submitted", "IN": "prompt tokens",
+    "OUT": "output tokens", "BLK": "KV blocks", "SWP": "swap blocks", "REV": "revision, for --if-rev",
+    "WHY": "why it does not run",
+})  # fmt: skip
+_CLI_ENGINES = Section("ENGINES", {
+    "ID": "id for -e", "NAME": "name for -e", "STATE": "state, or no answer", "MODEL": "model",
+    "STAGES": "pipeline stages", "PID": "pid of the supervisor", "UP": "time since the start",
+})  # fmt: skip
+_CLI_STREAMS = Section("STREAMS AND LEDGER", {
+    "STAGE": "stage", "STREAM": "stream", "BEGUN": "newest step begun", "DONE": "newest step done",
+    "PENDING": "operations not done", "AGE": "since the operation began", "WAITS-FOR": "event or stage",
+    "OWNER": "thread that submits", "DEVICE": "device", "PURPOSE": "use of the stream",
+    "ALIVE": "no after it was destroyed", "OP": "open operation", "PRODUCER CONSUMER": "streams of a hand-off",
+    "BY": "the event that orders it", "COUNT": "how often", "BUFFER": "buffer", "BYTES": "size", "GEN": "generation",
+    "LAST-WRITER": "stream that wrote it last", "READERS-IN-FLIGHT": "streams that read it now",
+    "STATE": "free, or nothing while it is used",
+})  # fmt: skip
+
+SCREENS: dict[str, tuple[Section, ...]] = {
+    "main": (_STAGES, _STATES, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, _REQUEST_STATES, _TIMELINE, _KV_MAP, _STREAMS,
+             _LINES, _BANNER),
+    "stage": (_STAGE_FIELDS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, _STATES, _MARKS),
+    "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
+    "diagnosis": (_DIAGNOSIS, _STEPS, _STATES, _MARKS),
+    "streams": (_CHECKS, _STREAMS, _LEDGER, _MARKS),
+    "events": (_EVENTS,),
+    "stacks": (_STACKS,),
+    "logs": (_LOGS,),
+    "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
+    "confirm": (_CONFIRM, _REQUEST_STATES),
+    "status": (_CLI_STATUS, _CLI_REQUESTS),
+    "ls": (_CLI_ENGINES,),
+    "streams-command": (_CLI_STREAMS,),
+}  # fmt: skip
+"""Sections by screen; the last three are output of the commands."""
+COMMANDS = {"status": "status", "ls": "ls", "streams-command": "streams"}
+"""The output of these commands, by its key in `SCREENS`."""
