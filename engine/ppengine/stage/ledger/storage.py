@@ -47,7 +47,7 @@ class StorageBuffers:
             self._ledger.dropped(buffer, "end of the storage", depth=1)
 
     def _shrink(self) -> None:
-        """Begin anew with the names when there are too many; what is alive comes back as a new issue."""
+        """Forget all names when there are too many; live storage comes back as a new issue."""
         if len(self._known) >= MOST:
             for _, buffer in self._known.values():
                 buffer.forget()
