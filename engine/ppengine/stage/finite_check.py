@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppengine.models import StageModel
 from ppengine.protocol.reports import Finding
-from ppengine.stage.backends.cpu.kv_cache import KvCache
+from ppengine.stage.backends.base import KvCache
 from ppengine.stage.batch_state import BatchState, Ints, Plan
 from ppengine.stage.checks import StageChecks
 

@@ -62,10 +62,10 @@ class ChunkGraphs:
         """Padded size, tokens and sampled rows of the step that was loaded."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def capture(self, pool: Any, told: Callable[[int], None]) -> None:
-        """Capture all sizes, the largest first. `told` hears how many are done."""
+    def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
+        """Capture all sizes, the largest first; `progress(done)` before each."""
         for done, size in enumerate(reversed(self.sizes)):
-            told(done)
+            progress(done)
             with self.compute.use():
                 self._staging.on_device.zero_()
                 self._by_token[-1].fill_(-1)

@@ -84,10 +84,13 @@ class DecodeGraphs:
         """Padded size and rows of the step that was loaded."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def capture(self, pool: Any, told: Callable[[int], None]) -> None:
-        """Capture all sizes, the largest first, so that the others fit into its memory; `told` hears how many are."""
+    def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
+        """Capture all sizes, the largest first, so that the others fit into its memory.
+
+        `progress(done)` is called before each.
+        """
         for done, size in enumerate(reversed(self.sizes)):
-            told(done)
+            progress(done)
             self._pad(self._staging.next(), 0, size)
             self._staging.send(len(self._staging.on_device))
             with self.compute.use():
