@@ -1,8 +1,9 @@
 """Streams, events and a buffer pool without a device, which behave as CUDA's do where order is concerned.
 
-A `FakeStream` is a worker thread with a FIFO: launching returns at once. A lagging stream does nothing until something
-waits for it, which is the latest that a real one may be; a prompt one works at once. So the harmful schedule happens on
-every run. `LifoPool` hands out the memory that came back last, contents included, as allocators do.
+A `FakeStream` is a worker thread with a FIFO: launching returns at once. A lagging stream does
+nothing until something waits for it, which is the latest that a real one may be; a prompt one works
+at once. So the harmful schedule happens on every run. `LifoPool` hands out the memory that came
+back last, contents included, as allocators do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Known failures of engines, by name: the program of each runs once inside a stage, beside its work.
 
-It runs on fake streams, events and memory, and declares its operations to the stage's ledger: the operator reads the
-findings as those of a real failure.
+It runs on fake streams, events and memory, and declares its operations to the stage's ledger: the
+operator reads the findings as those of a real failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def stale_seqstart(parts: StageParts) -> Undo:
 def global_stream(parts: StageParts) -> Undo:
     """A KV connector's thread redirects the process-global current stream, and a collective follows it there.
 
-    Told: a thread launches on stream kv-load, which thread kv-connector owns; who made it the current one, and where.
+    Told: a thread launches on stream kv-load, which thread kv-connector owns; who made it the
+    current one, and where.
     """
     return _play(parts, "global-stream")
 
@@ -49,7 +50,8 @@ def foreign_device(parts: StageParts) -> Undo:
 def overwritten_in_flight(parts: StageParts) -> Undo:
     """A persistent buffer is filled for the next micro-batch while the send stream still reads the last one.
 
-    Told: compute rewrites hidden while send may still read it; both call sites, and the wait that is missing.
+    Told: compute rewrites hidden while send may still read it; both call sites, and the wait that
+    is missing.
     """
     return _play(parts, "overwritten-in-flight")
 
@@ -58,7 +60,8 @@ def overwritten_in_flight(parts: StageParts) -> Undo:
 def freed_in_flight(parts: StageParts) -> Undo:
     """A buffer goes back to the allocator while the send stream still reads it, and is handed out again.
 
-    Told: compute frees hidden while send may still read it; both call sites, and what would keep the memory.
+    Told: compute frees hidden while send may still read it; both call sites, and what would keep
+    the memory.
     """
     return _play(parts, "freed-in-flight")
 

@@ -1,8 +1,8 @@
 """Known failures of pipeline engines, replayed: the program with its mistake, and the same program put right.
 
-Each incident runs a few lines as the engine of its report had them, on fake streams, and declares everything to the
-ledger of its runtime. It returns the numbers that it computed, and the right ones. `fixed` adds the missing wait or
-argument; the rest stays as it is.
+Each incident runs a few lines as the engine of its report had them, on fake streams, and declares
+everything to the ledger of its runtime. It returns the numbers that it computed, and the right
+ones. `fixed` adds the missing wait or argument; the rest stays as it is.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Played:
 def stale_seqstart(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """Stage 0 reads the sequence offsets of a step back on a side stream, while their copy still waits.
 
-    The copy is queued on the compute stream behind the first layer. Pickling on the metadata stream reads the memory
-    at once, finds an earlier step's offsets there, and broadcasts them; the next stages index with them.
+    The copy is queued on the compute stream behind the first layer. Pickling on the metadata stream
+    reads the memory at once, finds an earlier step's offsets there, and broadcasts them; the next
+    stages index with them.
     """
     prompts = [[5.0, 9.0, 2.0], [4.0, 4.0, 6.0]]
     pool = runtime.pool()
@@ -126,7 +127,8 @@ def _redirected(runtime: FakeRuntime, foreign: bool, fixed: bool) -> Played:
 def global_stream(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """A connector's thread redirects the process-global current stream; the main thread's collective follows it.
 
-    The collective runs without an order to the kernels that write its input and gives NaN. `fixed` passes the stream.
+    The collective runs without an order to the kernels that write its input and gives NaN. `fixed`
+    passes the stream.
     """
     return _redirected(runtime, foreign=False, fixed=fixed)
 
@@ -134,7 +136,8 @@ def global_stream(runtime: FakeRuntime, fixed: bool = False) -> Played:
 def foreign_device(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """As `global_stream`, and the connector's thread has never set its device: its stream is one of device 0.
 
-    In the main thread, on another device, that handle is invalid. `fixed` passes the stream explicitly.
+    In the main thread, on another device, that handle is invalid. `fixed` passes the stream
+    explicitly.
     """
     return _redirected(runtime, foreign=True, fixed=fixed)
 

@@ -32,7 +32,7 @@ from ppengine.stage.runner import Runner, RunnerParts
 _MIB = 2**20
 _REPORT_S = 0.2
 DUMMY_SEED = 0
-"""Of dummy weights, so that all stages and all boots agree on them."""
+"""Seed of dummy weights, so that all stages and all boots agree on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Boot:
     ) -> Runner:
         """Return a runner that knows no request, with edges to the neighbours of `generation`.
 
-        `meanwhile` is called while a launched step waits for a message. Raises SupersededError when `left()` is true
-        before all neighbours are there, PeerLostError when one goes before that.
+        `meanwhile` is called while a launched step waits for a message. Raises SupersededError when
+        `left()` is true before all neighbours are there, PeerLostError when one goes before that.
         """
         if self._config.stages > 1:
             self._report(f"stage {self._stage}: waits for its neighbours")

@@ -1,12 +1,13 @@
 """An edge between stages: the format of a message, and its records on both sides.
 
-Shapes are known from the step, so a message is a header and the bytes of one tensor. They travel from the sender's
-tensor into the receiver's preallocated buffer. The header describes the tensor, and a message that was not due is
-refused. There is no timeout: the diagnosis reports a hang, a dead peer raises `PeerLostError` on the other side.
+Shapes are known from the step, so a message is a header and the bytes of one tensor. They travel
+from the sender's tensor into the receiver's preallocated buffer. The header describes the tensor,
+and a message that was not due is refused. There is no timeout: the diagnosis reports a hang, a dead
+peer raises `PeerLostError` on the other side.
 
-Between GPUs of one host the bytes go from device to device (`backends/cuda/device_edges`), and the wire carries headers
-alone. A header is sent once the sender's device has the write in its queue: the receiver may let its device wait for
-the bytes.
+Between GPUs of one host the bytes go from device to device (`backends/cuda/device_edges`), and the
+wire carries headers alone. A header is sent once the sender's device has the write in its queue:
+the receiver may let its device wait for the bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
 
 
 class Sending(NamedTuple):
-    """A message whose first `push` has been made: its record (0: none) and what is left to send."""
+    """A message whose first `push` has been made: its record (0: none) and the rest to send."""
 
     seq: int
     rest: list[memoryview]
@@ -39,8 +40,9 @@ class Sending(NamedTuple):
 class Edge:
     """One wire between two stages, in one direction.
 
-    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread that uses the edge:
-    handed over, call returned, done. A send is recorded once its call is back; one that raised leaves none.
+    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread
+    that uses the edge: handed over, call returned, done. A send is recorded once its call is back;
+    one that raised leaves none.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Edge:
         self._ring = ring
         self._kind = (Kind.SEND if upstream else Kind.RECEIVE).value
         self.number = 0
-        """Of the newest message."""
+        """Number of the newest message."""
         self._open = 0
         """Record of the message that is not done; one goes after the other."""
         self.meanwhile = meanwhile
@@ -93,7 +95,8 @@ class Edge:
     def receive(self, tensor: Tensor, step: int = 0) -> None:
         """Wait for the next message and fill a contiguous tensor with it.
 
-        Raises PeerLostError, also for a message that is not of this step, size and element type; SupersededError.
+        Raises PeerLostError, also for a message that is not of this step, size and element type;
+        SupersededError.
         """
         body = _bytes_of(tensor)
         seq, count = self._read(tensor, step, _WITH_BODY, body)

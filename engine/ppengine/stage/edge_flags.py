@@ -8,9 +8,10 @@ File `<edge>.words` in the engine's ring folder, this user's alone, one page, li
     offset 128   u64      READ: number of the newest message that the receiver's device has read out of its slot;
                           the receiver's device writes it, the sender's device waits for it
 
-Numbers are those of the edge's records (rings `send` and `receive`), from 1 in each generation, for which the receiver
-makes a new file. So the flags show from outside how far each device is. A value of RELEASED or more says that a side
-has left: its host writes it into the flag that its device waits for, and no number is above it.
+Numbers are those of the edge's records (rings `send` and `receive`), from 1 in each generation, for
+which the receiver makes a new file. So the flags show from outside how far each device is. A value
+of RELEASED or more says that a side has left: its host writes it into the flag that its device
+waits for, and no number is above it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class EdgeFlags:
             self._map[: len(MAGIC)] = MAGIC
         self._cells = {flag: ctypes.c_uint64.from_buffer(self._map, flag) for flag in Flag}
         self.address = ctypes.addressof(self._cells[Flag.FILLED]) - Flag.FILLED
-        """Of the page in this process."""
+        """Address of the page in this process."""
         self._lock = threading.Lock()
 
     def value(self, flag: Flag) -> int:

@@ -108,8 +108,8 @@ class StepLoop:
     def _watch(self, until_step: bool = False) -> None:
         """Wait until the device has done a step, the wait is over, or, with `until_step`, a step has come.
 
-        It looks at the device again and again: the message that a device waits for may never come. Raises
-        PeerLostError.
+        It looks at the device again and again: the message that a device waits for may never come.
+        Raises PeerLostError.
         """
         with self._ring.operation(Kind.DEVICE, self._pending[0].retired.number):
             while not self._pending[0].done and not (until_step and self._inbox) and not self._link.over():

@@ -23,8 +23,8 @@ KEEP_RETURNS = 32
 class HostTokenTable(WireEnd):
     """The newest sampled token of each slot, in host memory of the first stage.
 
-    With one stage the sampler fills it (`store`). With more, each step that samples announces a return (`expect`), and
-    returns are taken in, in step order, when a row needs one (`tokens`).
+    With one stage the sampler fills it (`store`). With more, each step that samples announces a
+    return (`expect`), and returns are taken in, in step order, when a row needs one (`tokens`).
     """
 
     def __init__(self, ring: Recorder, edge: Edge | None = None, ledger: Ledger | None = None) -> None:

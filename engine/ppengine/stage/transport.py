@@ -1,7 +1,7 @@
 """The two ends of an edge whose messages go through the wire.
 
-A message goes out from the step loop as far as the kernel has room for it. Only the rest of a message that is too big
-waits for the receiver, on a thread, so that the step loop can go on.
+A message goes out from the step loop as far as the kernel has room for it. Only the rest of a
+message that is too big waits for the receiver, on a thread, so that the step loop can go on.
 
 With the ledger on, a connection is a stream of the step loop, and every hand-off is declared.
 """

@@ -1,7 +1,7 @@
 """The stage process: boots its stage, then takes steps from the core in order until it must leave.
 
-It lives in generations: when another stage is lost, it leaves its edges, forgets requests and steps, and meets the
-others again; weights and mappings stay.
+It lives in generations: when another stage is lost, it leaves its edges, forgets requests and
+steps, and meets the others again; weights and mappings stay.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class KvCache(ABC):
     def map_blocks(self, count: int) -> str:
         """Make exactly `count` blocks usable; new ones read as zeros. Return an error line, empty on success.
 
-        After an error `mapped` has the present number of blocks; a growth that failed has changed nothing.
+        After an error `mapped` has the present number of blocks; a growth that failed has changed
+        nothing.
         """
 
     @property

@@ -147,5 +147,6 @@ class Hardware(ABC):
     ) -> RunnerResources:
         """Make cache, swap space and everything else that runners keep for life; the null block is mapped.
 
-        `progress(done, total)` is called for each graph. Raises ConfigError if the host has too little memory.
+        `progress(done, total)` is called for each graph. Raises ConfigError if the host has too
+        little memory.
         """

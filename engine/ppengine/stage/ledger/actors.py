@@ -1,7 +1,8 @@
 """The ledger's record of streams, threads and buffers: small objects of integers.
 
-An actor does things one after the other: a stream or a thread. Its clock says how far it has seen every
-other actor; an access is ordered before an actor exactly when that actor's clock has reached the access's tick.
+An actor does things one after the other: a stream or a thread. Its clock says how far it has seen
+every other actor; an access is ordered before an actor exactly when that actor's clock has reached
+the access's tick.
 """
 
 from __future__ import annotations

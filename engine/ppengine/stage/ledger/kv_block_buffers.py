@@ -14,8 +14,8 @@ MOST = 4096
 class BlockBuffers:
     """The blocks that swaps have touched since the ledger was switched on.
 
-    They have no name in the ledger, whose tables are for buffers of messages. The writer of a device block before its
-    first swap is not known: the last writer of any block is taken for it.
+    They have no name in the ledger, whose tables are for buffers of messages. The writer of a
+    device block before its first swap is not known: the last writer of any block is taken for it.
     """
 
     def __init__(self, ledger: Ledger, device: str) -> None:

@@ -1,8 +1,9 @@
 """The ledger of one stage: happens-before by vector clocks, checked at every declared access.
 
-Programs declare their operations on streams and buffers before they do them, so that a finding comes before a crash.
-The order is that of the program, not of the clock on the wall: a hand-off without a wait is found on the first run,
-even if the consumer happened to come late enough. Off, a declaration costs its caller one look at `on`.
+Programs declare their operations on streams and buffers before they do them, so that a finding
+comes before a crash. The order is that of the program, not of the clock on the wall: a hand-off
+without a wait is found on the first run, even if the consumer happened to come late enough. Off, a
+declaration costs its caller one look at `on`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _THREAD = "host"
 class Ledger:
     """Streams, threads, buffers and hand-offs of one process.
 
-    Every method that takes `depth` names the call site that number of frames above its caller. All but the properties
-    may be called from any thread.
+    Every method that takes `depth` names the call site that number of frames above its caller. All
+    but the properties may be called from any thread.
     """
 
     def __init__(self, stage: int = 0) -> None:
@@ -237,8 +238,9 @@ class Ledger:
     def free(self, buffer: Buffer, what: str, by: Actor | None = None, depth: int = 0) -> None:
         """Declare that the memory of `buffer` goes back to its pool in the order of `by` (None: the thread).
 
-        A pool that knows the order of a stream takes memory back in that order: an access on another stream that `by`
-        has not waited for may still be under way when the next owner writes.
+        A pool that knows the order of a stream takes memory back in that order: an access on
+        another stream that `by` has not waited for may still be under way when the next owner
+        writes.
         """
         site = here(depth + 1)
         with self._lock:
@@ -248,8 +250,9 @@ class Ledger:
     def dropped(self, buffer: Buffer, what: str, depth: int = 0) -> None:
         """Declare that the last reference to the memory of `buffer` has gone, and with it the memory.
 
-        Any thread may notice that, as the garbage collector does. All threads that have used the memory have let go of
-        it before, so that the work they have waited for is over. Operations of a stream hold no reference.
+        Any thread may notice that, as the garbage collector does. All threads that have used the
+        memory have let go of it before, so that the work they have waited for is over. Operations
+        of a stream hold no reference.
         """
         site = here(depth + 1)
         with self._lock:

@@ -69,8 +69,8 @@ class OrderRules:
     def check_stuck(self, actors: Iterable[Actor], limit_s: float) -> None:
         """Find streams for computing whose oldest operation is not done `limit_s` after it was launched.
 
-        Transfers are not judged here: they take as long as the other stage does. Nor are the streams of a card: the
-        card itself writes how far they are (`ppengine.common.device_page`).
+        Transfers are not judged here: they take as long as the other stage does. Nor are the
+        streams of a card: the card itself writes how far they are (`ppengine.common.device_page`).
         """
         now = time.monotonic_ns()
         for actor in actors:

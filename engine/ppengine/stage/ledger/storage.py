@@ -16,7 +16,8 @@ MOST = 256
 class StorageBuffers:
     """One buffer an address. A storage that comes to an address after another has gone is a new issue of it.
 
-    A storage that is kept and filled again keeps its buffer, so that filling it too early is a rewrite.
+    A storage that is kept and filled again keeps its buffer, so that filling it too early is a
+    rewrite.
     """
 
     def __init__(self, ledger: Ledger, label: str) -> None:

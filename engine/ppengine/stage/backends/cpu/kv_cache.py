@@ -1,8 +1,9 @@
 """Memory of KV blocks on a CPU: the cache, and the host memory of swapped blocks.
 
-Both are one anonymous private mapping, with a segment for each layer in the layout of `ppkernels.kv_layout`. Addresses
-are reserved for the most blocks that there can ever be and cost nothing until written. Shrinking gives the tail of each
-segment back with MADV_DONTNEED: Rss falls at once, a regrown block reads as zeros.
+Both are one anonymous private mapping, with a segment for each layer in the layout of
+`ppkernels.kv_layout`. Addresses are reserved for the most blocks that there can ever be and cost
+nothing until written. Shrinking gives the tail of each segment back with MADV_DONTNEED: Rss falls
+at once, a regrown block reads as zeros.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class BlockMemory:
 class CpuSwapSpace(BlockMemory):
     """Swapped blocks, resident only once written.
 
-    Without advice: neighbouring mappings of equal flags become one, and the agent reads Rss by mapping.
+    Without advice: neighbouring mappings of equal flags become one, and the agent reads Rss by
+    mapping.
     """
 
     def __init__(self, shape: KvShape, blocks: int) -> None:

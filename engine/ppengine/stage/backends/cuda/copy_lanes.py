@@ -1,8 +1,9 @@
 """The copies of a block mover: within the cache, and to and from the swap space through a staging buffer.
 
-One kernel gathers a block's layers, copies of whole slots take them to the host; back the same way. Where one large
-copy reached 55 GB/s (H200), 64 blocks of 32 fragments of 64 KiB each went at 48 to 50 GB/s so, and cost 200 to 340 us
-of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a copy for each fragment at 18 GB/s and 4 ms.
+One kernel gathers a block's layers, copies of whole slots take them to the host; back the same way.
+One large copy reached 55 GB/s (H200); 64 blocks of 32 fragments of 64 KiB each went at 48 to 50
+GB/s so, and cost 200 to 340 us of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a
+copy for each fragment at 18 GB/s and 4 ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Executing steps on a GPU: launched without waiting, acknowledged when their events are done.
 
-All work of a stage is on its compute stream, swaps excepted (`block_mover`). Between cards that reach each other,
-messages are part of that stream (`device_edges`). Elsewhere they go through pinned host memory (`staged_edges`).
+All work of a stage is on its compute stream, swaps excepted (`block_mover`). Between cards that
+reach each other, messages are part of that stream (`device_edges`). Other messages go through
+pinned host memory (`staged_edges`).
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ class CudaRunner(Runner):
     def _receive(self, number: int, count: int) -> None:
         """Let compute wait for the input that others give this step: hidden states [count, H], or sampled tokens.
 
-        Strict order waits for a device's message with the first work on it: a stage that waits for its neighbour has
-        begun nothing, so the diagnosis separates it from a stuck one.
+        Strict order waits for a device's message with the first work on it: a stage that waits for
+        its neighbour has begun nothing, so the diagnosis separates it from a stuck one.
         """
         if self._receiver is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._receiver.edge.peer, count):

@@ -39,8 +39,9 @@ LANDING_SLOTS = 3
 class Landing:
     """Hidden states from the stage before. They arrive in slots of `memory`, which messages take in turn.
 
-    So a copy does not wait for the layers that read the message before. The stage before writes the slots itself if
-    its device can reach them. `incoming` [tokens, H] is the layers' input, where graphs read it.
+    So a copy does not wait for the layers that read the message before. The stage before writes the
+    slots itself if its device can reach them. `incoming` [tokens, H] is the layers' input, where
+    graphs read it.
     """
 
     def __init__(self, driver: Driver, uuid: str, compute: Stream, tokens: int, width: int, dtype: torch.dtype) -> None:
@@ -63,9 +64,9 @@ class Landing:
 class DeviceBuffers:
     """Made once a boot.
 
-    `latest` [SLOTS] has the newest token of each slot, on the stage that embeds them. With several stages it lies in
-    `token_memory`, which the last stage writes itself if its device can. A step is the first of `graphs` that serves
-    it.
+    `latest` [SLOTS] has the newest token of each slot, on the stage that embeds them. With several
+    stages it lies in `token_memory`, which the last stage writes itself if its device can. A step
+    is the first of `graphs` that serves it.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """The ends of an edge whose hidden states go from card to card: the sender's device writes into the receiver's memory.
 
-No host waits for a device: each end launches on its compute stream and goes on. The sender copies a message into its
-slot, then writes FILLED. The receiver waits for FILLED, takes the message out, then writes READ, for which the sender
-waits before it takes the slot again.
+No host waits for a device: each end launches on its compute stream and goes on. The sender copies a
+message into its slot, then writes FILLED. The receiver waits for FILLED, takes the message out,
+then writes READ, for which the sender waits before it takes the slot again.
 
-A wait is launched only for work that the other side has launched already, as the header on the wire says. So a device
-waits for nothing but devices, in the order of steps and stages, and a host that waits for its device blocks no other
-stage for ever. The host detects a neighbour that is gone or stuck: `release` lets the stream run on, and all its
-results are dropped.
+A wait is launched only for work that the other side has launched already, as the header on the wire
+says. So a device waits for nothing but devices, in the order of steps and stages, and a host that
+waits for its device blocks no other stage for ever. The host detects a neighbour that is gone or
+stuck: `release` lets the stream run on, and all its results are dropped.
 """
 
 from __future__ import annotations

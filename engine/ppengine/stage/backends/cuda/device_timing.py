@@ -1,7 +1,7 @@
 """How long the device works for each step, by its own clock: a host sees only how long the launch takes.
 
-Timing events lie around a step's launches, beside kernels and graph replays and not inside. No stream or host waits for
-them: they are read when the step is retired.
+Timing events lie around a step's launches, beside kernels and graph replays and not inside. No
+stream or host waits for them: they are read when the step is retired.
 """
 
 from __future__ import annotations

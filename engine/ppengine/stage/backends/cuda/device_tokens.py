@@ -1,7 +1,7 @@
 """Sampled tokens that stay on devices: tables of newest tokens, and the end that announces them to the first stage.
 
-Tokens need no slots: the last stage samples straight into the first one's table of newest tokens, where a token stays
-until its own step has been through all stages.
+Tokens need no slots: the last stage samples straight into the first one's table of newest tokens,
+where a token stays until its own step has been through all stages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LocalTokenTable:
 
     def __init__(self) -> None:
         self._number = 0
-        """Of the newest return that will come."""
+        """Number of the newest return that will come."""
         self._awaited: Slots = np.zeros(64, np.int64)
         """Number of the newest return that brings, or brought, the token of each slot; 0: none."""
 

@@ -1,9 +1,10 @@
-"""The elastic KV cache of a stage on a GPU: views of what is mapped, changed beside the steps that run.
+"""The elastic KV cache of a stage on a GPU: views of the mapped blocks, changed beside the steps that run.
 
-The driver takes 7 to 20 ms to map or unmap 10 GiB, more than a step may be held up. So a thread of the cache's own does
-it. `prepare` hands it over when the step that orders it is executed; `map_blocks` ends it between two later steps, when
-`prepared` says that it will not wait. Next to 10 GiB coming or going, the longest of many steps of 1.0 to 1.3 ms was
-3.7 ms on an H200 (the zeroing takes bandwidth); 10 to 28 ms if a step waited.
+The driver takes 7 to 20 ms to map or unmap 10 GiB, more than a step may be held up. So a thread of
+the cache's own does it. `prepare` hands it over when the step that orders it is executed;
+`map_blocks` ends it between two later steps, when `prepared` says that it will not wait. Next to 10
+GiB coming or going, the longest of many steps of 1.0 to 1.3 ms was 3.7 ms on an H200 (the zeroing
+takes bandwidth); 10 to 28 ms if a step waited.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ def block_view(shape: KvShape, device: torch.device) -> tuple[int, ...]:
 class CudaKvCache(KvCache):
     """A cache in driver virtual memory. All methods are for the thread that launches on `compute`.
 
-    New blocks are zeroed on a stream of the mapping thread, which waits for that: on `compute` a step would be longer
-    for it. Before memory goes, that thread waits for the event `kv drained`, recorded on `compute` when `prepare` was
-    called: the protocol promises that no older step can touch the tail, but a kernel that did would take the whole
-    process down. The thread records its work in `ring`.
+    New blocks are zeroed on a stream of the mapping thread, which waits for that: on `compute` a
+    step would be longer for it. Before memory goes, that thread waits for the event `kv drained`,
+    recorded on `compute` when `prepare` was called: the protocol promises that no older step can
+    touch the tail, but a kernel that did would take the whole process down. The thread records its
+    work in `ring`.
     """
 
     def __init__(

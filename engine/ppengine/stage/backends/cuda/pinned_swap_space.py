@@ -1,8 +1,8 @@
 """Host memory of swapped blocks, pinned at start: one slot holds one block in all layers of the stage.
 
-So a block goes to its slot in one copy, and slots side by side go in one. An anonymous mapping advised to use huge
-pages is pinned in 0.2 s a GiB (one H200 host); without the advice it takes 0.3 to 0.45 s, as torch's pinned
-memory does, which also rounds sizes up to a power of two.
+So a block goes to its slot in one copy, and slots side by side go in one. An anonymous mapping
+advised to use huge pages is pinned in 0.2 s a GiB (one H200 host); without the advice it takes 0.3
+to 0.45 s, as torch's pinned memory does, which also rounds sizes up to a power of two.
 """
 
 from __future__ import annotations

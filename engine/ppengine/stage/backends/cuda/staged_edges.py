@@ -1,7 +1,7 @@
 """Ends of edges whose messages go through pinned host memory, on a stage that computes on a GPU.
 
-Hidden states are copied out behind the layers and sent once that copy is done. Incoming ones are copied to the device
-on the stream `upload`, for which the compute stream waits.
+Hidden states are copied out behind the layers and sent once that copy is done. Incoming ones are
+copied to the device on the stream `upload`, for which the compute stream waits.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Waitable(Protocol):
 
 
 class Ordered(Protocol):
-    """What ordering work on streams needs of one."""
+    """The calls of a stream that ordering needs."""
 
     name: str
 
@@ -50,7 +50,8 @@ RecordWait = Callable[[], AbstractContextManager[None]]
 class Order:
     """The common part of one stage's streams: the ledger that they declare to, and how strict order waits.
 
-    It looks, and never waits in a call of the driver: a stream may wait for a neighbour that is gone.
+    It looks, and never waits in a call of the driver: a stream may wait for a neighbour that is
+    gone.
     """
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -89,7 +90,7 @@ class Event:
         self.mark = mark
         self._ledger = ledger
         self._declared_by = 0
-        """The thread that has declared that it knows this to be done."""
+        """The thread that has declared this point done."""
 
     def done(self) -> bool:
         """Return whether everything before it is done; does not wait."""
@@ -112,7 +113,8 @@ class Event:
 class Stream:
     """One stream of a device. The thread that makes it launches on it, and no other.
 
-    With the ledger on, every record and wait is declared here; launches are, by `doing` and `declare`.
+    With the ledger on, every record and wait is declared here; launches are, by `doing` and
+    `declare`.
     """
 
     def __init__(
