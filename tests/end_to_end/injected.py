@@ -66,22 +66,22 @@ def abort(seconds):
 
 
 def skip_a_send(seconds):
-    from ppengine.stage.transport import Outbox
-    put = Outbox.put
+    from ppengine.stage.transport import WireSender
+    put = WireSender.put
 
     def skip(self, step, tensor):
-        Outbox.put = put
-    Outbox.put = skip
+        WireSender.put = put
+    WireSender.put = skip
 
 
 def send_less(seconds):
-    from ppengine.stage.transport import Outbox
-    put = Outbox.put
+    from ppengine.stage.transport import WireSender
+    put = WireSender.put
 
     def shorter(self, step, tensor):
-        Outbox.put = put
+        WireSender.put = put
         put(self, step, tensor[..., : tensor.shape[-1] // 2].contiguous())
-    Outbox.put = shorter
+    WireSender.put = shorter
 
 
 def lose_on_the_wire(seconds):

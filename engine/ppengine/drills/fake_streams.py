@@ -123,7 +123,7 @@ class FakeStream:
         self.record("synchronize").synchronize()
 
     def close(self) -> None:
-        """Finish what was launched and destroy the stream."""
+        """Finish all launched work and destroy the stream."""
         if not self.closed:
             self._reach(self._launched)
             self._ledger.close(self.actor, depth=1)

@@ -75,7 +75,7 @@ class Runner(ABC):
             end.check_peer()
 
     def release(self) -> None:
-        """Let a device that waits for a neighbour run on, whatever its results are; any thread may call it."""
+        """Let a device that waits for a neighbour run on, at the cost of its results; any thread may call it."""
         for end in self._ends:
             end.release()
 
