@@ -66,22 +66,22 @@ def abort(seconds):
 
 
 def skip_a_send(seconds):
-    from ppengine.stage.transport import Outbox
-    put = Outbox.put
+    from ppengine.stage.transport import WireSender
+    put = WireSender.put
 
     def skip(self, step, tensor):
-        Outbox.put = put
-    Outbox.put = skip
+        WireSender.put = put
+    WireSender.put = skip
 
 
 def send_less(seconds):
-    from ppengine.stage.transport import Outbox
-    put = Outbox.put
+    from ppengine.stage.transport import WireSender
+    put = WireSender.put
 
     def shorter(self, step, tensor):
-        Outbox.put = put
+        WireSender.put = put
         put(self, step, tensor[..., : tensor.shape[-1] // 2].contiguous())
-    Outbox.put = shorter
+    WireSender.put = shorter
 
 
 def lose_on_the_wire(seconds):
@@ -90,40 +90,40 @@ def lose_on_the_wire(seconds):
 
 
 def forget_to_receive(seconds):
-    from ppengine.stage.transport import Inlet
-    take = Inlet.take
+    from ppengine.stage.transport import WireReceiver
+    take = WireReceiver.take
 
     def later(self, step):
-        Inlet.take = take
+        WireReceiver.take = take
         until = time.monotonic() + seconds
         while time.monotonic() < until and not released:
             time.sleep(0.05)
         return take(self, step)
-    Inlet.take = later
+    WireReceiver.take = later
 
 
 def lose_a_step(seconds):
-    StageWorker = sys.modules["ppengine.stage.worker"].StageWorker
-    take = StageWorker._take
+    from ppengine.stage.step_loop import StepLoop
+    take = StepLoop._take
 
-    def losing(self, runner, timeout_ms):
+    def losing(self, timeout_ms):
         before = len(self._inbox)
-        take(self, runner, timeout_ms)
+        take(self, timeout_ms)
         if len(self._inbox) > before:
             self._inbox.clear()
-    StageWorker._take = losing
+    StepLoop._take = losing
 
 
 def lose_an_answer(seconds):
-    StageWorker = sys.modules["ppengine.stage.worker"].StageWorker
     from ppengine.protocol.steps import Retired
-    send = StageWorker._send
+    from ppengine.stage.core_link import CoreLink
+    send = CoreLink.send
 
     def losing(self, message):
-        StageWorker._send = send
+        CoreLink.send = send
         if not isinstance(message, Retired):
             send(self, message)
-    StageWorker._send = losing
+    CoreLink.send = losing
 
 
 def slow_down(seconds):
@@ -164,7 +164,7 @@ def map_beside(seconds):
 
 
 def stale_block(seconds):
-    runner = sys.modules["ppengine.stage.runner"]
+    runner = sys.modules["ppengine.stage.backends.cpu.cpu_runner"]
     copy = runner.copy_layers
     runner.copy_layers = lambda source, target, pairs: copy(source, target, pairs[:-1])
     planted.append(lambda: setattr(runner, "copy_layers", copy))

@@ -13,7 +13,7 @@ from ppengine.common import lifeline
 from ppengine.common.child_process import Child
 from ppengine.stage.edge import Edge
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.transport import Outbox
+from ppengine.stage.transport import WireSender
 from ppengine.stage.wire import meet
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -68,22 +68,22 @@ def upstream(folder: Path, mode: str) -> None:
     torch.set_num_threads(1)
     main = make_ring(folder, "main")
     edge = Edge(meet(folder, "e0", True, 1, lambda: False), upstream=True, ring=make_ring(folder, "send"))
-    outbox = Outbox(edge, main)
+    sender = WireSender(edge, main)
     if mode == "hidden":
         step = 0
         for dtype in DTYPES:
             for tokens in TOKENS:
                 step += 1
-                outbox.put(step, hidden_states(step, tokens, dtype))
+                sender.put(step, hidden_states(step, tokens, dtype))
     elif mode == "big":
         for step in range(1, len(BIG) + 1):
-            outbox.put(step, hidden_states(step, BIG[step - 1], torch.float64))
+            sender.put(step, hidden_states(step, BIG[step - 1], torch.float64))
     elif mode == "tokens":
         for step, tokens in enumerate(RETURNS):
-            outbox.put(step + 1, torch.tensor(tokens))
+            sender.put(step + 1, torch.tensor(tokens))
     elif mode == "silent":
         time.sleep(3600)
-    outbox.finish(30)
+    sender.finish(30)
 
 
 def main() -> None:

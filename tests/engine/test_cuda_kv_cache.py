@@ -16,8 +16,8 @@ import torch
 from ppengine.common.ring import Kind, RingReader
 from ppengine.drills.fault_points import Fault, Points, SegmentsPoint
 from ppengine.drills.registry import find
-from ppengine.drills.stage_faults import Arms
-from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.drills.stage_faults import StageFaults
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cuda import elastic_kv_cache
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
 from ppengine.stage.backends.cuda.errors import DriverError
@@ -202,15 +202,15 @@ def test_what_cannot_be_is_told_without_a_wait(world: World) -> None:
 
 
 def test_the_fault_of_a_mapping_holds_the_thread_that_maps_and_no_step(world: World) -> None:
-    parts = dict.fromkeys(("_inlet", "outbox", "_model", "_host", "card"))
-    arms = SimpleNamespace(_points=Points(), _site=SimpleNamespace(), _thread=SimpleNamespace(ident=1))
+    parts = dict.fromkeys(("_receiver", "outgoing", "_model", "_swap", "buffers"))
+    arms = SimpleNamespace(_points=Points(), _parts=SimpleNamespace(), _thread=SimpleNamespace(ident=1))
     for _ in range(2):
         runner = SimpleNamespace(cache=world.cache, **parts)
-        Arms.runner(arms, runner)  # type: ignore[arg-type]
+        StageFaults.runner(arms, runner)  # type: ignore[arg-type]
         assert runner.cache is world.cache
     segments: Any = world.cache._segments
     assert isinstance(segments, SegmentsPoint) and not isinstance(segments._part, SegmentsPoint), "once, for life"
-    fault = Fault(find("map-hang"), arms._site, 0)  # type: ignore[arg-type]
+    fault = Fault(find("map-hang"), arms._parts, 0)  # type: ignore[arg-type]
     arms._points.add(fault, "map")
     world.cache.prepare(4 * QUANTUM)
     world.begins(Kind.MAP)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from ppengine.drills.fake_streams import FakeEvent, FakeRuntime, FakeStream
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu.system_memory import SystemMemory
 from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.errors import DriverError
-from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool, PoolRefusedError, runs
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace, SwapSpaceRefusedError, runs
 from ppengine.stage.ledger.ledger import Ledger
 
 BLOCKS, SLOTS = 8, 6
@@ -233,7 +233,7 @@ VIEW = (2, 16, 2, 32)
 def test_the_pool_pins_whole_slots_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppengine.stage.backends.cuda.pinned_swap_space._PIECE", 10 * SHAPE.block_bytes + 1)
     driver = BookPinner()
-    pool = PinnedPool(SHAPE, 25, VIEW, driver)
+    pool = PinnedSwapSpace(SHAPE, 25, VIEW, driver)
     assert pool.slots_a_piece == 10
     assert driver.pinned == {
         pool.address(0): 10 * SHAPE.block_bytes,
@@ -252,8 +252,8 @@ def test_the_pool_pins_whole_slots_without_a_gap(monkeypatch: pytest.MonkeyPatch
 def test_a_pool_that_cannot_be_pinned_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     big = KvShape(layers=32, block_size=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)  # 2 MiB a block
     driver = BookPinner(most=3 * 2**30)
-    with pytest.raises(PoolRefusedError) as caught:
-        PinnedPool(big, 2048, (2, 16, 8, 128), driver)
+    with pytest.raises(SwapSpaceRefusedError) as caught:
+        PinnedSwapSpace(big, 2048, (2, 16, 8, 128), driver)
     assert str(caught.value) == (
         "4096.0 MiB of host memory for 2048 swapped blocks cannot be pinned: cuMemHostRegister of 1073741824 bytes: "
         "CUDA_ERROR_OUT_OF_MEMORY after 3072.0 MiB; memory.swap_space_gib of at most 2.7 would fit"
@@ -262,6 +262,6 @@ def test_a_pool_that_cannot_be_pinned_says_what_would_fit(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "ppengine.stage.backends.cuda.pinned_swap_space.system_memory", lambda: SystemMemory(2**33, 2**31)
     )
-    with pytest.raises(PoolRefusedError, match=r"the system has 2048.0 MiB available; .* at most 1.8 would fit"):
-        PinnedPool(big, 2048, (2, 16, 8, 128), driver)
-    assert PinnedPool(big, 0, (2, 16, 8, 128), driver).layers[0].shape[0] == 0
+    with pytest.raises(SwapSpaceRefusedError, match=r"the system has 2048.0 MiB available; .* at most 1.8 would fit"):
+        PinnedSwapSpace(big, 2048, (2, 16, 8, 128), driver)
+    assert PinnedSwapSpace(big, 0, (2, 16, 8, 128), driver).layers[0].shape[0] == 0

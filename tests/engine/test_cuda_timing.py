@@ -76,7 +76,7 @@ class World:
         """Launch as `CudaRunner` does: 5 pieces on the stream, 3 without sampling."""
         pending = Pending(Retired(1, step, 0, 0))
         work = self.timer.work(self.stream, step, 4, 40)
-        pending.finally_do(work.tell)
+        pending.finally_do(work.publish)
         with work:
             self.device.launch(3.0)
             if samples:
@@ -162,5 +162,5 @@ def test_a_read_before_its_time_is_an_error(world: World) -> None:
     with work:
         pass
     with pytest.raises(RuntimeError, match="completed"):
-        work.tell()
+        work.publish()
     assert world.records() == []

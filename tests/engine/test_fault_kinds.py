@@ -10,7 +10,7 @@ import pytest
 import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
 from ppengine.drills import cgroups
-from ppengine.drills.fault_points import Fault, Points, Site
+from ppengine.drills.fault_points import Fault, Points, StageParts
 from ppengine.drills.registry import FaultError, Kind, edge_of, find, kinds, strike
 from ppengine.protocol.control import Failed, Inspect, Refused
 from ppengine.protocol.inspection import FaultsDetail
@@ -83,7 +83,7 @@ def test_pair_is_the_edge_behind_a_stage():
 
 def fault(act) -> Fault:
     kind = Kind(name="x", how="strike", act=act, does="", told="", effect="hang", expects=(), clears=True)
-    return Fault(kind, Site(0, 2, None, None, None, None, None), 0)
+    return Fault(kind, StageParts(0, 2, None, None), 0)
 
 
 def test_fault_strikes_in_place_of_what_is_done_until_it_is_lifted():

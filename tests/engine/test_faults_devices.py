@@ -12,9 +12,9 @@ import torch
 import zmq
 from monitor_helpers import make_config, remove
 from ppengine.drills import start_faults
-from ppengine.drills.fault_points import Fault, GraphsPoint, Points, Site
+from ppengine.drills.fault_points import Fault, GraphsPoint, Points, StageParts
 from ppengine.drills.registry import FaultError, find, kinds
-from ppengine.drills.stage_faults import Arms, FaultThread
+from ppengine.drills.stage_faults import FaultThread, StageFaults
 from ppengine.protocol.steps import Row
 from ppengine.stage.backends.cuda.decode_graphs import Launched
 from ppengine.stage.build import _no_room
@@ -48,7 +48,7 @@ class Graphs:
 
 
 def thread(card: object, points: Points | None = None, folder: Path = Path()) -> FaultThread:
-    site = Site(0, 2, None, SimpleNamespace(card=card), None, None, None, folder)  # type: ignore[arg-type]
+    site = StageParts(0, 2, None, None, folder, buffers=card)  # type: ignore[arg-type]
     config = SimpleNamespace(endpoint=lambda name: f"inproc://{name}")
     return FaultThread(zmq.Context.instance(), config, points or Points(), site)  # type: ignore[arg-type]
 
@@ -68,8 +68,8 @@ def test_what_a_kind_needs_is_made_ahead_of_its_strike(monkeypatch: pytest.Monke
     points, made, struck = Points(), [], []
     kind = find("kernel-hang")
 
-    def prepare(site: Site) -> str:
-        made.append(site.stage)
+    def prepare(parts: StageParts) -> str:
+        made.append(parts.stage)
         return "a kernel"
 
     monkeypatch.setitem(vars(kind), "prepare", prepare)
@@ -100,10 +100,10 @@ def test_graphs_are_wrapped_once_for_all_generations() -> None:
     try:
         card = SimpleNamespace(graphs=[Graphs(), Graphs()])
         with zmq.Context() as context:
-            arms = Arms(config, 0, context, None, None)  # type: ignore[arg-type]
+            arms = StageFaults(config, 0, context, None, None)  # type: ignore[arg-type]
             for _ in range(2):
-                parts = dict.fromkeys(("_inlet", "outbox", "_model", "cache", "_host"))
-                arms.runner(SimpleNamespace(card=card, **parts))
+                parts = dict.fromkeys(("_receiver", "outgoing", "_model", "cache", "_swap"))
+                arms.runner(SimpleNamespace(buffers=card, **parts))
             assert [type(graphs) for graphs in card.graphs] == [GraphsPoint, GraphsPoint]
             assert [type(graphs._part) for graphs in card.graphs] == [Graphs, Graphs]
             arms._thread.close()

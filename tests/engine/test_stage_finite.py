@@ -13,7 +13,8 @@ from ppengine.common.partition import partition_layers
 from ppengine.models import StageModel, build_stage, load_weights
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Register, Row
-from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, KvShape
+from ppengine.stage.backends.base import KvShape
+from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite_check import HOLD_S, FiniteCheck, is_finite

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from ppengine.common.config import ConfigError
-from ppengine.stage.backends import hardware
-from ppengine.stage.backends.cpu import kv_cache
-from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, HostPool, KvShape
+from ppengine.stage.backends.base import KvShape
+from ppengine.stage.backends.cpu import cpu_hardware, kv_cache
+from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, CpuSwapSpace
 from ppengine.stage.backends.cpu.system_memory import SystemMemory
 from stage_helpers import resident
 
@@ -76,7 +76,7 @@ def test_blocks_that_share_a_page_regrow_as_zeros() -> None:
 
 def test_host_pool_is_a_mapping_apart() -> None:
     cache = CpuKvCache(SHAPE, 256)
-    host = HostPool(SHAPE, 256)
+    host = CpuSwapSpace(SHAPE, 256)
     cache.map_blocks(256)
     for layer in host.layers:
         layer.fill_(1.0)
@@ -100,11 +100,11 @@ def test_reserving_costs_nothing() -> None:
 
 
 def test_a_host_pool_that_cannot_be_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "system_memory", lambda: SystemMemory(total=8 * 2**30, available=6 * 2**30))
-    stage = hardware.CpuHardware.__new__(hardware.CpuHardware)
+    monkeypatch.setattr(cpu_hardware, "system_memory", lambda: SystemMemory(total=8 * 2**30, available=6 * 2**30))
+    stage = cpu_hardware.CpuHardware.__new__(cpu_hardware.CpuHardware)
     stage._stages = 2
     with pytest.raises(ConfigError) as refused:
-        stage.pool(SHAPE, 2**50 // SHAPE.block_bytes)  # more than there are addresses
+        stage.swap_space(SHAPE, 2**50 // SHAPE.block_bytes)  # more than there are addresses
     text = str(refused.value)
     assert text.startswith("1073741824.0 MiB of host memory for 45812984490 swapped blocks cannot be reserved: Cannot ")
     assert "the host has 8192.0 MiB, 6144.0 MiB of it available, for 2 stages" in text

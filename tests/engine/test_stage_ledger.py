@@ -13,7 +13,7 @@ from checkpoints import make_checkpoint
 from ppengine.protocol.steps import Check, StageFindings
 from ppengine.stage.edge import Edge
 from ppengine.stage.ledger.ledger import Ledger
-from ppengine.stage.transport import Inlet, Outbox
+from ppengine.stage.transport import WireReceiver, WireSender
 from ppengine.stage.wire import meet
 from stage_core import FakeCore, Sequence
 from stage_helpers import WIDTH, make_ring, until
@@ -39,14 +39,14 @@ class Pair:
         other.start()
         open_end(True)
         other.join()
-        self.inlet = Inlet(ends[False], BIG, WIDTH, torch.float64, self.ledger)
-        self.outbox = Outbox(ends[True], make_ring(folder, "main"), self.ledger)
+        self.receiver = WireReceiver(ends[False], BIG, WIDTH, torch.float64, self.ledger)
+        self.sender = WireSender(ends[True], make_ring(folder, "main"), self.ledger)
 
     def round(self, step: int, tensor: torch.Tensor) -> torch.Tensor:
         """Send one tensor and return what arrives."""
-        self.inlet.expect(step, len(tensor))
-        self.outbox.put(step, tensor)
-        return self.inlet.take(step).clone()
+        self.receiver.expect(step, len(tensor))
+        self.sender.put(step, tensor)
+        return self.receiver.take(step).clone()
 
 
 def forward(step: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_the_transport_as_it_is_gives_no_finding(pair: Pair) -> None:
     pair.ledger.switch(True)
     for step in range(1, SENT):
         assert torch.equal(pair.round(step, forward(step)), forward(step))
-    pair.outbox.finish(10)
+    pair.sender.finish(10)
     assert pair.ledger.findings() == []
     known = {(p.name, c.name, via): n for p, c, via, n in pair.ledger.handoffs}
     assert known["recv<0", "main", "receive"] == SENT - 1
@@ -84,7 +84,7 @@ def test_off_is_one_look_at_it(tmp_path: Path) -> None:
     pair = Pair(tmp_path, Untouched(0))
     for step in range(1, SENT):
         assert torch.equal(pair.round(step, forward(step)), forward(step))
-    pair.outbox.finish(10)
+    pair.sender.finish(10)
     pair.ledger.switch(True)
     with pytest.raises(AssertionError, match="launch"):
         pair.round(SENT, forward(SENT))
@@ -95,11 +95,11 @@ def test_a_send_buffer_that_is_reused_too_early_is_found(pair: Pair) -> None:
     pair.ledger.switch(True)
     persistent = torch.zeros(BIG, WIDTH, dtype=torch.float64)
     for step in (1, 2):
-        pair.outbox.put(step, persistent.fill_(step))
+        pair.sender.put(step, persistent.fill_(step))
     for step in (1, 2):
-        pair.inlet.expect(step, BIG)
-        pair.inlet.take(step)
-    pair.outbox.finish(10)
+        pair.receiver.expect(step, BIG)
+        pair.receiver.take(step)
+    pair.sender.finish(10)
     (finding,) = pair.ledger.findings()
     assert finding.cause == "stream_order"
     assert finding.summary == "stage 0: main rewrites send>1 buffer 0 while send>1 may still read it"
@@ -125,7 +125,7 @@ def test_a_receive_buffer_that_is_given_back_too_early_is_found(pair: Pair) -> N
     pair.round(1, forward(1))
 
     def late_reader() -> None:
-        pair.ledger.read(pair.inlet.known, "forward on a helper thread")
+        pair.ledger.read(pair.receiver.buffer, "forward on a helper thread")
 
     mark = pair.ledger.release("helper")
     thread = threading.Thread(target=lambda: (pair.ledger.acquire(mark), late_reader()), name="helper")
@@ -133,7 +133,7 @@ def test_a_receive_buffer_that_is_given_back_too_early_is_found(pair: Pair) -> N
     thread.join()  # In time by luck: nothing that the program waits for says so.
     for step in range(2, 6):
         pair.round(step, forward(step))
-    pair.outbox.finish(10)
+    pair.sender.finish(10)
     (finding,) = pair.ledger.findings()
     assert finding.summary == "stage 0: recv<0 rewrites recv<0 buffer while helper may still read it"
 
@@ -144,7 +144,7 @@ def test_switched_in_the_middle_of_sends_it_finds_nothing(pair: Pair) -> None:
             pair.ledger.switch(not pair.ledger.on)
         assert torch.equal(pair.round(step, forward(step)), forward(step))
         assert pair.ledger.findings() == []
-    pair.outbox.finish(10)
+    pair.sender.finish(10)
 
 
 def greedy(core: FakeCore, switch: bool) -> tuple[list[list[int]], list[StageFindings]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +12,11 @@ import pytest
 import torch
 from checkpoints import make_checkpoint, reference_greedy
 from ppengine.common.ring import RingReader, Word
+from ppengine.protocol.frames import encode
 from ppengine.protocol.steps import Mapped
-from ppengine.stage.worker import StageWorker
+from ppengine.stage.core_link import CoreLink
+from ppengine.stage.generations import Generations
+from ppengine.stage.step_loop import StepLoop
 from stage_core import FakeCore, Sequence
 
 PROMPT = [7, 99, 3, 45, 12, 80, 33, 5, 6, 64, 111, 20, 9, 17, 52, 71, 88, 41, 13]
@@ -129,15 +132,12 @@ class ChangingRunner:
 def test_who_waits_for_a_neighbour_looks_until_the_change_has_ended() -> None:
     """As a stage on a GPU does inside of a receive."""
     sent: list[Any] = []
-    worker: Any = StageWorker.__new__(StageWorker)
-    worker._pending, worker._leaving = deque(), False
-    worker._control = SimpleNamespace(stop=SimpleNamespace(is_set=lambda: False))
-    worker._generations = SimpleNamespace(superseded=False)
-    worker._send = sent.append
-    runner: Any = ChangingRunner()
-    assert worker._meanwhile(runner) and worker._meanwhile(runner) and not sent
+    generations, runner = Generations(1), ChangingRunner()
+    link: Any = CoreLink(SimpleNamespace(send=sent.append), generations, threading.Event())  # type: ignore[arg-type]
+    loop = StepLoop(runner, link, None, generations)  # type: ignore[arg-type]
+    assert loop.meanwhile() and loop.meanwhile() and not sent
     runner.ended = True
-    assert not worker._meanwhile(runner) and sent == [Mapped(1, 8, 0, 0, 64)]
+    assert not loop.meanwhile() and sent == [encode(Mapped(1, 8, 0, 0, 64))]
     runner.changing, runner.ended = True, False
-    worker._generations.superseded = True
-    assert not worker._meanwhile(runner), "there is no use in waiting for a generation that is over"
+    generations.announce(2)
+    assert not loop.meanwhile(), "there is no use in waiting for a generation that is over"

@@ -15,8 +15,9 @@ import pytest
 import torch
 from ppengine.common.ring import Kind, RingReader
 from ppengine.stage.edge import Edge
-from ppengine.stage.edge_flags import MAGIC, PAGE, RELEASED, Word, Words
+from ppengine.stage.edge_flags import MAGIC, PAGE, RELEASED, EdgeFlags, Flag
 from ppengine.stage.edge_offers import HANDLE_BYTES, MAX_FRAME, Offer, RefusedError, consider, propose
+from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire
 from stage_helpers import WIDTH, make_ring
 
@@ -132,29 +133,29 @@ def test_an_offer_of_nothing_is_refused(slot_bytes: int, slots: int) -> None:
 
 def test_words_are_where_the_layout_says(tmp_path: Path) -> None:
     path = tmp_path / "e0.words"
-    mine = Words(path, create=True)
-    theirs = Words(path, create=False)
+    mine = EdgeFlags(path, create=True)
+    theirs = EdgeFlags(path, create=False)
     assert path.stat().st_mode & 0o777 == 0o600 and path.stat().st_size == PAGE
     with path.open("r+b") as file, mmap.mmap(file.fileno(), PAGE) as page:
         assert page[:8] == MAGIC
         struct.pack_into("<Q", page, 64, 17)
         struct.pack_into("<Q", page, 128, 1 << 40)
-    assert (mine.value(Word.FILLED), theirs.value(Word.READ)) == (17, 1 << 40)
-    theirs.release(Word.READ)
-    assert mine.value(Word.READ) == RELEASED and mine.value(Word.FILLED) == 17
+    assert (mine.value(Flag.FILLED), theirs.value(Flag.READ)) == (17, 1 << 40)
+    theirs.release(Flag.READ)
+    assert mine.value(Flag.READ) == RELEASED and mine.value(Flag.FILLED) == 17
     theirs.close()
     assert path.exists(), "it is the receiver's"
     mine.close()
     assert not list(tmp_path.iterdir())
-    mine.release(Word.FILLED)  # the control thread may come late
+    mine.release(Flag.FILLED)  # the control thread may come late
 
 
 def test_a_new_generation_begins_a_file_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "e0.words"
-    old = Words(path, create=True)
-    new = Words(path, create=True)
-    old.release(Word.FILLED)
-    assert new.value(Word.FILLED) == 0
+    old = EdgeFlags(path, create=True)
+    new = EdgeFlags(path, create=True)
+    old.release(Flag.FILLED)
+    assert new.value(Flag.FILLED) == 0
 
 
 @pytest.mark.parametrize(("content", "said"), [(b"", "0 bytes, 4096 are right"), (bytes(PAGE), "does not begin with")])
@@ -162,14 +163,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes, sai
     path = tmp_path / "e0.words"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=said):
-        Words(path, create=False)
+        EdgeFlags(path, create=False)
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    Words(tmp_path / "real", create=True)
+    EdgeFlags(tmp_path / "real", create=True)
     (tmp_path / "e0.words").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match=r"e0\.words"):
-        Words(tmp_path / "e0.words", create=False)
+        EdgeFlags(tmp_path / "e0.words", create=False)
 
 
 # --- headers ------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_a_header_alone_is_recorded_on_both_sides(wires: tuple[Wire, Wire], tmp_
     for step, tokens in ((4, 3), (6, 1)):
         like = torch.empty(tokens, WIDTH, dtype=torch.float16, device="meta")
         assert not sending.announce(like, step).rest
-        assert receiving.hear(like, step) == sending.number
+        assert receiving.receive_header(like, step) == sending.number
     sent, received = (RingReader(tmp_path / f"{name}.ring").latest(9) for name in ("send", "receive"))
     for one, other, number in zip(sent, received, (1, 2), strict=True):
         assert (one.kind, other.kind, one.detail, other.detail) == (Kind.SEND, Kind.RECEIVE, number, number)
@@ -204,11 +205,10 @@ def test_a_peer_that_has_closed_is_seen_behind_unread_headers(wires: tuple[Wire,
     sending.close()
     with pytest.raises(PeerLostError, match="lost stage 0: it closed the connection"):
         receiving.wire.check_open()
-    assert receiving.hear(torch.zeros(4), 1) == 1
+    assert receiving.receive_header(torch.zeros(4), 1) == 1
 
 
 def test_work_goes_on_while_a_message_is_waited_for(wires: tuple[Wire, Wire]) -> None:
-    sending, receiving = Edge(wires[0], True), Edge(wires[1], False)
     turns: list[int] = []
 
     def meanwhile() -> bool:
@@ -217,8 +217,8 @@ def test_work_goes_on_while_a_message_is_waited_for(wires: tuple[Wire, Wire]) ->
             sending.announce(torch.zeros(4), 1)
         return True
 
-    receiving.meanwhile = meanwhile
-    assert receiving.hear(torch.zeros(4), 1) == 1 and turns[:3] == [0, 1, 2]
+    sending, receiving = Edge(wires[0], True), Edge(wires[1], False, meanwhile=meanwhile)
+    assert receiving.receive_header(torch.zeros(4), 1) == 1 and turns[:3] == [0, 1, 2]
 
 
 # --- tokens on the first stage's card -----------------------------------------------------------------------------
@@ -230,8 +230,8 @@ class Waits:
     def __init__(self) -> None:
         self.numbers: list[int] = []
 
-    def wait(self, word: Word, number: int) -> None:
-        assert word is Word.FILLED
+    def wait(self, word: Flag, number: int) -> None:
+        assert word is Flag.FILLED
         self.numbers.append(number)
 
     def peer_does(self, number: int, what: str, **more: Any) -> None:
@@ -239,9 +239,10 @@ class Waits:
 
 
 def test_a_stream_waits_for_the_newest_token_of_its_rows_once(wires: tuple[Wire, Wire], tmp_path: Path) -> None:
-    edges = pytest.importorskip("ppengine.stage.backends.cuda.device_edges", reason="needs cuda-bindings")
+    tables = pytest.importorskip("ppengine.stage.backends.cuda.device_tokens", reason="needs cuda-bindings")
     sending, waits = Edge(wires[0], True), Waits()
-    table = edges.DeviceTokens(make_ring(tmp_path, "main"), Edge(wires[1], False), OFFER, waits)
+    tokens = Buffer("newest tokens", "cuda:0")
+    table = tables.DeviceTokenTable(make_ring(tmp_path, "main"), Edge(wires[1], False), OFFER, waits, tokens)
     slots = [np.array([0, 1, 2]), np.array([1, 2]), np.array([0, 70, 1])]
     for step, into in enumerate(slots, 1):
         table.expect(step, into)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from ppengine.common.ring import Gauge, Kind, RingReader, shape_text
 from ppengine.stage.edge import Edge
-from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import MAX_UNDELIVERED, Inlet
+from ppengine.stage.token_return import HostTokenTable
+from ppengine.stage.transport import MAX_UNDELIVERED, WireReceiver
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire, meet
 from stage_helpers import BIG, DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
 
@@ -44,12 +44,12 @@ def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
         assert ring.gauge(Gauge.OUTBOX) == 0
         step = 0
         for dtype in DTYPES:
-            inlet = Inlet(edge, 64, WIDTH, dtype)
+            receiver = WireReceiver(edge, 64, WIDTH, dtype)
             for offset, tokens in enumerate(TOKENS):
-                inlet.expect(step + 1 + offset, tokens)
+                receiver.expect(step + 1 + offset, tokens)
             for tokens in TOKENS:
                 step += 1
-                taken = inlet.take(step)
+                taken = receiver.take(step)
                 assert taken.dtype == dtype and tuple(taken.shape) == (tokens, WIDTH)
                 assert torch.equal(taken, hidden_states(step, tokens, dtype))
         assert_both_sides_agree(RingReader(tmp_path / "send.ring"), RingReader(tmp_path / "receive.ring"), step)
@@ -83,11 +83,11 @@ def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> Non
         (room,) = (one for one in ring.latest(9) if one.kind == Kind.ROOM)
         assert (room.step, room.peer, room.done_ns) == (MAX_UNDELIVERED + 1, 1, 0), "the step loop waits for the peer"
         assert shape_text(send.size, send.code) == f"float64[{BIG[0]}, 48] {BIG[0] * WIDTH * 8} B"
-        inlet = Inlet(edge, max(BIG), WIDTH, torch.float64)
+        receiver = WireReceiver(edge, max(BIG), WIDTH, torch.float64)
         for step, tokens in enumerate(BIG, 1):
-            inlet.expect(step, tokens)
+            receiver.expect(step, tokens)
         for step, tokens in enumerate(BIG, 1):
-            assert torch.equal(inlet.take(step), hidden_states(step, tokens, torch.float64))
+            assert torch.equal(receiver.take(step), hidden_states(step, tokens, torch.float64))
         until(lambda: ring.gauge(Gauge.OUTBOX) == 0, "all delivered")
         assert_both_sides_agree(sent, RingReader(tmp_path / "receive.ring"), len(BIG))
         assert process.wait(20) == 0
@@ -167,7 +167,7 @@ def test_who_does_not_know_the_key_is_turned_away(tmp_path: Path) -> None:
 def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
     process = start_upstream(tmp_path, "tokens")
     try:
-        table = TokenTable(make_ring(tmp_path, "first"), edge_to(tmp_path))
+        table = HostTokenTable(make_ring(tmp_path, "first"), edge_to(tmp_path))
         slots = [np.array([0, 1, 2]), np.array([1, 2]), np.array([0, 70, 1])]
         for step, (into, tokens) in enumerate(zip(slots, RETURNS, strict=True)):
             assert len(into) == len(tokens)
@@ -188,7 +188,7 @@ def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
 def test_a_wait_for_tokens_that_ends_with_the_peer_is_over_in_the_ring(tmp_path: Path) -> None:
     process = start_upstream(tmp_path, "silent")
     try:
-        table = TokenTable(make_ring(tmp_path, "first"), edge_to(tmp_path))
+        table = HostTokenTable(make_ring(tmp_path, "first"), edge_to(tmp_path))
         table.expect(1, np.array([0]))
         process.kill()
         with pytest.raises(PeerLostError, match="lost stage 0"):
@@ -215,15 +215,15 @@ def kill_peer(tmp_path: Path) -> float:
     """Return after how many seconds the loss of a killed peer is raised."""
     process = start_upstream(tmp_path, "silent")
     try:
-        inlet = Inlet(edge_to(tmp_path), 8, WIDTH, torch.float32)
-        inlet.expect(1, 8)
+        receiver = WireReceiver(edge_to(tmp_path), 8, WIDTH, torch.float32)
+        receiver.expect(1, 8)
         process.kill()
         killed = time.monotonic()
         with pytest.raises(PeerLostError, match="lost stage 0: it closed the connection"):
-            inlet.take(1)
+            receiver.take(1)
         took = time.monotonic() - killed
         with pytest.raises(PeerLostError, match="lost stage 0"):
-            inlet.edge.finish(inlet.edge.send(torch.zeros(4)))
+            receiver.edge.finish(receiver.edge.send(torch.zeros(4)))
         return took
     finally:
         process.kill()

@@ -14,7 +14,7 @@ def main(uuid: str, store: str) -> None:
     account = Account(card.read())
     import torch
     import torch.distributed as dist
-    from ppengine.stage.backends.cpu.kv_cache import KvShape
+    from ppengine.stage.backends.base import KvShape
     from ppengine.stage.backends.cuda.driver_api import Driver
     from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
     from ppengine.stage.backends.cuda.streams import Stream

@@ -29,15 +29,17 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.models import StageModel, build_stage, init_dummy
 from ppengine.models.layers import Linear
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row, Step
-from ppengine.stage.backends.cuda.cuda_hardware import CudaHardware
+from ppengine.stage.backends.base import Ends
 from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs
-from ppengine.stage.backends.cuda.device_edges import DeviceTokens
+from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
+from ppengine.stage.backends.cuda.host_copies import HostCopies
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.generations import Generations
 from ppengine.stage.recorder import Recorder
+from ppengine.stage.runner import RunnerParts
 from ppkernels.gpu.sampling import DeviceSampling
 from ppkernels.kv_layout import cache_shape
 from torch.profiler import ProfilerActivity, profile
@@ -115,21 +117,19 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, s
     graphs.sizes = sorted(sizes)
     graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
     state = BatchState(LENGTH, BLOCK)
-    card = SimpleNamespace(
+    buffers: Any = SimpleNamespace(
         compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None, progress=SimpleNamespace(),
-        sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None,
-        batch=lambda batch: CudaHardware.batch(SimpleNamespace(device=DEVICE), batch),
+        sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None, copies=HostCopies(compute.order.ledger),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         ring = Recorder(Path(folder) / "main.ring", "main", 0, 0)
-        known = DeviceTokens(ring)
+        known = LocalTokenTable()
         known.expect(0, np.arange(max(sizes)))
-        runner = CudaRunner(
-            stage=0, rank=0, generation=1, model=model, state=state, cache=SimpleNamespace(layers=caches), host=None,
-            ring=ring, inlet=None, outbox=None, tokens=known,
-            checks=StageChecks(0, 0, Generations(1)),
+        parts: Any = RunnerParts(
+            stage=0, rank=0, generation=1, model=model, state=state, cache=SimpleNamespace(layers=caches), swap=None,
+            ring=ring, ends=Ends(tokens=known), checks=StageChecks(0, 0, Generations(1)),
         )  # fmt: skip
-        runner.card = card
+        runner = CudaRunner(parts, buffers)
         register(runner, max(sizes), blocks, context, spread)
         for rows in sizes:
             step, host = run_steps(runner, decodes(rows, context))

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import torch
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cuda.copy_lanes import block_mover
 from ppengine.stage.backends.cuda.driver_api import Driver
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
-from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.backends.cuda.virtual_memory import Segments
 
@@ -170,7 +170,7 @@ def swap() -> None:
         cache = CudaKvCache(shape, 1024, driver, compute)
         cache.map_blocks(1024)
         began = now()
-        host = PinnedPool(shape, slots, block_view(shape, driver.device), driver)
+        host = PinnedSwapSpace(shape, slots, block_view(shape, driver.device), driver)
         print(f"{name}: {slots * shape.block_bytes / GIB:.1f} GiB pinned in {now() - began:.2f} s")
         mover = block_mover(cache, host, driver, compute)
         plain = {kind: _plain(driver, cache, host, kind, GIB) for kind in (MoveKind.OUT, MoveKind.IN)}
@@ -209,7 +209,7 @@ def _swap_rate(mover, kind, count, slots, together, shape):  # type: ignore[no-u
     return count * shape.block_bytes / statistics.median(took), 1e6 * statistics.median(launched)
 
 
-def _plain(driver: Driver, cache: CudaKvCache, host: PinnedPool, kind: MoveKind, size: int) -> float:
+def _plain(driver: Driver, cache: CudaKvCache, host: PinnedSwapSpace, kind: MoveKind, size: int) -> float:
     stream = Stream("plain", driver.device)
     memory = torch.empty(size, dtype=torch.uint8, device="cuda")
     # Slots of one piece, so that it can be one copy.

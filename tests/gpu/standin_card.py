@@ -11,6 +11,7 @@ import itertools
 import mmap
 import socket
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,23 +21,25 @@ import pytest
 import torch
 from ppengine.common.device_page import DevicePage
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, Step
-from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.base import Ends, KvShape
 from ppengine.stage.backends.cuda import cuda_runner as runner_module
-from ppengine.stage.backends.cuda import device_buffers as state_module
+from ppengine.stage.backends.cuda import device_buffers as buffers_module
 from ppengine.stage.backends.cuda import virtual_memory
 from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
-from ppengine.stage.backends.cuda.device_buffers import CudaState
-from ppengine.stage.backends.cuda.device_edges import DeviceEnds, DeviceTokens
+from ppengine.stage.backends.cuda.device_buffers import DeviceBuffers
+from ppengine.stage.backends.cuda.device_ends import CudaEnds
+from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
-from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
+from ppengine.stage.backends.cuda.staged_edges import StagedReceiver, StagedSender, StagedTokenSender
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import Inlet, Outbox
+from ppengine.stage.runner import RunnerParts
+from ppengine.stage.token_return import HostTokenTable
 from ppengine.stage.wire import Wire
 from torch import Tensor
 
@@ -91,7 +94,7 @@ class Device:
         monkeypatch.setattr(torch, "tensor", lambda *a, pin_memory=False, **k: tensor(*a, **k))
         monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
         monkeypatch.setattr(virtual_memory, "HANDLE_BYTES", 4 * SHAPE.layer_block_bytes)
-        monkeypatch.setattr(state_module, "DeviceSampling", lambda *a, **k: SimpleNamespace(set=self._set))
+        monkeypatch.setattr(buffers_module, "DeviceSampling", lambda *a, **k: SimpleNamespace(set=self._set))
         monkeypatch.setattr(runner_module, "choose", self._choose)
 
     def _set(self, *args: object) -> None:
@@ -185,7 +188,7 @@ class Layers:
 
 
 class StandInStage:
-    """One stage: `runner` with its `card`, and the checks that it has."""
+    """One stage: `runner` with its `buffers`, and the checks that it has."""
 
     def __init__(self, device: Device, folder: Path, number: int, count: int) -> None:
         self.device, self.number = device, number
@@ -195,28 +198,24 @@ class StandInStage:
         self.ledger.thread("main", "cpu")
         self.main = Recorder(folder / f"s{number}.main.ring", "main", number, 0)
         compute = Stream("compute", CPU, purpose="steps", order=Order(self.ledger))
-        hardware: Any = SimpleNamespace(
-            device=CPU, batch=lambda batch: batch, compute=compute, driver=self.driver, uuid="GPU-1",
-            page=DevicePage(folder / f"s{number}.page"),
-        )  # fmt: skip
+        page = DevicePage(folder / f"s{number}.page")
         scheduler = SimpleNamespace(max_num_batched_tokens=TOKENS, max_num_seqs=4)
         config: Any = SimpleNamespace(profile=SimpleNamespace(scheduler=scheduler), stages=count, max_model_len=LENGTH)
         self.model: Any = Layers(device, number == 0, number == count - 1)
         self.cache = CudaKvCache(SHAPE, BLOCKS, self.driver, compute)
-        host = PinnedPool(SHAPE, BLOCKS, block_view(SHAPE, CPU), self.driver)
-        self.card = CudaState(hardware, config, self.model, self.cache, host)
-        self.host = host
+        self.swap = PinnedSwapSpace(SHAPE, BLOCKS, block_view(SHAPE, CPU), self.driver)
+        self.buffers = DeviceBuffers(
+            self.driver, "GPU-1", page, compute, config, self.model, self.cache, self.swap
+        )  # fmt: skip
         self.steps = 0
 
-    def run_on(self, inlet: Any = None, outbox: Any = None, tokens: Any = None) -> None:
+    def run_on(self, over: Callable[[], bool] = lambda: False, **ends: Any) -> None:
         """Make the runner, with its ends of edges."""
-        self.runner = CudaRunner(
+        parts = RunnerParts(
             stage=self.number, rank=0, generation=1, model=self.model, state=BatchState(LENGTH, BLOCK),
-            cache=self.cache, host=self.host, ring=self.main, inlet=inlet, outbox=outbox, tokens=tokens,
-            checks=self.checks,
+            cache=self.cache, swap=self.swap, ring=self.main, ends=Ends(**ends), checks=self.checks, over=over,
         )  # fmt: skip
-        self.runner.card = self.card
-        self.runner.while_waiting(lambda: False, lambda: False)
+        self.runner = CudaRunner(parts, self.buffers)
 
     def step(self, rows: list[Row] | None = None, **more: Any) -> Any:
         """Execute the next step, and wait for a change of the cache as the core does; return what is pending of it."""
@@ -248,7 +247,7 @@ def decode(position: int, token: int = 5, slot: int = 0) -> list[Row]:
 def alone(device: Device, folder: Path) -> StandInStage:
     """A stage that is the whole pipeline."""
     stage = StandInStage(device, folder, 0, 1)
-    stage.run_on(tokens=DeviceTokens(stage.main))
+    stage.run_on(tokens=LocalTokenTable())
     return stage
 
 
@@ -259,19 +258,25 @@ class Pair:
         self.first, self.last = (StandInStage(device, folder, number, 2) for number in range(2))
         forth, back = _edge(0, 1), _edge(1, 0)
         if by_device:
-            ends = [DeviceEnds(stage.driver, stage.card) for stage in (self.first, self.last)]
-            words = folder / "e0.words", folder / "tokens.words"
-            inlet = ends[1].inlet(forth[1], words[0])
-            outbox = ends[0].outbox(forth[0], words[0], self.first.main, inlet.offer)
-            tokens = ends[0].tokens(back[1], words[1], self.first.main)
-            assert tokens.offer is not None
-            self.last.run_on(inlet, ends[1].token_return(back[0], words[1], self.last.main, tokens.offer))
-            self.first.run_on(None, outbox, tokens)
+            ends = [CudaEnds(stage.driver, stage.buffers) for stage in (self.first, self.last)]
+            flags = folder / "e0.words", folder / "tokens.words"
+            receiver = ends[1].receiver(forth[1], flags[0])
+            sender = ends[0].sender(forth[0], flags[0], self.first.main, receiver.offer)
+            tokens = ends[0].tokens(back[1], flags[1], self.first.main)
+            token_sender = ends[1].token_sender(back[0], flags[1], self.last.main, tokens.offer)
+            self.last.run_on(receiver=receiver, token_sender=token_sender)
+            self.first.run_on(sender=sender, tokens=tokens)
         else:
-            inlet_by_wire = Inlet(forth[1], TOKENS, WIDTH, torch.float32, self.last.ledger)
-            self.last.run_on(inlet_by_wire, Outbox(back[0], self.last.main, self.last.ledger))
-            table = TokenTable(self.first.main, back[1], self.first.ledger)
-            self.first.run_on(None, Outbox(forth[0], self.first.main, self.first.ledger), table)
+            first, last = self.first.buffers, self.last.buffers
+            assert last.landing is not None
+            self.last.run_on(
+                receiver=StagedReceiver(forth[1], last, last.landing),
+                token_sender=StagedTokenSender(back[0], self.last.main, self.last.ledger),
+            )
+            self.first.run_on(
+                sender=StagedSender(forth[0], self.first.main, first.compute, first.copies),
+                tokens=HostTokenTable(self.first.main, back[1], self.first.ledger),
+            )
 
     def step(self, rows: list[Row], **more: Any) -> list[int]:
         """Take one step through both; return the tokens."""
@@ -282,7 +287,7 @@ class Pair:
     def launch(self, rows: list[Row], **more: Any) -> list[Any]:
         """As `step`, but no host waits longer than it must: return what is pending."""
         first = self.first.step(rows, **more)
-        if not self.first.runner.outbox.by_device:  # type: ignore[union-attr]
+        if isinstance(self.first.runner.outgoing, StagedSender):
             first.finish()
         return [first, self.last.step(rows, **more)]
 

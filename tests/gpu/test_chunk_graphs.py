@@ -23,7 +23,7 @@ from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
 from ppengine.stage.backends.cuda import chunk_graphs
 from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs
-from ppengine.stage.backends.cuda.cuda_hardware import CudaHardware
+from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState, Plan
 from ppkernels.kv_layout import cache_shape
@@ -143,8 +143,7 @@ def make_graphs(stage: Any, kv: list[torch.Tensor], device: torch.device, latest
 
 
 def eager(stage: Any, plan: Plan, ids: torch.Tensor, kv: list[torch.Tensor]) -> torch.Tensor:
-    hardware: Any = SimpleNamespace(device=device_of(kv))
-    batch = CudaHardware.batch(hardware, plan.batch) if kv[0].is_cuda else plan.batch
+    batch = batch_on_device(plan.batch, device_of(kv)) if kv[0].is_cuda else plan.batch
     out = stage.run(stage.embed(ids, batch.positions), batch, kv)
     logits: torch.Tensor = stage.logits(out[torch.from_numpy(plan.last_tokens).to(out.device)])
     return logits

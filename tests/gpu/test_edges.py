@@ -22,18 +22,19 @@ sys.path += [str(HERE.parent / "engine")]
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
-from ppengine.stage.backends.cuda.device_edges import DeviceEnds, DeviceInlet  # noqa: E402
+from ppengine.stage.backends.cuda.device_buffers import LANDING_SLOTS, Landing  # noqa: E402
+from ppengine.stage.backends.cuda.device_edges import DeviceReceiver  # noqa: E402
+from ppengine.stage.backends.cuda.device_ends import CudaEnds  # noqa: E402
 from ppengine.stage.backends.cuda.driver_api import Driver  # noqa: E402
-from ppengine.stage.backends.cuda.peer_memory import SharedMemory  # noqa: E402
 from ppengine.stage.backends.cuda.streams import Stream  # noqa: E402
 from ppengine.stage.edge import Edge  # noqa: E402
-from ppengine.stage.edge_flags import Word, Words  # noqa: E402
+from ppengine.stage.edge_flags import EdgeFlags, Flag  # noqa: E402
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose  # noqa: E402
 from ppengine.stage.recorder import Recorder  # noqa: E402
 from ppengine.stage.wire import PeerLostError, meet  # noqa: E402
 
 pytestmark = needs_gpu
-TOKENS, WIDTH, SLOTS = 64, 512, 3
+TOKENS, WIDTH, SLOTS = 64, 512, LANDING_SLOTS
 SIZES = (1, 64, 7, 33, 64, 2, 64, 64, 5)
 SPIN = 400_000_000
 """Clock ticks of a kernel that keeps a stream busy for about 0.2 s."""
@@ -53,17 +54,9 @@ def hidden(step: int) -> torch.Tensor:
 
 
 def make_card(driver: Driver) -> Any:
-    properties = torch.cuda.get_device_properties(driver.device)
-    incoming, compute = torch.zeros(TOKENS, WIDTH, device=driver.device), Stream("compute", driver.device)
-    return SimpleNamespace(
-        uuid=f"GPU-{properties.uuid}",
-        device=driver.device,
-        compute=compute,
-        incoming=incoming,
-        landing=SharedMemory(driver, f"GPU-{properties.uuid}", incoming.nbytes, SLOTS),
-        landed=[compute.buffer(f"landing {slot}") for slot in range(SLOTS)],
-        fed=compute.buffer("incoming"),
-    )
+    uuid, compute = f"GPU-{torch.cuda.get_device_properties(driver.device).uuid}", Stream("compute", driver.device)
+    landing = Landing(driver, uuid, compute, TOKENS, WIDTH, torch.float32)
+    return SimpleNamespace(uuid=uuid, device=driver.device, compute=compute, landing=landing)
 
 
 def send(folder: Path, mode: str) -> None:
@@ -71,41 +64,41 @@ def send(folder: Path, mode: str) -> None:
     driver = Driver(0)
     card: Any = make_card(driver)
     edge = Edge(meet(folder, "e0", True, 1, lambda: False), True)
-    main, ends = Recorder(folder / "main.ring", "main", 0, 0), DeviceEnds(driver, card)
-    outbox, refusal = consider(edge.wire, lambda offer: ends.outbox(edge, folder / "e0.words", main, offer))
-    assert outbox is not None, refusal
+    main, ends = Recorder(folder / "main.ring", "main", 0, 0), CudaEnds(driver, card)
+    sender, refusal = consider(edge.wire, lambda offer: ends.sender(edge, folder / "e0.words", main, offer))
+    assert sender is not None, refusal
     sent = [hidden(step).to(card.device) for step in range(1, len(SIZES) + 1)]
     torch.cuda.synchronize()
     with card.compute.use():
         if mode == "slow":
             torch.cuda._sleep(SPIN)
         for step in range(1, 3 if mode == "silent" else len(SIZES) + 1):
-            outbox.put(step, sent[step - 1])
+            sender.put(step, sent[step - 1])
         if mode == "silent":
             card.compute.synchronize()
             time.sleep(3600)
         if mode == "stuck":
             torch.cuda._sleep(1 << 50)
-            outbox._signals.write(Word.FILLED, 99)
+            sender._signals.write(Flag.FILLED, 99)
             time.sleep(3600)
     card.compute.synchronize()
-    outbox.close()
+    sender.close()
 
 
 @contextlib.contextmanager
-def receiving(folder: Path, mode: str) -> Iterator[tuple[DeviceInlet, Any, subprocess.Popen[bytes]]]:
+def receiving(folder: Path, mode: str) -> Iterator[tuple[DeviceReceiver, Any, subprocess.Popen[bytes]]]:
     """The receiving end, beside a process that sends; leaving it asserts that nothing of it is left."""
     process = subprocess.Popen([sys.executable, __file__, str(folder), mode])
     driver = Driver(0)
     card = make_card(driver)
     try:
         edge = Edge(meet(folder, "e0", False, 0, lambda: process.poll() is not None), False)
-        inlet = DeviceEnds(driver, card).inlet(edge, folder / "e0.words")
-        assert propose(edge.wire, inlet.offer) == ""
-        yield inlet, card, process
-        inlet.release()
+        receiver = CudaEnds(driver, card).receiver(edge, folder / "e0.words")
+        assert propose(edge.wire, receiver.offer) == ""
+        yield receiver, card, process
+        receiver.release()
         card.compute.synchronize()
-        inlet.close()
+        receiver.close()
         assert not list(folder.glob("*.words")) and ".words" not in Path("/proc/self/maps").read_text()
     finally:
         process.kill()
@@ -114,29 +107,29 @@ def receiving(folder: Path, mode: str) -> Iterator[tuple[DeviceInlet, Any, subpr
 
 def test_hidden_states_arrive_bit_for_bit(shared: Path) -> None:
     """More messages than slots, all launched by the sender before the first is taken."""
-    with receiving(shared, "all") as (inlet, card, process):
-        words, taken = Words(shared / "e0.words", create=False), []
+    with receiving(shared, "all") as (receiver, card, process):
+        words, taken = EdgeFlags(shared / "e0.words", create=False), []
         time.sleep(0.5)
-        assert words.value(Word.FILLED) == SLOTS, "there is no room for more"
+        assert words.value(Flag.FILLED) == SLOTS, "there is no room for more"
         for step, tokens in enumerate(SIZES, 1):
-            inlet.expect(step, tokens)
+            receiver.expect(step, tokens)
         with card.compute.use():
             for step in range(1, len(SIZES) + 1):
-                taken.append(inlet.take(step).clone())
+                taken.append(receiver.take(step).clone())
         card.compute.synchronize()
         for step, found in enumerate(taken, 1):
             assert torch.equal(found.cpu(), hidden(step)), step
-        assert [words.value(word) for word in Word] == [len(SIZES)] * 2
+        assert [words.value(flag) for flag in Flag] == [len(SIZES)] * 2
         assert process.wait(20) == 0
         words.close()
 
 
 def test_no_host_waits_for_a_device(shared: Path) -> None:
     """The sender's device is busy: the receiver has launched its step long before the message is there."""
-    with receiving(shared, "slow") as (inlet, card, _):
-        inlet.expect(1, SIZES[0])
+    with receiving(shared, "slow") as (receiver, card, _):
+        receiver.expect(1, SIZES[0])
         with card.compute.use():
-            found = inlet.take(1).clone()
+            found = receiver.take(1).clone()
         end = card.compute.record("taken")
         assert not end.done(), "the message cannot be there yet"
         end.synchronize()
@@ -145,33 +138,33 @@ def test_no_host_waits_for_a_device(shared: Path) -> None:
 
 def test_a_wait_for_a_device_that_never_ends_is_released(shared: Path) -> None:
     """The sender's words come to nothing: the host lets the stream run on, and all can be closed."""
-    with receiving(shared, "stuck") as (inlet, card, process):
+    with receiving(shared, "stuck") as (receiver, card, process):
         for step, tokens in enumerate(SIZES, 1):
-            inlet.expect(step, tokens)
-            inlet.take(step)
+            receiver.expect(step, tokens)
+            receiver.take(step)
         card.compute.synchronize()
-        inlet._signals.wait(Word.FILLED, 99)
+        receiver._signals.wait(Flag.FILLED, 99)
         end = card.compute.record("never")
         time.sleep(0.2)
         assert not end.done()
-        inlet.edge.wire.check_open()
+        receiver.edge.wire.check_open()
         process.kill()
         process.wait()
         with pytest.raises(PeerLostError, match="lost stage 0"):
-            inlet.edge.wire.check_open()
+            receiver.edge.wire.check_open()
         assert not end.done()
-        inlet.release()
+        receiver.release()
         end.synchronize()
 
 
 def test_a_dead_sender_leaves_the_receivers_memory_whole(shared: Path) -> None:
-    with receiving(shared, "silent") as (inlet, card, process):
+    with receiving(shared, "silent") as (receiver, card, process):
         for step in (1, 2):
-            inlet.expect(step, SIZES[step - 1])
-        inlet.take(1)
+            receiver.expect(step, SIZES[step - 1])
+        receiver.take(1)
         process.kill()
         process.wait()
-        found = inlet.take(2)
+        found = receiver.take(2)
         card.compute.synchronize()
         assert torch.equal(found.cpu(), hidden(2)), "what had come is there"
 
@@ -183,30 +176,30 @@ def test_a_dead_receiver_leaves_the_sender_alive(shared: Path) -> None:
     card: Any = make_card(driver)
     try:
         edge = Edge(meet(shared, "e0", True, 1, lambda: process.poll() is not None), True)
-        main, ends = Recorder(shared / "main.ring", "main", 0, 0), DeviceEnds(driver, card)
-        outbox, refusal = consider(edge.wire, lambda offer: ends.outbox(edge, shared / "e0.words", main, offer))
-        assert outbox is not None, refusal
+        main, ends = Recorder(shared / "main.ring", "main", 0, 0), CudaEnds(driver, card)
+        sender, refusal = consider(edge.wire, lambda offer: ends.sender(edge, shared / "e0.words", main, offer))
+        assert sender is not None, refusal
         with pytest.raises(ValueError, match=f"a message of {(TOKENS + 1) * WIDTH * 4} bytes"):
-            outbox.put(1, torch.zeros(TOKENS + 1, WIDTH, device=card.device))
+            sender.put(1, torch.zeros(TOKENS + 1, WIDTH, device=card.device))
         sent = [hidden(step).to(card.device) for step in range(1, SLOTS + 2)]
         # Loaded here: a kernel's first launch waits for the device, and this one is to wait for a peer.
         assert (torch.ones(4, device=card.device) * 3).sum().item() == 12
         torch.cuda.synchronize()
         with card.compute.use():
             for step, tensor in enumerate(sent, 1):  # the last one waits for a receiver that takes nothing
-                outbox.put(step, tensor)
+                sender.put(step, tensor)
             after = torch.ones(4, device=card.device) * 3
         process.kill()
         process.wait()
         end = card.compute.record("sent")
         time.sleep(0.5)
         assert not end.done()
-        outbox.release()
+        sender.release()
         end.synchronize()
         assert after.tolist() == [3.0] * 4
         with pytest.raises(PeerLostError):
-            outbox.put(SLOTS + 2, sent[0])
-        outbox.close()
+            sender.put(SLOTS + 2, sent[0])
+        sender.close()
     finally:
         process.kill()
         process.wait()
@@ -218,10 +211,10 @@ def test_a_dead_receiver_leaves_the_sender_alive(shared: Path) -> None:
 def test_a_handle_that_is_none_is_refused(shared: Path) -> None:
     driver = Driver(0)
     card: Any = make_card(driver)
-    ends, edge = DeviceEnds(driver, card), Edge.__new__(Edge)
+    ends, edge = CudaEnds(driver, card), Edge.__new__(Edge)
     main = Recorder(shared / "main.ring", "main", 0, 0)
     with pytest.raises(RefusedError, match="does not reach memory of GPU-x: cuIpcOpenMemHandle"):
-        ends.outbox(edge, shared / "e0.words", main, Offer("GPU-x", os.urandom(64), 8))
+        ends.sender(edge, shared / "e0.words", main, Offer("GPU-x", os.urandom(64), 8))
     assert torch.ones(4, device=card.device).sum().item() == 4, "the context is as it was"
 
 
@@ -230,8 +223,8 @@ def play_receiver(folder: Path) -> None:
     driver = Driver(0)
     card: Any = make_card(driver)
     edge = Edge(meet(folder, "e0", False, 0, lambda: False), False)
-    inlet = DeviceEnds(driver, card).inlet(edge, folder / "e0.words")
-    assert propose(edge.wire, inlet.offer) == ""
+    receiver = CudaEnds(driver, card).receiver(edge, folder / "e0.words")
+    assert propose(edge.wire, receiver.offer) == ""
     time.sleep(3600)
 
 

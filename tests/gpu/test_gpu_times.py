@@ -101,7 +101,7 @@ def test_a_card_measures_its_own_work_and_not_what_it_waits_for(tmp_path: Path) 
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         assert not work.done(), "nobody has waited"
         work.synchronize()
-        work.tell()
+        work.publish()
         record = RingReader(tmp_path / "r").record(step)
         assert record is not None
         times.append((record.done_ns - record.enqueued_ns, record.returned_ns - record.enqueued_ns))

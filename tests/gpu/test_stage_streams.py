@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Check, Move, MoveKind, Row
-from ppengine.stage.backends.cuda.device_edges import DeviceTokens
+from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.backends.cuda.signals import Signals
-from ppengine.stage.backends.cuda.staging import STAGED, Staging
+from ppengine.stage.backends.cuda.staging import STAGED as KEPT
+from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Event, Order, Stream
-from ppengine.stage.edge_flags import Word
+from ppengine.stage.edge_flags import Flag
 from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.ledger.picture import picture
 from ppengine.stage.pending_step import Pending
@@ -56,10 +57,10 @@ class Leave:
         self._out(Event, "synchronize", lambda waited: waited.name == event)
         self._out(Pending, "until", lambda pending, waited: getattr(waited, "name", "") == event)
 
-    def word(self, word: Word, which: int | None = None) -> None:
-        """Let streams not wait for a word: each time, or the time `which` alone."""
+    def flag(self, flag: Flag, which: int | None = None) -> None:
+        """Let streams not wait for a flag: each time, or the time `which` alone."""
         times = itertools.count()
-        self._out(Signals, "wait", lambda signals, waited, number: waited is word and which in (None, next(times)))
+        self._out(Signals, "wait", lambda signals, waited, number: waited is flag and which in (None, next(times)))
 
 
 @pytest.fixture
@@ -180,41 +181,42 @@ def on_device(position: int) -> list[Row]:
 
 
 RUNNER, LANES, EDGES = "cuda/cuda_runner.py", "cuda/copy_lanes.py", "cuda/device_edges.py"
+STAGED, TOKENS = "cuda/staged_edges.py", "cuda/device_tokens.py"
 CASES: dict[str, tuple[Callable[[Leave], None], Callable[..., list[Found]], int, str, list[str]]] = {
     "upload to layers": (
         lambda leave: leave.stream("compute", "uploaded"), messages(False, 1),
         1, "compute reads landing 1 without waiting for upload, which writes it",
-        [f"{RUNNER} _upload", f"{RUNNER} _upload"],
+        [f"{STAGED} _upload", f"{STAGED} _upload"],
     ),
     "landing slot read to filled again": (
         lambda leave: leave.stream("upload", "arrived read"), messages(False, 4),
         1, "upload rewrites landing 1 while compute may still read it",
-        [f"{RUNNER} _upload", f"{RUNNER} _upload"],
+        [f"{STAGED} _upload", f"{STAGED} _upload"],
     ),
     "receive buffer uploaded to filled again": (
         lambda leave: leave.host("uploaded"), messages(False, 2),
         1, "recv<0 rewrites recv<0 buffer while upload may still read it",
-        [f"{RUNNER} _upload", "stage/transport.py take"],
+        [f"{STAGED} _upload", "stage/transport.py take"],
     ),
     "layers to send": (
         lambda leave: leave.host("copied out"), messages(False, 1),
         0, "main reads copy out 0 without waiting for compute, which writes it",
-        [f"{RUNNER} _send_hidden", f"{RUNNER} <lambda>"],
+        [f"{STAGED} send", f"{STAGED} <lambda>"],
     ),
     "message to layers, by device": (
-        lambda leave: leave.word(Word.FILLED), messages(True, 1),
+        lambda leave: leave.flag(Flag.FILLED), messages(True, 1),
         1, "compute reads landing 1 without waiting for stage 0, which writes it",
         [f"{EDGES} take", f"{EDGES} take"],
     ),
     "slot read to filled again, by device": (
-        lambda leave: leave.word(Word.READ), messages(True, 4),
+        lambda leave: leave.flag(Flag.READ), messages(True, 4),
         0, "compute rewrites slot 1 of stage 1 while stage 1 may still read it",
         [f"{EDGES} put", f"{EDGES} put"],
     ),
     "sampled tokens to layers, by device": (
-        lambda leave: leave.word(Word.FILLED, which=1), messages(True, 2, on_device),
+        lambda leave: leave.flag(Flag.FILLED, which=1), messages(True, 2, on_device),
         0, "compute reads newest tokens without waiting for stage 1, which writes it",
-        [f"{EDGES} arrive", f"{RUNNER} _rows"],
+        [f"{TOKENS} arrive", f"{RUNNER} _rows"],
     ),
     "layers to swap out": (
         lambda leave: leave.stream("swap out", "compute before swap"), swaps({"moves": [Move(OUT, 1, 0)]}),
@@ -268,7 +270,7 @@ def test_a_swap_that_a_generation_leaves_under_way_is_nobodys(device: Device, tm
     stage.step(moves=[Move(OUT, 1, 0)])
     device.prompt = True
     stage.runner.leave()
-    stage.run_on(tokens=DeviceTokens(stage.main))
+    stage.run_on(tokens=LocalTokenTable())
     stage.step(prompt(), **request())
     assert found(stage) == []
 
@@ -281,10 +283,10 @@ def test_integers_that_are_overwritten_on_their_way(device: Device, leave: Leave
         if left:
             leave.host("integers copied")
         staging = Staging("integers", 4, Stream("compute", CPU, order=Order(ledger)), CPU)
-        for step in range(STAGED + 1):
+        for step in range(KEPT + 1):
             staging.next()[:] = np.full(4, step, np.int32)
             staging.send(4)
-        assert torch.equal(staging.on_device, torch.full((4,), STAGED, dtype=torch.int32))
+        assert torch.equal(staging.on_device, torch.full((4,), KEPT, dtype=torch.int32))
         summaries = [finding.summary for finding in ledger.findings()]
         assert summaries == ["stage 0: main rewrites integers 1 while compute may still read it"] * left
 
@@ -295,7 +297,7 @@ def test_a_thread_that_launches_on_a_stream_of_the_step_loop_is_told(device: Dev
 
     def stray() -> None:
         stage.ledger.thread("connector", "cpu")
-        stage.card.upload.declare("upload")
+        stage.buffers.upload.declare("upload")
 
     thread = threading.Thread(target=stray)
     thread.start()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ppengine.common.ring import Kind, RingReader
 from ppengine.protocol.steps import Check, Move, MoveKind
+from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.wire import PeerLostError, SupersededError
 from standin_card import Device, Pair, alone, decode, prompt, request
 
@@ -76,7 +77,7 @@ def test_steps_run_without_graphs_meanwhile(device: Device, tmp_path: Path) -> N
             asked.append(plan)
             return False
 
-    stage.card.graphs = [Graphs()]  # type: ignore[list-item]
+    stage.buffers.graphs = [Graphs()]  # type: ignore[list-item]
     stage.step(prompt(), **request()).finish()
     assert len(asked) == 1
     device.looks = 1
@@ -94,7 +95,7 @@ def test_a_device_that_does_not_come_to_an_end_is_left_with_the_generation(devic
         looks.append(len(looks))
         return len(looks) > 20
 
-    stage.runner.while_waiting(lambda: False, over)
+    stage.run_on(over, tokens=LocalTokenTable())
     with pytest.raises(SupersededError, match="device was waited for"):
         stage.step(prompt(), **request())
     assert len(looks) == 21
@@ -105,6 +106,6 @@ def test_a_neighbour_that_is_gone_ends_the_wait(device: Device, tmp_path: Path) 
     pair = Pair(device, tmp_path, by_device=True)
     pair.first.step(checks=Check.STRICT)
     device.looks = 0
-    pair.last.runner._inlet.edge.close()  # type: ignore[union-attr]
+    pair.last.runner._receiver.edge.close()  # type: ignore[union-attr]
     with pytest.raises(PeerLostError):
         pair.first.step(prompt(), **request())

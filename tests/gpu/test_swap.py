@@ -11,12 +11,12 @@ import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.backends.cpu.kv_cache import KvShape
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cuda import copy_lanes, pinned_swap_space
 from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.driver_api import Driver
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
-from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
 from ppengine.stage.backends.cuda.streams import Stream
 from real import needs_gpu
 
@@ -28,7 +28,7 @@ BLOCKS, SLOTS = 300, 200
 
 class World(NamedTuple):
     cache: CudaKvCache
-    host: PinnedPool
+    host: PinnedSwapSpace
     mover: BlockMover
     compute: Stream
 
@@ -41,7 +41,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     compute = Stream("compute", driver.device)
     cache = CudaKvCache(SHAPE, 4096, driver, compute)
     assert cache.map_blocks(BLOCKS) == ""
-    host = PinnedPool(SHAPE, SLOTS, block_view(SHAPE, driver.device), driver)
+    host = PinnedSwapSpace(SHAPE, SLOTS, block_view(SHAPE, driver.device), driver)
     with compute.use():
         for layer in cache.layers:
             layer.copy_(torch.randn(layer.shape, device="cuda"))

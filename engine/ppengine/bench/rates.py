@@ -72,7 +72,7 @@ def measure(wanted: str, stored: str, where: str, threads: int) -> Rates:
     """Measure in this process. `wanted`: the profile's dtype; `stored`: that of the weights; `where`: cpu or auto."""
     import torch
 
-    from ppengine.stage.backends.hardware import resolve_dtype
+    from ppengine.stage.backends.selection import resolve_dtype
 
     device = "cuda" if where == "auto" and torch.cuda.is_available() else "cpu"
     torch.set_num_threads(threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.fault_points import Fault, StageParts
 from ppengine.drills.registry import arm, strike
 
 Go = Callable[..., Any]
@@ -18,14 +18,14 @@ _FAR = 1 << 30
 _BYTES = 4096
 
 
-def _spinner(site: Site) -> Any:
+def _spinner(parts: StageParts) -> Any:
     """Compile the kernel before it strikes: that takes longer than naming it may."""
     import torch
 
     from ppengine.drills.spin_kernel import Spinner
 
-    torch.cuda.set_device(site.runner.card.device)
-    return Spinner(site.runner.card.device)
+    torch.cuda.set_device(parts.buffers.device)
+    return Spinner(parts.buffers.device)
 
 
 @strike("forward", "hang", "stream_stuck", clears=True, gpu=True, prepare=_spinner)
@@ -36,7 +36,7 @@ def kernel_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """
     answer = go(*args)
     if fault.first():
-        fault.tool.launch(fault.site.runner.card.compute)
+        fault.tool.launch(fault.parts.buffers.compute)
         fault.keep(fault.tool.end)
     return answer
 
@@ -49,10 +49,10 @@ def device_assert(fault: Fault, go: Go, *args: Any) -> Any:
     """
     import torch
 
-    answer, card = go(*args), fault.site.runner.card
-    with card.compute.use():
-        one = torch.zeros(1, device=card.device)
-        torch.index_select(one, 0, torch.full((1,), _FAR, device=card.device))
+    answer, buffers = go(*args), fault.parts.buffers
+    with buffers.compute.use():
+        one = torch.zeros(1, device=buffers.device)
+        torch.index_select(one, 0, torch.full((1,), _FAR, device=buffers.device))
     return answer
 
 
@@ -64,20 +64,20 @@ def illegal_access(fault: Fault, go: Go, *args: Any) -> Any:
     """
     from ppengine.stage.backends.cuda.dlpack import tensor_over
 
-    answer, card = go(*args), fault.site.runner.card
-    driver = card.progress.driver
-    nowhere = tensor_over(driver.reserve(driver.granularity), _BYTES, card.device)
-    with card.compute.use():
+    answer, buffers = go(*args), fault.parts.buffers
+    driver = buffers.progress.driver
+    nowhere = tensor_over(driver.reserve(driver.granularity), _BYTES, buffers.device)
+    with buffers.compute.use():
         nowhere.fill_(1)
     return answer
 
 
 @arm("death", "out_of_memory", gpu=True, needs="restart")
-def profile_oom(site: Site) -> None:
+def profile_oom(parts: StageParts) -> None:
     """When the stage is started anew, once, its profile run gets no memory beyond what its weights take.
 
     Told: stage K ran out of memory in phase profile, how much was asked for and what there was.
     """
     from ppengine.drills.start_faults import leave_no_room
 
-    leave_no_room(site.run_dir, site.stage)
+    leave_no_room(parts.run_dir, parts.stage)

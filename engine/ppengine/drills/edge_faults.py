@@ -114,17 +114,17 @@ def send_cycle(fault: Fault, go: Go, *args: Any) -> Any:
 
     Told: stages K and K+1 wait for each other, both in a send.
     """
-    site = fault.site
-    before, behind = edge_of(fault.aim, site.stages)
-    if site.stage == before:
+    parts = fault.parts
+    before, behind = edge_of(fault.aim, parts.stages)
+    if parts.stage == before:
         if time.monotonic() - fault.since < _BOTH_S:
             return go(*args)
-        edge, other = site.outbox.edge, behind
+        edge, other = parts.sender.edge, behind
     else:
-        edge, other = site.inlet.edge, before
+        edge, other = parts.receiver.edge, before
         if not _is_cycle(edge):
             return go(*args)
-    with site.ring.operation(Op.ROOM, args[0].number, other, _CYCLE_BYTES):  # type: ignore[attr-defined]
+    with parts.ring.operation(Op.ROOM, args[0].number, other, _CYCLE_BYTES):  # type: ignore[attr-defined]
         edge.wire.send([memoryview(bytes(_CYCLE_BYTES))])
     return go(*args)
 

@@ -85,7 +85,7 @@ def exception(fault: Fault, go: Go, *args: Any) -> Any:
 
     Told: stage K crashed in step n: InjectedError.
     """
-    raise InjectedError(f"fault on demand at stage {fault.site.stage}")
+    raise InjectedError(f"fault on demand at stage {fault.parts.stage}")
 
 
 @strike("step", "death", "crashed", "dead")

@@ -1,8 +1,9 @@
 """Streams, events and a buffer pool without a device, which behave as CUDA's do where order is concerned.
 
-A `FakeStream` is a worker thread with a FIFO: launching returns at once. A lagging stream does nothing until somebody
-waits for it, which is the latest that a real one may be; a prompt one works at once. So each schedule that hurts is
-the one that happens, on every run. `LifoPool` gives out what came back last, contents and all, as allocators do.
+A `FakeStream` is a worker thread with a FIFO: launching returns at once. A lagging stream does
+nothing until something waits for it, which is the latest that a real one may be; a prompt one works
+at once. So the harmful schedule happens on every run. `LifoPool` hands out the memory that came
+back last, contents included, as allocators do.
 """
 
 from __future__ import annotations
@@ -14,17 +15,14 @@ from queue import SimpleQueue
 
 from ppengine.stage.ledger.actors import Actor, Buffer, Mark
 from ppengine.stage.ledger.ledger import Ledger
-from ppengine.stage.ledger.runtime import StreamError
 
 _PATIENCE_S = 30.0
-
-
 _HOME = 2
-"""Of the stage whose incidents are replayed; a thread that sets no device is on 0."""
+"""Device of the stage whose incidents are replayed; a thread that sets no device is on 0."""
 
 
-class FakeError(StreamError):
-    """What a CUDA call would have returned."""
+class FakeError(RuntimeError):
+    """The error that a CUDA call would have returned."""
 
 
 class FakeRuntime:
@@ -47,19 +45,19 @@ class FakeRuntime:
         self.ledger.thread(device=f"cuda:{device}")
 
     def enter(self) -> None:
-        """See `Runtime`."""
+        """Make the stage's device the calling thread's current one."""
         self.set_device(_HOME)
 
     def stray(self) -> None:
-        """See `Runtime`."""
+        """Leave the calling thread on device 0, as one that sets none."""
         self.set_device(0)
 
     def pool(self) -> LifoPool:
-        """See `Runtime`."""
+        """Return a pool of the stage's device."""
         return LifoPool(self)
 
     def stream(self, name: str, purpose: str, *, lag: bool = False) -> FakeStream:
-        """Return a new stream on the calling thread's current device."""
+        """Return a new stream on the calling thread's current device; one that lags is as late as a stream may be."""
         self.set_device(self.device)
         stream = FakeStream(self, name, purpose, self.device, lag)
         self._streams.append(stream)
@@ -73,7 +71,7 @@ class FakeRuntime:
 
 
 class FakeStream:
-    """One stream. Its worker takes operations in order, as far as it was asked to."""
+    """One stream. Its worker takes operations in order, as far as they are wanted."""
 
     def __init__(self, runtime: FakeRuntime, name: str, purpose: str, device: int, lag: bool) -> None:
         self.name = name
@@ -115,7 +113,7 @@ class FakeStream:
         return FakeEvent(self, self._launched, mark)
 
     def wait(self, event: FakeEvent) -> None:
-        """Let what is launched from here on wait for `event`."""
+        """Let all later launches wait for `event`."""
         if self._ledger.on:
             self._ledger.wait(self.actor, event.mark)
         self._put(event.reach, None)
@@ -125,7 +123,7 @@ class FakeStream:
         self.record("synchronize").synchronize()
 
     def close(self) -> None:
-        """Finish what was launched and destroy the stream."""
+        """Finish all launched work and destroy the stream."""
         if not self.closed:
             self._reach(self._launched)
             self._ledger.close(self.actor, depth=1)
@@ -175,7 +173,7 @@ class FakeEvent:
         self._number = number
 
     def reach(self) -> None:
-        """Wait until the stream has come this far; declared to nobody."""
+        """Wait until the stream has come this far; not declared."""
         self._stream._reach(self._number)
 
     def synchronize(self) -> None:
@@ -186,35 +184,35 @@ class FakeEvent:
 
 
 class FakeMemory:
-    """Memory of a pool: `data` is what lies there, whoever owns it."""
+    """A few numbers in memory of a pool; `data` outlives its owners. All methods but the last two are stream work."""
 
     def __init__(self, buffer: Buffer, size: int) -> None:
         self.buffer = buffer
         self.data: list[float] = [0.0] * size
 
     def set(self, values: Sequence[float]) -> None:
-        """See `Memory`."""
+        """Write numbers."""
         self.data[:] = values
 
     def double(self, source: FakeMemory) -> None:
-        """See `Memory`."""
+        """Write twice the numbers of `source`."""
         self.data[:] = [2 * value for value in source.data]
 
     def read(self, into: list[float]) -> None:
-        """See `Memory`."""
+        """Append the numbers to `into`."""
         into.extend(self.data)
 
     def preset(self, values: Sequence[float]) -> None:
-        """See `Memory`."""
+        """Write numbers that an earlier owner has left."""
         self.data[:] = values
 
     def values(self) -> list[float]:
-        """See `Memory`."""
+        """Return the present numbers."""
         return list(self.data)
 
 
 class LifoPool:
-    """Memory of one device: freed memory goes to the next one who asks for that size, with what lies in it."""
+    """Memory of one device: freed memory goes, with its contents, to the next owner of that size."""
 
     def __init__(self, runtime: FakeRuntime, name: str = "buffer") -> None:
         self._runtime = runtime
@@ -238,7 +236,7 @@ class LifoPool:
         return memory
 
     def give(self, memory: FakeMemory, order: FakeStream | None = None) -> None:
-        """Take memory back in the order of `order`: what other streams do with it is not waited for."""
+        """Take memory back in the order of `order`: uses by other streams are not waited for."""
         if self._runtime.ledger.on:
             self._runtime.ledger.free(memory.buffer, "free", _actor(order), depth=1)
         self._free.setdefault(len(memory.data), []).append(memory)

@@ -18,24 +18,28 @@ from ppengine.drills.registry import Kind
 
 
 @dataclass
-class Site:
-    """The stage as a fault sees it, in its present generation. `inlet`, `outbox`: None where the stage has none."""
+class StageParts:
+    """The stage as a fault sees it, in its present generation."""
 
     stage: int
     stages: int
     ring: RingWriter
-    runner: Any
-    inlet: Any
-    outbox: Any
     control: threading.Thread
     run_dir: Path = Path()
+    runner: Any = None
+    receiver: Any = None
+    """None on the first stage."""
+    sender: Any = None
+    """The end for hidden states, or the last stage's for tokens; None if it sends nothing."""
+    buffers: Any = None
+    """Device buffers; None on a CPU."""
 
 
 class Fault:
     """A fault that is on, aimed at stage `aim`: this one, or its neighbour. `over` is set when it is lifted."""
 
-    def __init__(self, kind: Kind, site: Site, aim: int) -> None:
-        self.kind, self.site, self.aim = kind, site, aim
+    def __init__(self, kind: Kind, parts: StageParts, aim: int) -> None:
+        self.kind, self.parts, self.aim = kind, parts, aim
         self.since = time.monotonic()
         self.tool: Any = None
         """What `Kind.prepare` made."""
@@ -119,7 +123,7 @@ class RunnerPoint(_StandIn):
         return self._points.through("step", self._part.execute, step)
 
 
-class InletPoint(_StandIn):
+class ReceiverPoint(_StandIn):
     """Receives hidden states."""
 
     def take(self, step: int) -> Any:
@@ -129,14 +133,6 @@ class InletPoint(_StandIn):
     def expect(self, step: int, tokens: int) -> Any:
         """Point `expect`."""
         return self._points.through("expect", self._part.expect, step, tokens)
-
-
-class OutboxPoint(_StandIn):
-    """Sends tensors."""
-
-    def put(self, step: int, tensor: Any) -> Any:
-        """Point `send`."""
-        return self._points.through("send", self._part.put, step, tensor)
 
 
 class ModelPoint(_StandIn):
@@ -172,12 +168,12 @@ class SegmentsPoint(_StandIn):
         return self._points.through("map", self._part.shrink, handles)
 
 
-class HostPoint(_StandIn):
-    """The host's swap pool."""
+class SwapPoint(_StandIn):
+    """The host memory of swapped blocks."""
 
     @property
     def layers(self) -> Any:
-        """Point `copy`: whoever takes the pool's layers is about to copy."""
+        """Point `copy`: the runner takes the layers when it is about to copy."""
         return self._points.through("copy", lambda: self._part.layers)
 
 

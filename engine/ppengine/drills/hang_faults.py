@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.fault_points import Fault, StageParts
 from ppengine.drills.registry import FaultError, Undo, arm, strike
 
 Go = Callable[..., Any]
@@ -127,42 +127,42 @@ def internal_deadlock(fault: Fault, go: Go, *args: Any) -> Any:
 
 
 @arm("hang", "self_stuck", clears=True)
-def send_thread_stuck(site: Site) -> Undo:
+def send_thread_stuck(parts: StageParts) -> Undo:
     """Messages wait for the send thread, as big ones do, and it does not get on with them; they pile up.
 
     Told: stage K is stuck in itself, in its send thread; the next stage waits for data that K has and does not send.
     """
-    outbox, over = _crowded(site, "send-thread-stuck"), threading.Event()
-    deliver = outbox._deliver
+    sender, over = _crowded(parts, "send-thread-stuck"), threading.Event()
+    deliver = sender._deliver
 
     def held(parcel: Any) -> None:
         over.wait()
         deliver(parcel)
 
-    outbox._deliver = held
+    sender._deliver = held
 
     def undo() -> None:
-        del outbox._deliver
+        del sender._deliver
         over.set()
-        outbox._count(-1)
+        sender._count(-1)
 
     return undo
 
 
 @arm("hang", "self_stuck", clears=True, held_out=True)
-def send_thread_gone(site: Site) -> Undo:
+def send_thread_gone(parts: StageParts) -> Undo:
     """Messages wait for the send thread, as big ones do, and it has ended without a word.
 
     Told: stage K is stuck in itself: it has data to send and no thread that sends.
     """
-    outbox = _crowded(site, "send-thread-gone")
-    if outbox._thread is None:
-        outbox._begin()
-    outbox.finish()
+    sender = _crowded(parts, "send-thread-gone")
+    if sender._thread is None:
+        sender._begin()
+    sender.finish()
 
     def again() -> None:
-        outbox._count(-1)
-        outbox._begin()
+        sender._count(-1)
+        sender._begin()
 
     return again
 
@@ -197,11 +197,13 @@ def socket_unread(fault: Fault, go: Go, *args: Any) -> Any:
     return 0
 
 
-def _crowded(site: Site, name: str) -> Any:
-    """Return the outbox of a stage as if a message were under way on its thread: the next ones queue behind it."""
-    if site.outbox is None:
-        raise FaultError(f"{name} strikes a send, and stage {site.stage} sends to no other stage")
-    if site.outbox.by_device:
-        raise FaultError(f"{name} strikes a thread, and messages of stage {site.stage} go from card to card")
-    site.outbox._count(1)
-    return site.outbox
+def _crowded(parts: StageParts, name: str) -> Any:
+    """Return the sending end of a stage as if a message were under way on its thread: the next ones queue behind it."""
+    if parts.sender is None:
+        raise FaultError(f"{name} strikes a send, and stage {parts.stage} sends to no other stage")
+    from ppengine.stage.transport import WireSender
+
+    if not isinstance(parts.sender, WireSender):
+        raise FaultError(f"{name} strikes a thread, and messages of stage {parts.stage} go from card to card")
+    parts.sender._count(1)
+    return parts.sender

@@ -1,27 +1,26 @@
-"""Known failures of pipeline engines, replayed: what each does wrong, and the same program put right.
+"""Known failures of pipeline engines, replayed: the program with its mistake, and the same program put right.
 
-Each incident runs a few lines as the engine of its report had them, on fake streams or on those of a GPU, gives what it
-computed and what it should have, and declares everything to the ledger of the runtime that it is given. `fixed` adds
-what was missing; the rest stays as it is.
+Each incident runs a few lines as the engine of its report had them, on fake streams, and declares
+everything to the ledger of its runtime. It returns the numbers that it computed, and the right
+ones. `fixed` adds the missing wait or argument; the rest stays as it is.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from ppengine.drills.fake_streams import FakeError, FakeMemory, FakeRuntime, FakeStream, LifoPool
 from ppengine.stage.ledger.ledger import Ledger
-from ppengine.stage.ledger.runtime import Memory, PlayStream, Runtime, StreamError
 
 
 @dataclass(frozen=True)
 class Played:
-    """What came of one run. `error`: what a call returned instead of doing its work."""
+    """The result of one run. `error` is the error of a call that did no work."""
 
     got: list[float]
     expected: list[float]
@@ -33,11 +32,12 @@ class Played:
         return bool(self.error) or self.got != self.expected
 
 
-def stale_seqstart(runtime: Runtime, fixed: bool = False) -> Played:
+def stale_seqstart(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """Stage 0 reads the sequence offsets of a step back on a side stream, while their copy still waits.
 
-    The copy is queued on the compute stream behind the first layer. Pickling on the metadata stream reads the memory
-    at once, finds an earlier step's offsets there, and broadcasts them; the next stages index with them.
+    The copy is queued on the compute stream behind the first layer. Pickling on the metadata stream
+    reads the memory at once, finds an earlier step's offsets there, and broadcasts them; the next
+    stages index with them.
     """
     prompts = [[5.0, 9.0, 2.0], [4.0, 4.0, 6.0]]
     pool = runtime.pool()
@@ -63,41 +63,41 @@ def stale_seqstart(runtime: Runtime, fixed: bool = False) -> Played:
     return Played(broadcast, offsets)
 
 
-def _copy_to_device(stream: PlayStream, target: Memory, values: list[float]) -> None:
+def _copy_to_device(stream: FakeStream, target: FakeMemory, values: list[float]) -> None:
     stream.launch("copy of seqstart", lambda: target.set(values), writes=[target])
 
 
-def _pickle(stream: PlayStream, source: Memory, into: list[float]) -> None:
+def _pickle(stream: FakeStream, source: FakeMemory, into: list[float]) -> None:
     stream.launch("pickling of seqstart", lambda: source.read(into), reads=[source])
 
 
 class _Global:
     """A current stream that is one for the whole process: the mistake."""
 
-    def __init__(self, ledger: Ledger, stream: PlayStream) -> None:
+    def __init__(self, ledger: Ledger, stream: FakeStream) -> None:
         self._ledger = ledger
         self.stream = stream
         ledger.make_current(stream.actor, depth=1)
 
-    def set(self, stream: PlayStream) -> None:
+    def set(self, stream: FakeStream) -> None:
         self.stream = stream
         self._ledger.make_current(stream.actor, depth=1)
 
 
-def _all_reduce(current: _Global, stream: PlayStream | None, parts: Memory, total: Memory) -> None:
+def _all_reduce(current: _Global, stream: FakeStream | None, parts: FakeMemory, total: FakeMemory) -> None:
     """Sum over ranks, on the current stream unless one is given: the default that the report blames."""
     into = stream or current.stream
     into.launch("all_reduce", lambda: total.double(parts), reads=[parts], writes=[total], depth=1)
 
 
-def _redirected(runtime: Runtime, foreign: bool, fixed: bool) -> Played:
+def _redirected(runtime: FakeRuntime, foreign: bool, fixed: bool) -> Played:
     """A main thread whose collective takes the current stream, which a connector's thread has set to its own."""
     ledger = runtime.ledger
     runtime.enter()
     pool = runtime.pool()
     compute = runtime.stream("compute", "compute", lag=True)
     current = _Global(ledger, compute)
-    streams: list[PlayStream] = []
+    streams: list[FakeStream] = []
 
     def connector() -> None:
         ledger.thread("kv-connector")
@@ -110,45 +110,47 @@ def _redirected(runtime: Runtime, foreign: bool, fixed: bool) -> Played:
     worker.start()
     worker.join()
     parts, total = pool.take(3, "partial sums", compute), pool.take(3, "summed", compute)
-    parts.preset([math.nan] * 3)  # What lay in that memory before.
+    parts.preset([math.nan] * 3)  # Left in that memory by an earlier owner.
     compute.launch("row-parallel layer", lambda: parts.set([1.0, 2.0, 3.0]), writes=[parts])
     error, result = "", [math.nan] * 3
     try:
         _all_reduce(current, compute if fixed else None, parts, total)
         (compute if fixed else streams[0]).synchronize()
         result = total.values()
-    except StreamError as problem:
+    except FakeError as problem:
         error = str(problem)
     compute.synchronize()
     runtime.close()
     return Played(result, [2.0, 4.0, 6.0], error)
 
 
-def global_stream(runtime: Runtime, fixed: bool = False) -> Played:
+def global_stream(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """A connector's thread redirects the process-global current stream; the main thread's collective follows it.
 
-    The collective runs without an order to the kernels that write its input and gives NaN. `fixed` passes the stream.
+    The collective runs without an order to the kernels that write its input and gives NaN. `fixed`
+    passes the stream.
     """
     return _redirected(runtime, foreign=False, fixed=fixed)
 
 
-def foreign_device(runtime: Runtime, fixed: bool = False) -> Played:
+def foreign_device(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """As `global_stream`, and the connector's thread has never set its device: its stream is one of device 0.
 
-    In the main thread, on another device, that handle is invalid. `fixed` passes the stream explicitly.
+    In the main thread, on another device, that handle is invalid. `fixed` passes the stream
+    explicitly.
     """
     return _redirected(runtime, foreign=True, fixed=fixed)
 
 
 @contextmanager
-def _send_stream(runtime: Runtime) -> Any:
+def _send_stream(runtime: FakeRuntime) -> Iterator[tuple[LifoPool, FakeStream, FakeStream]]:
     compute = runtime.stream("compute", "compute")
     send = runtime.stream("send", "send to the next stage", lag=True)
     yield runtime.pool(), compute, send
     runtime.close()
 
 
-def overwritten_in_flight(runtime: Runtime, fixed: bool = False) -> Played:
+def overwritten_in_flight(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """A persistent send buffer is filled for the next micro-batch while the send stream still reads the last one."""
     sent: list[float] = []
     with _send_stream(runtime) as (pool, compute, send):
@@ -165,7 +167,7 @@ def overwritten_in_flight(runtime: Runtime, fixed: bool = False) -> Played:
     return Played(sent, [1.0, 1.0, 2.0, 2.0])
 
 
-def freed_in_flight(runtime: Runtime, fixed: bool = False) -> Played:
+def freed_in_flight(runtime: FakeRuntime, fixed: bool = False) -> Played:
     """A send's buffer goes back to the pool when the program drops it, and is handed out before the send is done."""
     sent: list[float] = []
     with _send_stream(runtime) as (pool, compute, send):
@@ -183,7 +185,7 @@ def freed_in_flight(runtime: Runtime, fixed: bool = False) -> Played:
     return Played(sent, [1.0, 1.0])
 
 
-INCIDENTS: dict[str, Callable[[Runtime, bool], Played]] = {
+INCIDENTS: dict[str, Callable[[FakeRuntime, bool], Played]] = {
     "stale-seqstart": stale_seqstart,
     "global-stream": global_stream,
     "foreign-device": foreign_device,

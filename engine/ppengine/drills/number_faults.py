@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.fault_points import Fault, StageParts
 from ppengine.drills.registry import Undo, arm, strike
 
 Go = Callable[..., Any]
@@ -25,12 +25,12 @@ def nan(fault: Fault, go: Go, *args: Any) -> Any:
 
 
 @arm("wrong", "non_finite", clears=True, lossless=False, held_out=True, needs="finite")
-def inf_weight(site: Site) -> Undo:
+def inf_weight(parts: StageParts) -> Undo:
     """One weight of the stage's first layer becomes infinite. What was computed with it stays wrong after a clear.
 
     Told: the first value that is not finite came from stage K, layer L, step n.
     """
-    weight = next(iter(site.runner._model.parameters())).data.view(-1)
+    weight = next(iter(parts.runner._model.parameters())).data.view(-1)
     before = weight[0].item()
     weight[0] = float("inf")
 

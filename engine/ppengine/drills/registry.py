@@ -63,7 +63,7 @@ class Kind:
     gpu: bool = False
     """It strikes what only a stage on a GPU has."""
     prepare: Callable[[Any], Any] | None = None
-    """Called with the site in the fault thread, ahead of the first strike; what it returns is `Fault.tool`."""
+    """Called with the parts in the fault thread, ahead of the first strike; what it returns is `Fault.tool`."""
 
     def stages(self, stage: int, count: int) -> tuple[int, ...]:
         """Return the stages that it strikes, and any of which is rightly named; none where it strikes no stage."""
@@ -128,7 +128,7 @@ def strike(point: str, effect: Effect, *expects: Cause, **more: Any) -> Callable
 
 
 def arm(effect: Effect, *expects: Cause, **more: Any) -> Callable[[Action], Action]:
-    """Register `function(site)`, called once in the stage's fault thread; it returns its undoing, or None."""
+    """Register `function(parts)`, called once in the stage's fault thread; it returns its undoing, or None."""
     return _register("arm", effect, expects, **more)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ _POLL_MS = 100
 _ANSWER_S = 0.05
 
 
-class Arms:
+class StageFaults:
     """Puts the stage's parts behind stand-ins: the socket once, runner and edges in each generation."""
 
     def __init__(
         self, config: EngineConfig, stage: int, context: zmq.Context[Any], control: threading.Thread, ring: RingWriter
     ) -> None:
         self._points = at.Points()
-        self._site = at.Site(stage, config.stages, ring, None, None, None, control, Path(config.run_dir))
-        self._thread = FaultThread(context, config, self._points, self._site)
+        self._parts = at.StageParts(stage, config.stages, ring, control, Path(config.run_dir))
+        self._thread = FaultThread(context, config, self._points, self._parts)
 
     def socket(self, socket: Any) -> Any:
         """Return the step loop's socket behind a stand-in; with it the fault thread closes."""
@@ -36,22 +37,23 @@ class Arms:
 
     def runner(self, runner: Any) -> Any:
         """Return `runner` behind a stand-in. The first one lets the fault thread begin."""
-        points, site = self._points, self._site
-        site.runner, site.inlet, site.outbox = runner, runner._inlet, runner.outbox
-        if runner._inlet is not None:
-            runner._inlet = at.InletPoint(runner._inlet, points)
-        if runner.outbox is not None:
-            runner.outbox = at.OutboxPoint(runner.outbox, points)
+        points, parts = self._points, self._parts
+        parts.runner, parts.receiver, parts.sender = runner, runner._receiver, runner.outgoing
+        parts.buffers = buffers = getattr(runner, "buffers", None)
+        if runner._receiver is not None:
+            runner._receiver = at.ReceiverPoint(runner._receiver, points)
+        if parts.sender is not None:
+            parts.sender.put = partial(points.through, "send", parts.sender.put)
         runner._model = at.ModelPoint(runner._model, points)
-        card = runner.card
-        if card is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in card.graphs):
-            card.graphs = [at.GraphsPoint(graphs, points) for graphs in card.graphs]  # For life, as the card is.
+        if buffers is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in buffers.graphs):
+            # For life, as the buffers are.
+            buffers.graphs = [at.GraphsPoint(graphs, points) for graphs in buffers.graphs]
         segments = getattr(runner.cache, "_segments", None)
         if segments is None:
             runner.cache = at.CachePoint(runner.cache, points)
         elif not isinstance(segments, at.SegmentsPoint):
             runner.cache._segments = at.SegmentsPoint(segments, points)  # For life, as the cache is.
-        runner._host = at.HostPoint(runner._host, points)
+        runner._swap = at.SwapPoint(runner._swap, points)
         if not self._thread.ident:
             self._thread.start()
         return at.RunnerPoint(runner, points)
@@ -60,9 +62,11 @@ class Arms:
 class FaultThread(threading.Thread):
     """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, unless that holds the GIL."""
 
-    def __init__(self, context: zmq.Context[Any], config: EngineConfig, points: at.Points, site: at.Site) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], config: EngineConfig, points: at.Points, parts: at.StageParts
+    ) -> None:
         super().__init__(name="faults", daemon=True)
-        self._points, self._site = points, site
+        self._points, self._parts = points, parts
         self._closed = threading.Event()
         self._on: list[tuple[Kind, at.Fault | None, Callable[[], None] | None]] = []
         self._deadly: list[tuple[at.Fault, str]] = []
@@ -71,7 +75,7 @@ class FaultThread(threading.Thread):
     def run(self) -> None:
         """Serve until closed."""
         socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, f"f{self._site.stage}".encode())
+        socket.setsockopt(zmq.IDENTITY, f"f{self._parts.stage}".encode())
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(self._endpoint)
         codec = Codec(ToFaults)
@@ -86,11 +90,11 @@ class FaultThread(threading.Thread):
     def close(self) -> None:
         """End the thread; returns within a poll."""
         self._closed.set()
-        if threading.current_thread() is not self:
+        if self.is_alive() and threading.current_thread() is not self:
             self.join()
 
     def _serve(self, codec: Codec, body: bytes) -> Done:
-        stage, message = self._site.stage, None
+        stage, message = self._parts.stage, None
         try:
             message = codec.decode(body)
             if isinstance(message, Inject):
@@ -103,20 +107,20 @@ class FaultThread(threading.Thread):
         return Done("", stage, error="not a message for the fault thread")
 
     def _inject(self, kind: Kind, aim: int) -> str:
-        if kind.gpu and self._site.runner.card is None:
-            raise FaultError(f"{kind.name} strikes a GPU, and stage {self._site.stage} has none")
+        if kind.gpu and self._parts.buffers is None:
+            raise FaultError(f"{kind.name} strikes a GPU, and stage {self._parts.stage} has none")
         if kind.how == "arm":
-            self._on.append((kind, None, kind.act(self._site)))
-            return f"{kind.name} at stage {self._site.stage} is on"
-        fault, point = at.Fault(kind, self._site, aim), self._point(kind)
+            self._on.append((kind, None, kind.act(self._parts)))
+            return f"{kind.name} at stage {self._parts.stage} is on"
+        fault, point = at.Fault(kind, self._parts, aim), self._point(kind)
         if kind.prepare is not None:
-            fault.tool = kind.prepare(self._site)
+            fault.tool = kind.prepare(self._parts)
         self._on.append((kind, fault, None))
         if kind.effect == "death":
             self._deadly.append((fault, point))
         else:
             self._points.add(fault, point)
-        return f"{kind.name} strikes stage {self._site.stage} at its next {point}"
+        return f"{kind.name} strikes stage {self._parts.stage} at its next {point}"
 
     def _kill(self) -> None:
         """Let what ends this process strike, once the answer has had time to leave."""
@@ -126,10 +130,10 @@ class FaultThread(threading.Thread):
 
     def _point(self, kind: Kind) -> str:
         """Return where it strikes here: the first stage receives nothing but steps, a last one may send nothing."""
-        if kind.point == "receive" and self._site.inlet is None:
+        if kind.point == "receive" and self._parts.receiver is None:
             return "step"
-        if kind.point == "send" and self._site.outbox is None:
-            raise FaultError(f"{kind.name} strikes a send, and stage {self._site.stage} sends to no other stage")
+        if kind.point == "send" and self._parts.sender is None:
+            raise FaultError(f"{kind.name} strikes a send, and stage {self._parts.stage} sends to no other stage")
         return kind.point
 
     def _lift(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from ppengine.drills.fault_points import Fault, Site
+from ppengine.drills.fault_points import Fault, StageParts
 from ppengine.drills.registry import Undo, arm, outside, strike
 from ppengine.drills.target import Target
 
@@ -70,12 +70,12 @@ def blind_hang(fault: Fault, go: Go, *args: Any) -> Any:
 
 
 @arm("blind", "undetermined", "self_stuck")
-def control_dead(site: Site) -> None:
+def control_dead(parts: StageParts) -> None:
     """The stage's control thread ends; its tick stops, while the step loop goes on.
 
     Told: no hang, and above all no GIL that is held: steps still retire.
     """
-    site.control.close()  # type: ignore[attr-defined]
+    parts.control.close()  # type: ignore[attr-defined]
 
 
 @outside("blind", "undetermined", clears=True, held_out=True)

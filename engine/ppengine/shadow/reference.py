@@ -14,8 +14,9 @@ from ppengine.common.config import EngineConfig
 from ppengine.models import build_stage, init_dummy, load_weights
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, ShadowAnswer, ShadowTask
-from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, KvShape
-from ppengine.stage.backends.hardware import resolve_dtype
+from ppengine.stage.backends.base import KvShape
+from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
+from ppengine.stage.backends.selection import resolve_dtype
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.build import DUMMY_SEED
 

@@ -1,7 +1,8 @@
-"""What a stage keeps of each request, by slot, and how the rows of a step become attention metadata.
+"""A stage's record of each request, by slot, and how the rows of a step become attention metadata.
 
-The core sends deltas; block tables live in one persistent matrix, so that a decode batch is a row index into it.
-Work per token and per block is done by a compiled function, work per row by comprehensions.
+The core sends deltas; block tables live in one persistent matrix, so that a decode batch is a row
+index into it. Work per token and per block is done by a compiled function, work per row by
+comprehensions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Plan:
     starts: Ints
     """[B]"""
     ends: Ints
-    """[B]: positions after the last one of each row; where a sampled token goes."""
+    """[B]: position after the last one of each row, which a sampled token takes."""
     tokens: Ints
     """[B]: `Row.token`, markers included."""
     query_start: Ints
@@ -67,7 +68,7 @@ class BatchState:
             del self.requests[slot], self._tokens[slot]
 
     def register(self, registers: list[Register]) -> None:
-        """Take requests in; one that is there already begins anew."""
+        """Take requests in; one that is there already starts over."""
         for register in registers:
             slot = register.slot
             self.requests[slot] = register

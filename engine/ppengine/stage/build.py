@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,32 +18,29 @@ from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.steps import Register, Row, StageReady
-from ppengine.stage.backends.cpu.kv_cache import KvCache, KvShape, SwapPool, size_text
+from ppengine.stage.backends.base import KvCache, KvShape, size_text
 from ppengine.stage.backends.cpu.system_memory import keep_freed_memory
-from ppengine.stage.backends.hardware import Furniture, open_hardware, resolve_dtype
+from ppengine.stage.backends.hardware import Room, RunnerResources
+from ppengine.stage.backends.selection import open_hardware, resolve_dtype
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.connect import Connector
 from ppengine.stage.profile_run import largest_batches
 from ppengine.stage.recorder import Recorder, Rings
-from ppengine.stage.runner import Runner
+from ppengine.stage.runner import Runner, RunnerParts
 
 _MIB = 2**20
 _REPORT_S = 0.2
 DUMMY_SEED = 0
-"""Of dummy weights, so that all stages and all boots agree on them."""
+"""Seed of dummy weights, so that all stages and all boots agree on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a stage keeps for life: weights, the mapping of its KV cache, its host pool, and what the core is told."""
+    """The parts of a stage that it keeps for life, and its report to the core."""
 
-    model: StageModel
-    cache: KvCache
-    host: SwapPool
+    resources: RunnerResources
     ready: StageReady
-    card: Any = None
-    """What a GPU's runner keeps for life; None on a CPU."""
 
 
 class Boot:
@@ -78,58 +74,56 @@ class Boot:
         )
 
     def run(self) -> Loaded:
-        """Load, profile and reserve. Raises ConfigError with one line, or what loading raises."""
+        """Load, profile and reserve. Raises ConfigError with one line, and errors of loading."""
         self._ring.phase(Phase.LOAD)
         with self._ring.operation(Kind.LOAD):
             model = self._load()
         activations = self._activations(model)
         ready = self._ready(model, activations)
-        cache = self._hardware.cache(self._shape, ready.reserved_blocks)
-        host = self._hardware.pool(self._shape, ready.swap_blocks)
-        card = self._hardware.furnish(self._config, model, Furniture(cache, host, self._told_capture))
-        ready.peak_bytes = self._hardware.peak(model.weights_bytes, activations, cache)
-        self._publish(ready, cache)
-        return Loaded(model, cache, host, ready, card)
+        room = Room(self._shape, ready.reserved_blocks, ready.swap_blocks)
+        resources = self._hardware.make_resources(self._config, model, room, self._captured)
+        ready.peak_bytes = self._hardware.peak(model.weights_bytes, activations, resources.cache.mapped_bytes)
+        self._publish(ready, resources.cache)
+        return Loaded(resources, ready)
 
-    def _told_capture(self, done: int, total: int) -> None:
+    def _captured(self, done: int, total: int) -> None:
         self._ring.phase(Phase.CAPTURE)
         self._report(f"stage {self._stage}: {done}/{total} graphs")
 
-    def connect(self, loaded: Loaded, generation: int, left: Callable[[], bool]) -> Runner:
+    def connect(
+        self, loaded: Loaded, generation: int, left: Callable[[], bool], meanwhile: Callable[[], bool]
+    ) -> Runner:
         """Return a runner that knows no request, with edges to the neighbours of `generation`.
 
-        Raises SupersededError when `left()` is true before they are all there, PeerLostError when one goes meanwhile.
+        `meanwhile` is called while a launched step waits for a message. Raises SupersededError when
+        `left()` is true before all neighbours are there, PeerLostError when one goes before that.
         """
         if self._config.stages > 1:
             self._report(f"stage {self._stage}: waits for its neighbours")
+        resources = loaded.resources
         ends = Connector(
             config=self._config,
             stage=self._stage,
             generation=generation,
-            hardware=self._hardware,
-            card=loaded.card,
+            resources=resources,
             rings=self._rings,
-            ledger=self._checks.ledger,
             left=left,
-            width=loaded.model.boundary_size,
-            dtype=self._dtype,
+            meanwhile=meanwhile if resources.launches else None,
         ).connect()
-        runner = self._hardware.runner(
+        parts = RunnerParts(
             stage=self._stage,
             rank=self._rank,
             generation=generation,
-            model=loaded.model,
+            model=resources.model,
             state=BatchState(self._config.max_model_len, self._shape.block_size),
-            cache=loaded.cache,
-            host=loaded.host,
+            cache=resources.cache,
+            swap=resources.swap,
             ring=self._ring,
-            inlet=ends.inlet,
-            outbox=ends.outbox,
-            tokens=ends.tokens,
+            ends=ends,
             checks=self._checks,
+            over=left,
         )
-        runner.card = loaded.card
-        return runner
+        return resources.runner(parts)
 
     def _load(self) -> StageModel:
         folder = Path(self._config.model_path)
@@ -154,7 +148,7 @@ class Boot:
         if now < self._next_report and done < total:
             return
         self._next_report = now + _REPORT_S
-        self._ring.phase(Phase.LOAD)  # It gets on: its budget is for a load that does not.
+        self._ring.phase(Phase.LOAD)  # Progress: the budget of the phase is for a load without any.
         self._report(f"stage {self._stage}: {done}/{total} tensors")
 
     def _activations(self, model: StageModel) -> int:
@@ -162,7 +156,7 @@ class Boot:
         scheduler, length = self._config.profile.scheduler, self._config.max_model_len
         state = BatchState(length, self._shape.block_size)
         state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
-        # Every row writes and reads the null block: what counts is sizes.
+        # Every row writes and reads the null block: sizes alone count.
         cache, device = self._hardware.scratch(self._shape), self._hardware.device
 
         def forward(plan: Plan, hidden: Tensor) -> None:
@@ -181,7 +175,7 @@ class Boot:
 
             def once() -> None:
                 nonlocal warm
-                # The first of two is longer: it finds code that is not loaded and memory that is not there.
+                # The first of two is longer: it loads code and allocates memory.
                 with self._hardware.recording(ring, len(hidden)) if ring and warm else contextlib.nullcontext():
                     forward(plan, hidden)
                 warm = True
@@ -191,7 +185,7 @@ class Boot:
         peak = 0
         with torch.inference_mode():
             self._ring.phase(Phase.COMPILE)
-            self._report(f"stage {self._stage}: compiles kernels, or loads what was compiled before")
+            self._report(f"stage {self._stage}: compiles kernels, or loads compiled ones")
             decode = [Row(0, length - 1, 1, True, 0)]
             run(decode)
             self._ring.phase(Phase.PROFILE)
@@ -200,7 +194,7 @@ class Boot:
                 from ppengine.drills.start_faults import before_profile
 
                 before_profile(Path(self._config.run_dir), self._stage, device)
-            # Recorded: so the diagnosis knows from the first step on how long the least and the most work takes here.
+            # Recorded: so the diagnosis knows from the first step on how long the least and the most work takes.
             largest = largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length)
             for rows in [decode, *largest]:
                 try:
@@ -264,11 +258,11 @@ class Boot:
 
 
 def _no_room(rows: list[Row], weights: int, error: torch.OutOfMemoryError) -> str:
-    """Return what the profile run asked for and what there was, without the advice of torch's allocator."""
+    """Return the error line of a profile run that ran out of memory, without the advice of torch's allocator."""
     tokens = sum(row.count for row in rows)
-    told = str(error).partition(" If reserved but")[0]
+    reason = str(error).partition(" If reserved but")[0]
     return (
         f"out of memory in the profile run of {tokens} tokens in {len(rows)} rows, beside weights of "
-        f"{size_text(weights)}: {told} Lower scheduler.max_num_batched_tokens or scheduler.max_num_seqs, add stages, "
+        f"{size_text(weights)}: {reason} Lower scheduler.max_num_batched_tokens or scheduler.max_num_seqs, add stages, "
         "or free what other processes hold of the card"
     )

@@ -1,4 +1,4 @@
-"""The live checks of one stage: which are on, and what they have found, for the control thread to tell."""
+"""The live checks of one stage: which are on, and their findings, for the control thread to report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ppengine.stage.ledger.picture import picture
 AGAIN_S = 1.0
 """Least time between two messages about findings that only come again, and between two pictures of the ledger."""
 STUCK_S = 5.0
-"""Age at which an operation that no other stage is part of counts as stuck."""
+"""Age at which an operation without another stage counts as stuck."""
 
 
 class StageChecks:
@@ -29,14 +29,14 @@ class StageChecks:
         self._lock = threading.Lock()
         self._non_finite: tuple[Finding, int, int] | None = None
         self._hold_ns = 0
-        self._told = {Check.LEDGER: 0, Check.FINITE: 0}
-        self._told_at = {Check.LEDGER: 0.0, Check.FINITE: 0.0}
+        self._reported = {Check.LEDGER: 0, Check.FINITE: 0}
+        self._reported_at = {Check.LEDGER: 0.0, Check.FINITE: 0.0}
         self._count = {Check.LEDGER: 0, Check.FINITE: 0}
         self._changes = 0
         self._pictured_at = 0.0
 
     def apply(self, checks: int) -> None:
-        """Make exactly `checks` (see `Check`) on. What a check has found goes when it is switched."""
+        """Make exactly `checks` (see `Check`) on. The findings of a check go when it is switched."""
         self.ledger.switch(bool(checks & Check.LEDGER))
         self.ledger.strict = bool(checks & Check.STRICT)
         finite = bool(checks & Check.FINITE)
@@ -48,7 +48,7 @@ class StageChecks:
 
     @property
     def looks_for_non_finite(self) -> bool:
-        """Whether the finite check is on and has found nothing yet: what comes after the first is its consequence."""
+        """Whether the finite check is on and has found nothing yet: everything after the first is its consequence."""
         return self.finite and self._non_finite is None
 
     @property
@@ -57,7 +57,7 @@ class StageChecks:
         return self.ledger.strict or self.looks_for_non_finite
 
     def non_finite(self, step: int, finding: Finding, hold_s: float = 0.0) -> None:
-        """Keep what the finite check has found first, and tell it after `hold_s`."""
+        """Keep the first finding of the finite check, and report it after `hold_s`."""
         with self._lock:
             if self.finite:
                 self._non_finite = finding, step, time.monotonic_ns()
@@ -65,7 +65,7 @@ class StageChecks:
                 self._changes += 1
 
     def news(self) -> list[StageFindings | LedgerPicture]:
-        """Return what has changed since the last call; what only came again is told once a second."""
+        """Return the changes since the last call; a finding that only recurs is reported once a second."""
         now = time.monotonic()
         news: list[StageFindings | LedgerPicture] = []
         if self.ledger.on:
@@ -75,12 +75,12 @@ class StageChecks:
                 shown = picture(self.ledger, stage=self._stage, rank=self._rank)
                 news.append(LedgerPicture(generation=self._generations.current, ledger=shown))
         for check, changes in ((Check.LEDGER, self.ledger.troubles.changes), (Check.FINITE, self._changes)):
-            if changes == self._told[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
+            if changes == self._reported[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
                 continue
             findings, steps = self._findings(check)
-            if len(findings) == self._count[check] and now - self._told_at[check] < AGAIN_S:
+            if len(findings) == self._count[check] and now - self._reported_at[check] < AGAIN_S:
                 continue
-            self._told[check], self._told_at[check], self._count[check] = changes, now, len(findings)
+            self._reported[check], self._reported_at[check], self._count[check] = changes, now, len(findings)
             news.append(
                 StageFindings(
                     generation=self._generations.current,

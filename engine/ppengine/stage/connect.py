@@ -1,4 +1,4 @@
-"""Opening the edges of one stage in one generation: who meets whom, and what carries the messages."""
+"""Opening the edges of one stage in one generation: which stages meet, and what carries the messages."""
 
 from __future__ import annotations
 
@@ -7,47 +7,45 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TypeVar
 
 from ppengine.common.config import EngineConfig
 from ppengine.common.ring import Kind
-from ppengine.stage.backends.hardware import Hardware
+from ppengine.stage.backends.base import (
+    ActivationReceiver,
+    ActivationSender,
+    Ends,
+    OfferedReceiver,
+    OfferedTokens,
+    TokenSender,
+    TokenTable,
+)
+from ppengine.stage.backends.hardware import DeviceEnds, RunnerResources
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose
-from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.recorder import Rings
-from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import Inlet, Outbox
 from ppengine.stage.wire import meet
 
 log = logging.getLogger("ppengine.stage")
-
-
-class Ends(NamedTuple):
-    """This stage's ends of its edges; None where it has no such edge."""
-
-    inlet: Inlet | None
-    outbox: Outbox | None
-    tokens: TokenTable | None
+_Receiving = TypeVar("_Receiving", OfferedReceiver, OfferedTokens)
+_Sending = TypeVar("_Sending", ActivationSender, TokenSender)
+_TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
 class Connector:
-    """Meets the neighbours of `stage`. `left` tells whether the generation is over."""
+    """Meets the neighbours of `stage`. `left` returns whether the generation is over.
+
+    `meanwhile` is called while a message is waited for; see `Edge`.
+    """
 
     config: EngineConfig
     stage: int
     generation: int
-    hardware: Hardware
-    card: Any
+    resources: RunnerResources
     rings: Rings
-    ledger: Ledger
     left: Callable[[], bool]
-    width: int
-    dtype: torch.dtype
-    """Of hidden states [tokens, width]."""
+    meanwhile: Callable[[], bool] | None = None
 
     def connect(self) -> Ends:
         """Open all edges. Raises SupersededError when `left()` is true before all are open, PeerLostError."""
@@ -58,81 +56,88 @@ class Connector:
         return ends
 
     def _connect(self, made: contextlib.ExitStack) -> Ends:
-        """Upstream first: along the pipeline somebody can always go on."""
+        """Upstream first: along the pipeline some stage can always go on."""
         stage, last = self.stage, self.config.stages - 1
         ahead = self.config.profile.scheduler.schedule_ahead
-        inlet = outbox = tokens = None
         if not last:
-            return Ends(None, None, self.hardware.own_tokens(self.rings.main) if ahead else None)
-        if stage > 0:
-            inlet = self._inlet(f"e{stage - 1}", made)
-        if stage < last:
-            outbox = self._outbox(f"e{stage}", stage + 1, made)
-        if ahead and stage == 0:
-            tokens = self._tokens(last, made)
-        elif ahead and stage == last:
-            outbox = self._outbox("tokens", 0, made)
-        return Ends(inlet, outbox, tokens)
+            return Ends(tokens=self.resources.tokens(self.rings.main, None) if ahead else None)
+        receiver = self._receiver(f"e{stage - 1}", made) if stage > 0 else None
+        sender = self._sender(f"e{stage}", made) if stage < last else None
+        tokens = self._tokens(last, made) if ahead and stage == 0 else None
+        token_sender = self._token_sender(made) if ahead and stage == last else None
+        return Ends(receiver, sender, token_sender, tokens)
 
-    def _inlet(self, name: str, made: contextlib.ExitStack) -> Inlet:
-        edge = self._edge(name, False, self.stage - 1, made)
-        served: Inlet | None = self._offer(edge, made, lambda ends: ends.inlet(edge, self._words(name)))
-        if served is not None:
-            return served
-        limit = self.config.profile.scheduler.max_num_batched_tokens
-        return Inlet(edge, limit, self.width, self.dtype, self.ledger, self.hardware.pinned)
+    def _receiver(self, name: str, made: contextlib.ExitStack) -> ActivationReceiver:
+        edge, flags = self._edge(name, False, self.stage - 1, made), self._flags(name)
+        offered = self._offer(edge, made, lambda ends: ends.receiver(edge, flags))
+        return self.resources.receiver(edge) if offered is None else offered
 
     def _tokens(self, peer: int, made: contextlib.ExitStack) -> TokenTable:
-        edge, ring = self._edge("tokens", False, peer, made), self.rings.main
-        served: TokenTable | None = self._offer(edge, made, lambda ends: ends.tokens(edge, self._words("tokens"), ring))
-        return TokenTable(ring, edge, self.ledger) if served is None else served
+        edge, flags, ring = self._edge(_TOKENS, False, peer, made), self._flags(_TOKENS), self.rings.main
+        offered = self._offer(edge, made, lambda ends: ends.tokens(edge, flags, ring))
+        return self.resources.tokens(ring, edge) if offered is None else offered
 
-    def _outbox(self, name: str, peer: int, made: contextlib.ExitStack) -> Outbox:
-        edge, ends = self._edge(name, True, peer, made), self.hardware.ends(self.card)
+    def _sender(self, name: str, made: contextlib.ExitStack) -> ActivationSender:
+        edge, flags, ring = self._edge(name, True, self.stage + 1, made), self._flags(name), self.rings.main
+        sender = self._accept(edge, lambda ends, offer: ends.sender(edge, flags, ring, offer))
+        if sender is None:
+            sender = self.resources.sender(edge, ring)
+        made.callback(sender.close)
+        return sender
 
-        def accept(offer: Offer) -> Any:
+    def _token_sender(self, made: contextlib.ExitStack) -> TokenSender:
+        edge, flags, ring = self._edge(_TOKENS, True, 0, made), self._flags(_TOKENS), self.rings.main
+        sender = self._accept(edge, lambda ends, offer: ends.token_sender(edge, flags, ring, offer))
+        if sender is None:
+            sender = self.resources.token_sender(edge, ring)
+        made.callback(sender.close)
+        return sender
+
+    def _accept(self, edge: Edge, make: Callable[[DeviceEnds, Offer], _Sending]) -> _Sending | None:
+        """Return the sending end that the device serves, if there can be one and the receiver offers memory."""
+        ends = self.resources.device_ends
+
+        def accept(offer: Offer) -> _Sending:
             if ends is None:
                 raise RefusedError(f"stage {self.stage} uses no other's memory")
-            make = ends.token_return if name == "tokens" else ends.outbox
-            return make(edge, self._words(name), self.rings.main, offer)
+            return make(ends, offer)
 
-        outbox, refusal = consider(edge.wire, accept)
-        _tell(edge, "to", refusal)
-        if outbox is None:
-            outbox = Outbox(edge, self.rings.main, self.ledger)
-        made.callback(outbox.close)
-        return outbox
+        sender, refusal = consider(edge.wire, accept)
+        _log(edge, "to", refusal)
+        return sender
 
-    def _offer(self, edge: Edge, made: contextlib.ExitStack, make: Callable[[Any], Any]) -> Any:
-        """Return the receiving end that the device serves if there can be one and the sender takes part, else None."""
-        ends: Any = self.hardware.ends(self.card)
-        served: Any = None
+    def _offer(
+        self, edge: Edge, made: contextlib.ExitStack, make: Callable[[DeviceEnds], _Receiving]
+    ) -> _Receiving | None:
+        """Return the receiving end that the device serves, if there can be one and the sender accepts its offer."""
+        ends, offered = self.resources.device_ends, None
         with contextlib.ExitStack() as unless_used:
             if ends is not None:
                 try:
-                    served = make(ends)
-                    unless_used.callback(served.drop)
+                    offered = make(ends)
+                    unless_used.callback(offered.drop)
                 except RefusedError as error:
                     log.warning("no memory for stage %d to write to: %s", edge.peer, error)
-            refusal = propose(edge.wire, None if served is None else served.offer)
-            _tell(edge, "from", refusal)
-            if refusal:
+            refusal = propose(edge.wire, None if offered is None else offered.offer)
+            _log(edge, "from", refusal)
+            if refusal or offered is None:
                 return None
             unless_used.pop_all()
-        made.callback(served.close)
-        return served
+        made.callback(offered.close)
+        return offered
 
     def _edge(self, name: str, upstream: bool, peer: int, made: contextlib.ExitStack) -> Edge:
         with self.rings.main.operation(Kind.COLLECTIVE, peer=peer):
             wire = meet(Path(self.config.run_dir), f"g{self.generation}-{name}", upstream, peer, self.left)
-            edge = Edge(wire, upstream, self.rings.send if upstream else self.rings.receive)
+            ring, meanwhile = (self.rings.send, None) if upstream else (self.rings.receive, self.meanwhile)
+            edge = Edge(wire, upstream, ring, meanwhile)
         made.callback(edge.close)
         return edge
 
-    def _words(self, name: str) -> Path:
+    def _flags(self, name: str) -> Path:
         return Path(self.config.ring_dir) / f"{name}.words"
 
 
-def _tell(edge: Edge, direction: str, refusal: str) -> None:
+def _log(edge: Edge, direction: str, refusal: str) -> None:
     how = f"the wire carries messages, since {refusal}" if refusal else "the device carries messages"
     log.info("edge %s stage %d: %s", direction, edge.peer, how)

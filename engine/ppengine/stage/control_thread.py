@@ -1,8 +1,8 @@
 """The control thread: answers for its stage while the step loop computes, waits or is stuck.
 
-It never touches tensors or a device. Its tick ten times a second tells a process that holds the GIL from one that
-merely waits; its socket answers pings, tells what the live checks have found, and takes Shutdown and NewGeneration
-when the step loop cannot.
+It never touches tensors or a device. Its tick ten times a second separates a process that holds the
+GIL from one that merely waits. Its socket answers pings, reports findings of the live checks, and
+takes Shutdown and NewGeneration when the step loop cannot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppengine.stage.recorder import Recorder, open_recorder
 
 TICK_S = 0.1
 GRACE_S = 1.0
-"""What the step loop has to leave after Shutdown before this thread ends the process."""
+"""Time that the step loop has after Shutdown, before this thread ends the process."""
 
 
 class ControlThread(threading.Thread):
@@ -74,7 +74,7 @@ class ControlThread(threading.Thread):
                     if isinstance(message, ControlPing):
                         socket.send(encode(ControlPong(message.nonce, self._stage, self._rank)), zmq.NOBLOCK)
                     elif isinstance(message, NewGeneration):
-                        self._generations.hear(message.generation)
+                        self._generations.announce(message.generation)
                     elif isinstance(message, Shutdown) and deadline is None:
                         deadline = time.monotonic() + GRACE_S
                         self.stop.set()

@@ -1,11 +1,13 @@
-"""An edge between stages: what a message is, and its records on both sides.
+"""An edge between stages: the format of a message, and its records on both sides.
 
-Shapes are known from the step, so a message is a header and the bytes of one tensor, which travel from the sender's
-tensor into the receiver's preallocated buffer. The header says what is sent, and what was not due is refused. There is
-no timeout: a hang is for the diagnosis to name, a dead peer raises `PeerLostError` on the other side.
+Shapes are known from the step, so a message is a header and the bytes of one tensor. They travel
+from the sender's tensor into the receiver's preallocated buffer. The header describes the tensor,
+and a message that was not due is refused. There is no timeout: the diagnosis reports a hang, a dead
+peer raises `PeerLostError` on the other side.
 
-Between GPUs of one host the bytes go from device to device (`backends/cuda/device_edges`) and the wire carries headers
-alone, sent when the sender's device was told to write: whoever has heard a header may let a device wait for its bytes.
+Between GPUs of one host the bytes go from device to device (`backends/cuda/device_edges`), and the
+wire carries headers alone. A header is sent once the sender's device has the write in its queue:
+the receiver may let its device wait for the bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
 
 
 class Sending(NamedTuple):
-    """A message whose first `push` has been made: its record (0: none) and what is left to send."""
+    """A message whose first `push` has been made: its record (0: none) and the rest to send."""
 
     seq: int
     rest: list[memoryview]
@@ -38,29 +40,35 @@ class Sending(NamedTuple):
 class Edge:
     """One wire between two stages, in one direction.
 
-    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread that uses the edge:
-    handed over, call returned, done. A send is recorded once its call is back; one that raised leaves none.
+    Both sides count the messages from 1 and record each one in `ring`, which belongs to the thread
+    that uses the edge: handed over, call returned, done. A send is recorded once its call is back;
+    one that raised leaves none.
     """
 
-    def __init__(self, wire: Wire, upstream: bool, ring: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        upstream: bool,
+        ring: Recorder | None = None,
+        meanwhile: Callable[[], bool] | None = None,
+    ) -> None:
+        """Take over a wire. While a message is waited for, `meanwhile` is called until it returns False."""
         self.peer = wire.peer
         self.wire = wire
         self._ring = ring
         self._kind = (Kind.SEND if upstream else Kind.RECEIVE).value
         self.number = 0
-        """Of the newest message."""
+        """Number of the newest message."""
         self._open = 0
         """Record of the message that is not done; one goes after the other."""
-        self.meanwhile: Callable[[], bool] | None = None
-        """Called again and again while a message is waited for, until it returns False: what this stage owes others
-        must not wait for it."""
+        self.meanwhile = meanwhile
 
     def send(self, tensor: Tensor, step: int = 0) -> Sending:
         """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
         return self._push(tensor, step, _WITH_BODY, _bytes_of(tensor))
 
     def announce(self, tensor: Tensor, step: int = 0) -> Sending:
-        """Send, as far as there is room, the header of a message whose bytes a device carries."""
+        """Send the header of a message whose bytes a device carries, as far as there is room."""
         return self._push(tensor, step, _BY_DEVICE)
 
     def _push(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> Sending:
@@ -87,15 +95,16 @@ class Edge:
     def receive(self, tensor: Tensor, step: int = 0) -> None:
         """Wait for the next message and fill a contiguous tensor with it.
 
-        Raises PeerLostError, for a message that is not of this step, size and element type as well; SupersededError.
+        Raises PeerLostError, also for a message that is not of this step, size and element type;
+        SupersededError.
         """
         body = _bytes_of(tensor)
         seq, count = self._read(tensor, step, _WITH_BODY, body)
         self.wire.receive(body[count:])
         self._end(seq)
 
-    def hear(self, tensor: Tensor, step: int = 0) -> int:
-        """Wait until a device was told to carry the next message, which is to fill `tensor`; return its number.
+    def receive_header(self, tensor: Tensor, step: int = 0) -> int:
+        """Wait for the header of the next message, which a device writes into `tensor`; return its number.
 
         Raises as `receive` does.
         """
@@ -128,7 +137,7 @@ class Edge:
         return seq, max(0, count - _HEADER.size)
 
     def close(self) -> None:
-        """Close the connection; the peer is told at once."""
+        """Close the connection; the peer sees it at once."""
         self.wire.close()
         if self._open:  # or the ring would show it under way for ever
             self._end(self._open)

@@ -1,7 +1,8 @@
-"""What the two ends of an edge agree on once they have met: whether a device carries its messages.
+"""The agreement of the two ends of an edge once they have met: whether a device carries its messages.
 
-The receiver offers memory of its card that the sender's device may write. The sender opens it and says so, or says why
-it cannot; then messages go through the wire. Both are short JSON frames on the wire that has just been made.
+The receiver offers memory of its card that the sender's device may write. The sender opens it and
+says so, or says why it cannot; then messages go through the wire. Both are short JSON frames on the
+wire that has just been made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from ppengine.stage.wire import PeerLostError, Wire
 
 HANDLE_BYTES = 64
-"""Of a CUDA handle for another process's memory."""
+"""Size of a CUDA handle for another process's memory."""
 MAX_FRAME = 4096
 _LENGTH = struct.Struct("<I")
 _Frame = TypeVar("_Frame")
@@ -65,20 +66,21 @@ class _Answer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def propose(wire: Wire, offer: Offer | None) -> str:
-    """Offer memory to the sender of this edge; return why it is not used, empty where it is.
+    """Offer memory to the sender of this edge; return why it is not used, empty if it is.
 
-    Raises PeerLostError, for an answer that cannot be read as well; SupersededError.
+    Raises PeerLostError, also for an answer that cannot be read; SupersededError.
     """
-    _say(wire, _Proposal(offer))
-    return _hear(wire, _Answer).refusal
+    _send(wire, _Proposal(offer))
+    return _receive(wire, _Answer).refusal
 
 
 def consider(wire: Wire, accept: Callable[[Offer], _Opened]) -> tuple[_Opened | None, str]:
-    """Hear what the receiver of this edge offers, and answer; return what `accept` made of it, or None and why not.
+    """Receive the offer of this edge's receiver, and answer; return the result of `accept`, or None and why not.
 
-    `accept` may raise RefusedError. Raises PeerLostError, for an offer that cannot be read as well; SupersededError.
+    `accept` may raise RefusedError. Raises PeerLostError, also for an offer that cannot be read;
+    SupersededError.
     """
-    offer, opened, refusal = _hear(wire, _Proposal).offer, None, ""
+    offer, opened, refusal = _receive(wire, _Proposal).offer, None, ""
     if offer is None:
         refusal = f"stage {wire.peer} offers no memory"
     else:
@@ -86,16 +88,16 @@ def consider(wire: Wire, accept: Callable[[Offer], _Opened]) -> tuple[_Opened | 
             opened = accept(offer)
         except RefusedError as error:
             refusal = str(error)
-    _say(wire, _Answer(refusal))
+    _send(wire, _Answer(refusal))
     return opened, refusal
 
 
-def _say(wire: Wire, frame: msgspec.Struct) -> None:
+def _send(wire: Wire, frame: msgspec.Struct) -> None:
     body = msgspec.json.encode(frame)
     wire.send([memoryview(_LENGTH.pack(len(body))), memoryview(body)])
 
 
-def _hear(wire: Wire, kind: type[_Frame]) -> _Frame:
+def _receive(wire: Wire, kind: type[_Frame]) -> _Frame:
     length = bytearray(_LENGTH.size)
     wire.receive(memoryview(length))
     (size,) = _LENGTH.unpack(length)

@@ -1,8 +1,9 @@
-"""The finite check: values that leave a stage are looked at, and the first that is not finite is traced to its origin.
+"""The finite check: finds the first value that leaves a stage and is not finite, and traces it to its origin.
 
-While all is well it costs one pass over what leaves the stage (on a GPU the host looks when the step is done, and waits
-for nothing before: `cuda.runner`). At the first value that is no number, the step's layers
-run once more on the same input (they write the same keys and values) and stop at the first part that fails.
+While all is well it costs one pass over the results of the stage. On a GPU the host looks when the
+step is done, and waits for nothing before (`cuda.cuda_runner`). At the first value that is no
+number, the step's layers run once more on the same input (they write the same keys and values) and
+stop at the first part that fails.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ppengine.models import StageModel
 from ppengine.protocol.reports import Finding
-from ppengine.stage.backends.cpu.kv_cache import KvCache
+from ppengine.stage.backends.base import KvCache
 from ppengine.stage.batch_state import BatchState, Ints, Plan
 from ppengine.stage.checks import StageChecks
 
@@ -24,7 +25,7 @@ _SUMMARY_MOST = 100
 _NAMED = 4
 """Requests, weights and blocks that are named; of the rest there is a count."""
 HOLD_S = 0.5
-"""How long a stage waits before it says that bad values came to it: who sent them knows better where they are from."""
+"""How long a stage waits before it reports bad input: the stage that sent it knows the origin better."""
 
 
 def is_finite(values: Tensor) -> bool:
@@ -35,7 +36,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 class FiniteCheck:
-    """Looks at what one stage computes; `checks` takes what it finds."""
+    """Looks at the results of one stage; `checks` takes its findings."""
 
     def __init__(self, stage: int, model: StageModel, state: BatchState, cache: KvCache, checks: StageChecks) -> None:
         self._stage = stage
@@ -50,36 +51,36 @@ class FiniteCheck:
             self.explain(number, plan, plan.batch, hidden, out)
 
     def explain(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
-        """Find where what is not finite in `out` comes from. `batch` is the plan's where the kernels want it."""
+        """Find the origin of values in `out` that are not finite. `batch` is the plan's, in the kernels' memory."""
         if is_finite(hidden):
             self._trace(number, plan, batch, hidden, out)
         elif self._model.first:
-            self._tell(number, plan, "embedding", hidden, self._weights())
+            self._report(number, plan, "embedding", hidden, self._weights())
         else:
             text = f"it came so from stage {self._stage - 1}: if that one found nothing, the link between them did it"
-            self._tell(number, plan, f"input from stage {self._stage - 1}", hidden, [text], HOLD_S)
+            self._report(number, plan, f"input from stage {self._stage - 1}", hidden, [text], HOLD_S)
 
     def look_at_logits(self, number: int, plan: Plan, logits: Tensor) -> None:
-        """Check `logits` [R, V]; what they were made of has been found finite."""
+        """Check `logits` [R, V]; their input has been found finite."""
         if not is_finite(logits):
             self.explain_logits(number, plan, logits)
 
     def explain_logits(self, number: int, plan: Plan, logits: Tensor) -> None:
         """Say whose `logits` are not finite."""
-        self._tell(number, plan, "head", logits, self._weights(), rows=plan.sampled)
+        self._report(number, plan, "head", logits, self._weights(), rows=plan.sampled)
 
     def _trace(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
         for layer, part, behind in self._model.parts(hidden, batch, self._cache.layers):
             if not is_finite(behind):
                 causes = self._weights(layer) or self._blocks(layer, plan)
                 name = f"layer {layer} {part}"
-                self._tell(number, plan, name, behind, causes or ["weights and KV blocks of the layer are finite"])
+                self._report(number, plan, name, behind, causes or ["weights and KV blocks of the layer are finite"])
                 return
         name = f"layers {self._model.layer_range[0]} to {self._model.layer_range[1] - 1}"
         again = "a second run of the step is finite: no weight does it; something wrote where it should not"
-        self._tell(number, plan, name, out, [again, "try: ppconsole check ledger on"])
+        self._report(number, plan, name, out, [again, "try: ppconsole check ledger on"])
 
-    def _tell(
+    def _report(
         self,
         number: int,
         plan: Plan,
@@ -132,7 +133,7 @@ class FiniteCheck:
         return found[:_NAMED]
 
     def _blocks(self, layer: int, plan: Plan) -> list[str]:
-        """Name KV blocks of the step's requests that hold what is not finite."""
+        """Name KV blocks of the step's requests with values that are not finite."""
         cache = self._cache.layers[layer - self._model.layer_range[0]]
         used = torch.unique(plan.batch.block_tables)
         bad = [block for block in used.tolist() if block and not is_finite(cache[block])]

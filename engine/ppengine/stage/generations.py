@@ -1,4 +1,4 @@
-"""The generation that a stage is in, and the newest one that it has heard of."""
+"""The generation that a stage is in, and the newest one that the core has announced."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 
 class Generations:
-    """`hear` may be called by any thread; only the step loop enters one."""
+    """`announce` may be called by any thread; only the step loop enters a generation."""
 
     def __init__(self, first: int) -> None:
         self.current = first
         self.newest = first
         self.on_newer: Callable[[], None] | None = None
-        """Called, by whoever hears of it, when the present generation is over."""
+        """Called when the present generation is over, by the thread that receives the news."""
 
-    def hear(self, generation: int) -> None:
+    def announce(self, generation: int) -> None:
         """Note that the core has begun a generation."""
         self.newest = max(self.newest, generation)
         on_newer = self.on_newer

@@ -1,4 +1,4 @@
-"""A step that was launched: what is still to happen before it is retired."""
+"""A step that was launched: the completions and calls that must come before it is retired."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ppengine.protocol.steps import Retired
 
 
 class Completion(Protocol):
-    """Something that a device does; on a CPU nothing is left to wait for."""
+    """A piece of a device's work; a step on a CPU has none."""
 
     def done(self) -> bool:
         """Return whether it is done; does not wait."""

@@ -1,4 +1,4 @@
-"""The profile run: what the largest batch needs beside the weights, measured and not estimated."""
+"""The profile run: the memory that the largest batch needs beside the weights, measured and not estimated."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from ppengine.protocol.steps import Row
 
 _RESET_PEAK = "5"
-"""To /proc/self/clear_refs: set VmHWM to what is resident now (proc(5))."""
+"""To /proc/self/clear_refs: set VmHWM to the present resident memory (proc(5))."""
 
 
 def largest_batches(max_tokens: int, max_seqs: int, max_model_len: int) -> list[list[Row]]:
-    """Return the extremes of what a step may hold, all in slot 0 and all sampled.
+    """Return the largest steps that there may be, all in slot 0 and all sampled.
 
-    The token budget over as many sequences as allowed, and one chunk of it at the end of the longest context.
+    The token budget over as many sequences as allowed, and one chunk of it at the end of the
+    longest context.
     """
     sequences = min(max_seqs, max_tokens)
     even, more = divmod(max_tokens, sequences)
@@ -26,11 +27,12 @@ def largest_batches(max_tokens: int, max_seqs: int, max_model_len: int) -> list[
 
 
 def activation_bytes(run: Callable[[], None]) -> int:
-    """Return by how much `run` raises this process's resident memory above what it holds before and after.
+    """Return by how much `run` raises this process's resident memory above its level before and after.
 
-    Run once before, so that lazily loaded code and libraries' own buffers are not counted; then with the allocator's
-    free memory given back and the high-water mark (VmHWM) reset. Where the system does not let us reset it, the mark
-    of the process's whole life stands in: more than the truth, never less.
+    `run` is called once before, so that lazily loaded code and libraries' own buffers are not
+    counted. Then the allocator's free memory is given back and the high-water mark (VmHWM) reset.
+    If the system does not allow that, the mark of the process's whole life is used: too much maybe,
+    never too little.
     """
     run()
     ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Writing the rings of a stage: one file a thread; what is not in every step may be a `with` block."""
+"""Writing the rings of a stage: one file a thread; operations that are not in every step may be `with` blocks."""
 
 from __future__ import annotations
 

@@ -2,114 +2,102 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from ppkernels.block_copy import copy_layers
-from torch import Tensor
+from dataclasses import dataclass
 
 from ppengine.common.ring import Gauge, Kind
 from ppengine.models import StageModel
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Mapped, Move, MoveKind, Retired, Sampled, Step
-from ppengine.stage.backends.cpu.kv_cache import KvCache, SwapPool
-from ppengine.stage.batch_state import BatchState, Plan
+from ppengine.protocol.steps import Mapped, Move, MoveKind, Register, Retired, Step
+from ppengine.stage.backends.base import EdgeEnd, Ends, KvCache, Sender, SwapSpace
+from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite_check import FiniteCheck
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.recorder import Recorder
-from ppengine.stage.sampler import sample_rows
-from ppengine.stage.token_return import TokenTable
-from ppengine.stage.transport import Inlet, Outbox
 
 log = logging.getLogger("ppengine.stage")
 
-# Plain integers: with cold caches, looking up a member of an enum costs as much as the record.
-_RECEIVE, _EMBED, _FORWARD = Kind.RECEIVE.value, Kind.EMBED.value, Kind.FORWARD.value
-_HEAD, _SAMPLE, _SEND = Kind.HEAD.value, Kind.SAMPLE.value, Kind.SEND.value
 MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
 
 
-class Runner:
-    """One stage's model, memory and edges. Its caller hands it steps in order, from one thread.
+def _never() -> bool:
+    return False
 
-    `launches`: whether steps are only launched, and done later. The first stage has no `inlet`. `outbox` leads to the
-    next stage; on the last stage it leads back to the first one, where the core schedules ahead. `tokens` is the first
-    stage's table of sampled tokens.
-    """
 
-    launches = False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerParts:
+    """Everything that a runner of one generation is made of."""
 
-    def __init__(
-        self,
-        *,
-        stage: int,
-        rank: int,
-        generation: int,
-        model: StageModel,
-        state: BatchState,
-        cache: KvCache,
-        host: SwapPool,
-        ring: Recorder,
-        inlet: Inlet | None,
-        outbox: Outbox | None,
-        tokens: TokenTable | None,
-        checks: StageChecks,
-    ) -> None:
-        self.stage, self.rank, self.generation = stage, rank, generation
-        self.cache = cache
-        self.outbox = outbox
-        self._model = model
-        self._state = state
-        self._host = host
-        self._ring = ring
-        self._inlet = inlet
-        self._tokens = tokens
-        self._checks = checks
-        self.card: Any = None
-        """What a GPU keeps for life; see `ppengine.stage.backends.cuda.cuda_runner`."""
-        self._finite = FiniteCheck(stage, model, state, cache, checks)
+    stage: int
+    rank: int
+    generation: int
+    model: StageModel
+    state: BatchState
+    cache: KvCache
+    swap: SwapSpace
+    ring: Recorder
+    """The main thread's."""
+    ends: Ends
+    checks: StageChecks
+    over: Callable[[], bool] = _never
+    """Returns whether the generation is over: then no device is waited for any more."""
+
+
+class Runner(ABC):
+    """One stage's model, memory and edges in one generation. Its caller hands it steps in order, from one thread."""
+
+    def __init__(self, parts: RunnerParts) -> None:
+        self.stage, self.rank, self.generation = parts.stage, parts.rank, parts.generation
+        self.cache = parts.cache
+        self._swap = parts.swap
+        self._model = parts.model
+        self._state = parts.state
+        self._ring = parts.ring
+        self._checks = parts.checks
+        self._receiver, self._sender, self._token_sender, self._tokens = parts.ends
+        ends: tuple[EdgeEnd | None, ...] = self._receiver, self._tokens, self._sender, self._token_sender
+        self._ends = [end for end in ends if end is not None]
+        self._finite = FiniteCheck(parts.stage, parts.model, parts.state, parts.cache, parts.checks)
         self._change: tuple[int, int] | None = None
         """Step and blocks of the change of the cache that has not ended."""
         self._mapped: Mapped | None = None
 
-    def while_waiting(self, act: Callable[[], bool], over: Callable[[], bool]) -> None:
-        """Have `act` called again and again while this stage waits for a message of another, until it returns False.
-
-        `over` says when a device is not to be waited for any more.
-        """
-        if self._inlet is not None:
-            self._inlet.edge.meanwhile = act
-        if self._tokens is not None and self._tokens.edge is not None:
-            self._tokens.edge.meanwhile = act
+    @property
+    def outgoing(self) -> Sender | None:
+        """The end that this stage sends by: to the next stage, or tokens to the first one."""
+        return self._token_sender if self._sender is None else self._sender
 
     def check_neighbours(self) -> None:
-        """Raise PeerLostError where a device may wait in vain: the neighbour that it waits for is gone."""
+        """Raise PeerLostError if a device may wait for a neighbour that is gone."""
+        for end in self._ends:
+            end.check_peer()
 
     def release(self) -> None:
-        """Let go what waits on a device for a neighbour, whatever comes of it; any thread may."""
+        """Let a device that waits for a neighbour run on, at the cost of its results; any thread may call it."""
+        for end in self._ends:
+            end.release()
 
     def leave(self) -> None:
-        """Close all edges, whatever is under way on them; what this runner knew of requests goes with it."""
-        for end in (self._inlet, self._tokens, self.outbox):
-            if end is not None:
-                end.close()
+        """Close all edges with the messages under way on them; requests are forgotten with this runner."""
+        for end in self._ends:
+            end.close()
 
     def announce(self, step: Step) -> None:
-        """Begin what can be begun of a step that has come: a receive of the transport."""
-        if self._inlet is not None and step.rows:
-            self._inlet.expect(step.number, sum(row.count for row in step.rows))
+        """Prepare for a step that has arrived: its hidden states are expected."""
+        if self._receiver is not None and step.rows:
+            self._receiver.expect(step.number, sum(row.count for row in step.rows))
 
     def execute(self, step: Step) -> Pending:
-        """Do or launch one step; its acknowledgement comes when it is done. Raises what model or transport raise."""
+        """Do or launch one step; its acknowledgement is sent when it is done. Raises errors of model and transport."""
         if step.checks is not None:
             self._checks.apply(step.checks)
         self._state.release(step.release)
         if self._tokens is not None and step.release:
             self._tokens.forget(step.release)
-        self._register(step)
+        self._state.register(step.register)
+        self._registered(step.register)
         self._state.set_tables(step.tables)
         retired = Retired(self.generation, step.number, self.stage, self.rank)
         pending = Pending(retired)
@@ -124,8 +112,16 @@ class Runner:
                 self._ring.end_part()
         return pending
 
-    def _register(self, step: Step) -> None:
-        self._state.register(step.register)
+    def _registered(self, registers: list[Register]) -> None:  # noqa: B027 (a CPU needs no more than the state)
+        """Note requests that the step has registered."""
+
+    @abstractmethod
+    def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
+        """Move blocks between cache and swap space, and within the cache, in list order."""
+
+    @abstractmethod
+    def _rows(self, step: Step, pending: Pending) -> None:
+        """Take the step's rows through the layers, and pass the result on."""
 
     @property
     def changing(self) -> bool:
@@ -133,13 +129,13 @@ class Runner:
         return self._change is not None or self._mapped is not None
 
     def mapped(self) -> Mapped | None:
-        """Return, once, what came of the newest change of the cache, when it has ended; does not wait."""
+        """Return, once, the result of the newest change of the cache when it has ended; does not wait."""
         self._end_change()
         mapped, self._mapped = self._mapped, None
         return mapped
 
     def _map(self, number: int, blocks: int) -> None:
-        """Begin a change of the cache. What need not be prepared (on a CPU) ends within the step."""
+        """Begin a change of the cache. One that needs no preparation (on a CPU) ends within the step."""
         with self._ring.operation(Kind.MAP, number, size=blocks):
             self.cache.prepare(blocks)
             self._change = number, blocks
@@ -154,70 +150,3 @@ class Runner:
         self._ring.gauge(Gauge.KV_MAPPED_BYTES, self.cache.mapped * self.cache.shape.block_bytes)
         log.info("step %d maps %d blocks: %s", number, blocks, error or "done")
         self._mapped = Mapped(self.generation, number, self.stage, self.rank, self.cache.mapped, error)
-
-    def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
-        for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):
-            pairs = [(move.src, move.dst) for move in group]
-            size = len(pairs) * self.cache.shape.block_bytes
-            with self._ring.operation(MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
-                source = self._host.layers if kind is MoveKind.IN else self.cache.layers
-                target = self._host.layers if kind is MoveKind.OUT else self.cache.layers
-                copy_layers(source, target, pairs)
-
-    def _rows(self, step: Step, pending: Pending) -> None:
-        ring, number = self._ring, step.number
-        plan = self._state.plan(step.rows)
-        count = int(plan.query_start[-1])
-        if self._inlet is None:
-            hidden = self._embed(number, plan)
-        else:
-            ring.part(_RECEIVE, number, self._inlet.edge.peer, count)
-            hidden = self._inlet.take(number)
-        ring.part(_FORWARD, number, -1, count, self._model.layer_range[0])
-        out = self._model.run(hidden, plan.batch, self.cache.layers)
-        if self._checks.looks_for_non_finite:
-            self._finite.look(number, plan, hidden, out)
-        if self._model.last:
-            pending.retired.sampled = self._finish(number, plan, out)
-            return
-        self._send(number, out.contiguous())
-        if self._tokens is not None and len(plan.sampled):
-            self._tokens.expect(number, plan.sampled_slots)
-
-    def _embed(self, number: int, plan: Plan) -> Tensor:
-        on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]
-        if len(on_device):
-            if self._tokens is None:
-                raise ValueError(f"step {number} takes tokens from the device, but scheduler.schedule_ahead is off")
-            on_device = self._tokens.tokens(on_device)
-        self._ring.part(_EMBED, number, -1, int(plan.query_start[-1]))
-        ids = torch.from_numpy(self._state.input_ids(plan, on_device))
-        return self._model.embed(ids, plan.batch.positions)
-
-    def _finish(self, number: int, plan: Plan, hidden: Tensor) -> list[Sampled]:
-        """Sample on the last stage, and let the first one know."""
-        rows = len(plan.sampled)
-        if not rows:
-            return []
-        self._ring.part(_HEAD, number, -1, rows)
-        wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
-        logits = self._model.logits(wanted)
-        if self._checks.looks_for_non_finite:
-            self._finite.look_at_logits(number, plan, logits)
-        self._ring.part(_SAMPLE, number, -1, rows)
-        slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
-        tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
-        if self.outbox is not None:
-            self._send(number, tokens)
-        elif self._tokens is not None:
-            self._tokens.store(slots, tokens.numpy())
-        return sampled
-
-    def _send(self, number: int, tensor: Tensor) -> None:
-        if self.outbox is None:
-            return
-        self._ring.part(_SEND, number, self.outbox.edge.peer, tensor.nbytes)
-        try:
-            self.outbox.put(number, tensor)
-        finally:
-            self._ring.end_part()

@@ -15,7 +15,8 @@ def sample_rows(
 ) -> tuple[Tensor, list[Sampled]]:
     """Return tokens [R] int64 and their wire form, in row order.
 
-    `logits` is [R, V]; `positions` say where in its sequence each token goes, which keys its random number.
+    `logits` is [R, V]; `positions` say where in its sequence each token goes, which keys its random
+    number.
     """
     rows = [requests[slot] for slot in slots]
     inputs = SamplingInputs(

@@ -6,29 +6,26 @@ from collections import deque
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ppengine.common.ring import Kind
+from ppengine.stage.backends.base import Slots
 from ppengine.stage.edge import Edge
 from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.ledger.storage import StorageBuffers
 from ppengine.stage.recorder import Recorder
+from ppengine.stage.transport import WireEnd
 
-Slots = NDArray[np.int64]
 _TOKEN_RETURN = Kind.TOKEN_RETURN.value
 KEEP_RETURNS = 32
 """Returns left unread before the oldest is taken in; far above the steps that the core keeps in flight."""
 
 
-class TokenTable:
-    """The newest sampled token of each slot, as the first stage knows it.
+class HostTokenTable(WireEnd):
+    """The newest sampled token of each slot, in host memory of the first stage.
 
-    With one stage the sampler fills it (`store`). With more, each step that samples announces a return (`expect`), and
-    returns are taken in, in step order, when a row needs one (`tokens`).
+    With one stage the sampler fills it (`store`). With more, each step that samples announces a
+    return (`expect`), and returns are taken in, in step order, when a row needs one (`tokens`).
     """
-
-    by_device = False
-    """See `Inlet`."""
 
     def __init__(self, ring: Recorder, edge: Edge | None = None, ledger: Ledger | None = None) -> None:
         self._ring = ring
@@ -45,7 +42,7 @@ class TokenTable:
         self._pending: deque[tuple[int, Slots]] = deque()
 
     def store(self, slots: Slots, tokens: Slots) -> None:
-        """Note what was sampled here."""
+        """Note tokens that this stage has sampled itself."""
         self._make_room(slots)
         self._latest[slots] = tokens
 
@@ -60,7 +57,7 @@ class TokenTable:
             self._take_oldest()
 
     def tokens(self, slots: Slots) -> Slots:
-        """Return the newest sampled token of each slot, waiting for it where it is still on its way."""
+        """Return the newest sampled token of each slot; waits for one that is still on its way."""
         self._make_room(slots)
         newest = self._awaited[slots].max()
         while self._pending and self._pending[0][0] <= newest:
@@ -71,10 +68,10 @@ class TokenTable:
         return tokens
 
     def arrive(self) -> None:
-        """Nothing: `tokens` has waited. See `DeviceTokens`."""
+        """Do nothing: `tokens` has waited."""
 
     def forget(self, slots: list[int]) -> None:
-        """Drop the tokens of released slots, so that a wrong marker fails instead of finding another's token."""
+        """Drop the tokens of released slots, so that a wrong marker fails and finds no other request's token."""
         self._latest[[slot for slot in slots if slot < len(self._latest)]] = -1
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The buffers on both sides of an edge between stages, where its messages go through the wire.
+"""The two ends of an edge whose messages go through the wire.
 
-A message goes out from the step loop as far as the kernel has room for it. Only the rest of one that is too big waits
-for the receiver, on a thread, so that the step loop can go on.
+A message goes out from the step loop as far as the kernel has room for it. Only the rest of a
+message that is too big waits for the receiver, on a thread, so that the step loop can go on.
 
 With the ledger on, a connection is a stream of the step loop, and every hand-off is declared.
 """
@@ -9,26 +9,30 @@ With the ledger on, a connection is a stream of the step loop, and every hand-of
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ppengine.common.ring import Gauge, Kind
 from ppengine.stage.edge import Edge, Sending
 from ppengine.stage.ledger.actors import Mark
 from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.ledger.storage import StorageBuffers
+from ppengine.stage.pending_step import Pending
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.wire import PeerLostError, SupersededError
 
 MAX_UNDELIVERED = 2
-"""Sends that may be under way; the step loop waits (and is seen waiting) before it hands over another one."""
+"""Sends that may be under way; the step loop waits, in a record, before it hands over another one."""
+_SEND = Kind.SEND.value
 
 
-class Due:
+class ExpectedSteps:
     """Steps whose hidden states are still to come, in order, with their numbers of tokens."""
 
     def __init__(self) -> None:
@@ -50,11 +54,18 @@ class Due:
         self._steps.clear()
 
 
-class Inlet:
-    """Receiving side of the edge from the stage before."""
+class WireEnd:
+    """An end of an edge for which no device waits."""
 
-    by_device = False
-    """Whether messages come from device to device: then a step is launched before its message is there."""
+    def check_peer(self) -> None:
+        """Do nothing: a host that waits for the peer sees it go."""
+
+    def release(self) -> None:
+        """Do nothing: no device waits."""
+
+
+class WireReceiver(WireEnd):
+    """Receives hidden states of at most `max_tokens` tokens into host memory, page-locked if `pinned`."""
 
     def __init__(
         self,
@@ -70,33 +81,52 @@ class Inlet:
         self._stream = ledger.stream(f"recv<{edge.peer}", "receive")
         self._peer = ledger.peer(f"stage {edge.peer}")
         # Written once, so that the memory is really there before the profile run counts it.
-        self._buffer = torch.zeros(max_tokens, width, dtype=dtype, pin_memory=pinned)
-        self.known = ledger.buffer(f"recv<{edge.peer} buffer", size=self._buffer.nbytes)
-        """The receive buffer, as the ledger knows it."""
-        self.known.forget()  # An earlier generation has left it, in the middle of a message perhaps.
-        self._due = Due()
+        self._memory = torch.zeros(max_tokens, width, dtype=dtype, pin_memory=pinned)
+        self.buffer = ledger.buffer(f"recv<{edge.peer} buffer", size=self._memory.nbytes)
+        """The memory, as the ledger knows it."""
+        self.buffer.forget()  # An earlier generation has left it, maybe in the middle of a message.
+        self._expected = ExpectedSteps()
 
     def expect(self, step: int, tokens: int) -> None:
         """Announce, in step order, that `step` brings hidden states of `tokens` tokens."""
-        self._due.add(step, tokens)
+        self._expected.add(step, tokens)
 
     def take(self, step: int) -> Tensor:
         """Return the hidden states [tokens, width] of the oldest expected step; valid until the next `take`."""
-        view, mark = self._buffer[: self._due.next(step)], None
+        view, mark = self._memory[: self._expected.next(step)], None
         if self._ledger.on:
-            mark = self._ledger.launch(self._stream, f"receive of m{step}", writes=[self.known])
+            mark = self._ledger.launch(self._stream, f"receive of m{step}", writes=[self.buffer])
         self.edge.receive(view, step)
         if self._ledger.on and mark is not None:
             self._ledger.passed(self._peer, self._stream, "message")
             self._ledger.sync(mark)
-            self._ledger.read(self.known, f"forward of m{step}", depth=1)
+            self._ledger.read(self.buffer, f"forward of m{step}", depth=1)
         return view
 
     def close(self) -> None:
         """Close the edge."""
-        self._due.clear()
+        self._expected.clear()
         self._ledger.close(self._stream)
         self.edge.close()
+
+
+class RecordedSender(ABC):
+    """A sending end whose messages are parts of a step in the main thread's ring."""
+
+    def __init__(self, edge: Edge, ring: Recorder) -> None:
+        self.edge = edge
+        self._ring = ring
+
+    @abstractmethod
+    def put(self, step: int, tensor: Tensor) -> None:
+        """Send one contiguous tensor, which must stay unchanged until it is delivered."""
+
+    def _record_put(self, step: int, tensor: Tensor) -> None:
+        self._ring.part(_SEND, step, self.edge.peer, tensor.nbytes)
+        try:
+            self.put(step, tensor)
+        finally:
+            self._ring.end_part()
 
 
 class _Parcel(NamedTuple):
@@ -109,23 +139,19 @@ class _Parcel(NamedTuple):
     delivered: threading.Event | None
 
 
-class Outbox:
-    """Sending side of one edge, and the thread that sends what does not fit at once."""
+class WireSender(WireEnd, RecordedSender):
+    """Sends tensors, and has a thread send the rest of one that does not fit at once."""
 
-    by_device = False
-    """Whether messages go from device to device: then they are put when their step is launched."""
-
-    def __init__(self, edge: Edge, main: Recorder, ledger: Ledger | None = None) -> None:
-        self.edge = edge
+    def __init__(self, edge: Edge, ring: Recorder, ledger: Ledger | None = None) -> None:
+        super().__init__(edge, ring)
         self.error: PeerLostError | None = None
-        self._main = main
         self._dropping = False
         self._ledger = ledger = ledger or Ledger()
         self._stream = ledger.stream(f"send>{edge.peer}", "send")
         self._peer = ledger.peer(f"stage {edge.peer}")
         self._buffers = StorageBuffers(ledger, f"send>{edge.peer} buffer")
         self._queue: SimpleQueue[_Parcel | None] = SimpleQueue()
-        # A permit is what comes back with a delivery; the first ones were nobody's.
+        # A permit comes back with each delivery; the first ones carry no mark.
         self._permits: SimpleQueue[Mark | None] = SimpleQueue()
         for _ in range(MAX_UNDELIVERED):
             self._permits.put(None)
@@ -133,6 +159,11 @@ class Outbox:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
+    def send(self, step: int, hidden: Tensor, pending: Pending) -> None:
+        """Send `hidden` [T, H] of `step`, which is computed."""
+        self._record_put(step, hidden)
+
+    @override
     def put(self, step: int, tensor: Tensor) -> None:
         """Send `tensor` and keep it until delivered; blocks while `MAX_UNDELIVERED` are under way.
 
@@ -159,21 +190,21 @@ class Outbox:
         self._hand_over(_Parcel(step, tensor, sending, mark, threading.Event() if ledger.strict else None))
 
     def _permit(self, step: int, tensor: Tensor) -> Mark | None:
-        """Return a permit to send; where there is none, that is waited for, and seen to be."""
+        """Return a permit to send; a wait for one is recorded."""
         try:
             return self._permits.get_nowait()
         except Empty:
-            with self._main.operation(Kind.ROOM, step, self.edge.peer, tensor.nbytes):
+            with self._ring.operation(Kind.ROOM, step, self.edge.peer, tensor.nbytes):
                 return self._permits.get()
 
     def finish(self, timeout: float | None = None) -> None:
-        """Let what was handed over be delivered, for at most `timeout` seconds."""
+        """Let messages that were handed over be delivered, for at most `timeout` seconds."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(timeout)
 
     def close(self) -> None:
-        """Drop what was handed over, wait for the send under way to end either way, and close the edge."""
+        """Drop messages that were handed over, wait for the send under way to end either way, and close the edge."""
         self._dropping = True
         self.finish()
         self.error = None
@@ -186,7 +217,7 @@ class Outbox:
         self._count(1)
         self._queue.put(parcel)
         if parcel.delivered is not None:
-            with self._main.operation(Kind.ROOM, parcel.step, self.edge.peer, parcel.tensor.nbytes):
+            with self._ring.operation(Kind.ROOM, parcel.step, self.edge.peer, parcel.tensor.nbytes):
                 parcel.delivered.wait()
 
     def _begin(self) -> None:
@@ -221,4 +252,17 @@ class Outbox:
     def _count(self, change: int) -> None:
         with self._lock:
             self._depth += change
-            self._main.gauge(Gauge.OUTBOX, self._depth)
+            self._ring.gauge(Gauge.OUTBOX, self._depth)
+
+
+class WireTokenSender(WireSender):
+    """Sends the last stage's sampled tokens to the first one, as soon as they are sampled."""
+
+    newest = None
+
+    def sampled(self, step: int, tokens: Tensor) -> None:
+        """Send tokens [R] of `step`."""
+        self._record_put(step, tokens)
+
+    def retired(self, step: int, tokens: Tensor) -> None:
+        """Do nothing: they are sent."""

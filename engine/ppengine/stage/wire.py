@@ -1,8 +1,8 @@
 """A connection to one neighbour: bytes over a TCP socket of this host, without a thread.
 
-What is sent lies in the kernel as far as there is room, so a message that fits costs its sender one system call and
-wakes nobody but its receiver. A wait ends when the peer's process goes, and, looked at ten times a second, when
-`left()` says that this side is to leave.
+Sent bytes are in the kernel as far as there is room, so a message that fits costs its sender one
+system call and wakes no thread but its receiver. A wait ends when the peer's process goes, or when
+`left()` says that this side must leave, which is checked ten times a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
 
 
 class PeerLostError(Exception):
-    """The process at the other end of an edge is gone, or sent what was not due; one line. `peer`: the stage there."""
+    """The process at the other end of an edge is gone, or sent a wrong message; one line. `peer`: the stage there."""
 
     def __init__(self, text: str, peer: int | None = None) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class PeerLostError(Exception):
 
 
 class SupersededError(Exception):
-    """A wait was left: a newer generation has begun, or the stage was told to leave."""
+    """A wait was left: a newer generation has begun, or the stage must end."""
 
 
 class Wire:
@@ -56,7 +56,7 @@ class Wire:
         self._ended.register(connection, select.POLLRDHUP)
 
     def push(self, parts: list[memoryview]) -> list[memoryview]:
-        """Send what there is room for, and return the rest."""
+        """Send as much as there is room for, and return the rest."""
         try:
             sent = self._socket.sendmsg(parts)
         except BlockingIOError:
@@ -79,9 +79,9 @@ class Wire:
             into = into[self.read([into]) :]
 
     def read(self, parts: list[memoryview]) -> int:
-        """Wait until something has come, put what there is into `parts`, one behind the other; return the bytes."""
+        """Wait until bytes have come, and put them into `parts`, one behind the other; return their number."""
         while True:
-            # Looked at before it is read: who holds a message up in the kernel shall be seen to.
+            # A poll before each read: a message that is held up in the kernel then shows as a wait.
             self._wait(self._readable)
             try:
                 count = self._socket.recvmsg_into(parts)[0]
@@ -99,12 +99,12 @@ class Wire:
         return bool(self._readable.poll(0))
 
     def check_open(self) -> None:
-        """Raise PeerLostError where the peer has closed, be there still something to read or not."""
+        """Raise PeerLostError if the peer has closed, even if there is still something to read."""
         if self._ended.poll(0):
             raise self._lost()
 
     def check_sendable(self) -> None:
-        """Raise PeerLostError where the peer is known to be gone: what is sent first after that would vanish unseen.
+        """Raise PeerLostError if the peer is known to be gone: the first message after that would be lost silently.
 
         Nothing comes back on a wire, so that all there can be to read is its end.
         """
@@ -112,7 +112,7 @@ class Wire:
             raise self._lost()
 
     def close(self) -> None:
-        """Close the connection; the peer is told at once."""
+        """Close the connection; the peer sees it at once."""
         self._socket.close()
 
     def _wait(self, poll: select.poll) -> None:
@@ -132,7 +132,7 @@ class Wire:
 def meet(folder: Path, name: str, upstream: bool, peer: int, left: Callable[[], bool]) -> Wire:
     """Return the wire `name` once both of its processes are there; the side that receives listens.
 
-    Where it listens, and the key that it wants to hear, are in a file of `folder`, which is this user's alone.
+    Its address, and the key that it expects, are in a file of `folder`, which is this user's alone.
     Raises SupersededError as soon as `left()` is true.
     """
     call = _call if upstream else _answer
@@ -172,7 +172,7 @@ def _call(path: Path, left: Callable[[], bool]) -> socket.socket:
 
 
 def _knows(caller: socket.socket, key: bytes) -> bool:
-    """Return whether `caller` says the key in time, and tell it so."""
+    """Return whether `caller` sends the key in time, and welcome it."""
     caller.settimeout(_GREET_S)
     said = caller.recv(_KEY_BYTES, socket.MSG_WAITALL)
     if not hmac.compare_digest(said, key):

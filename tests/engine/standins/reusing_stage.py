@@ -2,14 +2,14 @@
 
 import torch
 from ppengine.stage import worker
-from ppengine.stage.transport import Outbox
+from ppengine.stage.transport import WireSender
 from ppengine.stage.wire import Wire
 
-honest = Outbox.put
+honest = WireSender.put
 buffers: list[torch.Tensor] = []
 
 
-def put(self: Outbox, step: int, tensor: torch.Tensor) -> None:
+def put(self: WireSender, step: int, tensor: torch.Tensor) -> None:
     """Copy into the one buffer and send that."""
     if not buffers:
         buffers.append(torch.empty(4096, tensor.shape[-1], dtype=tensor.dtype))
@@ -18,7 +18,7 @@ def put(self: Outbox, step: int, tensor: torch.Tensor) -> None:
     honest(self, step, view)
 
 
-Outbox.put = put
+WireSender.put = put
 # As if messages were too big for the kernel: they wait for room on the send thread.
 Wire.push, Wire.send = (lambda self, parts: parts), (lambda self, parts: self._socket.sendmsg(parts))
 main = worker.main

@@ -1,1 +1,1 @@
-"""Devices that a stage can run on: `cpu` and `cuda` behind the interface in `hardware`."""
+"""Devices that a stage can run on: `base` and `hardware` are the interface, `cpu` and `cuda` implement it."""

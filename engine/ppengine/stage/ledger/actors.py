@@ -1,7 +1,8 @@
-"""What the ledger keeps of streams, threads and buffers: small objects of integers.
+"""The ledger's record of streams, threads and buffers: small objects of integers.
 
-An actor is whatever does things one after the other: a stream or a thread. Its clock says how far it has seen every
-other actor; an access is ordered before an actor exactly when that actor's clock has reached the access's tick.
+An actor does things one after the other: a stream or a thread. Its clock says how far it has seen
+every other actor; an access is ordered before an actor exactly when that actor's clock has reached
+the access's tick.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from ppengine.stage.ledger.call_sites import Site
+from ppengine.stage.ledger.call_sites import CallSite
 
+HOST = "cpu"
+"""Device of memory and streams of the host."""
 OPEN_MOST = 1024
-"""Operations of a stream that are remembered as open; more are under way only where nobody ever waits."""
+"""Operations of a stream that are remembered as open; more are under way only if no thread ever waits."""
 
 
 class Actor:
@@ -23,7 +26,9 @@ class Actor:
         "purpose", "tick",
     )  # fmt: skip
 
-    def __init__(self, number: int, name: str, purpose: str, device: str, owner: Actor | None, created: Site) -> None:
+    def __init__(
+        self, number: int, name: str, purpose: str, device: str, owner: Actor | None, created: CallSite
+    ) -> None:
         self.id = number
         self.name = name
         self.purpose = purpose
@@ -33,18 +38,18 @@ class Actor:
         self.alive = True
         self.current: Actor | None = None
         """Thread: the stream it has made its current one."""
-        self.current_at: tuple[Actor, Site] | None = None
+        self.current_at: tuple[Actor, CallSite] | None = None
         """Stream: the thread that made it a current stream last, and where."""
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was ordered before what."""
+        """Forget all order."""
         self.tick = 1
         self.clock: dict[int, int] = {}
         self.done = 0
         """Stream: tick up to which everything is known to be done."""
-        self.open: deque[tuple[int, Site, str, int]] = deque(maxlen=OPEN_MOST)
-        """Stream: tick, call site, what and when of what was launched and is not known to be done, oldest first."""
+        self.open: deque[tuple[int, CallSite, str, int]] = deque(maxlen=OPEN_MOST)
+        """Stream: tick, call site, name and time of launches that are not known to be done, oldest first."""
 
     @property
     def is_stream(self) -> bool:
@@ -52,17 +57,17 @@ class Actor:
         return self.owner is not None
 
     def join(self, other: Actor, tick: int, clock: dict[int, int]) -> None:
-        """Order everything that `other` had done at `tick`, and had seen then, before what this actor does next."""
+        """Order everything that `other` had done and seen at `tick` before this actor's next operation."""
         mine = self.clock
         if other is self or mine.get(other.id, 0) >= tick:
-            return  # What came with that tick is known: ticks grow whenever a clock has grown and travels.
+            return  # The clock of that tick is known: ticks grow whenever a clock has grown and travels.
         for actor, seen in clock.items():
             if seen > mine.get(actor, 0):
                 mine[actor] = seen
         mine[other.id] = tick
 
     def has_seen(self, access: Access) -> bool:
-        """Return whether `access` is ordered before what this actor does next."""
+        """Return whether `access` is ordered before this actor's next operation."""
         return access.actor is self or self.clock.get(access.actor.id, 0) >= access.tick
 
     def reached(self, tick: int) -> None:
@@ -83,19 +88,19 @@ class Actor:
 
 
 class Access(NamedTuple):
-    """One read or write of a buffer: by whom, at which tick, as part of what, where in the code."""
+    """One read or write of a buffer: its actor, tick, operation and call site."""
 
     actor: Actor
     tick: int
     what: str
-    site: Site
+    site: CallSite
 
 
 class Mark(NamedTuple):
     """A point in an actor's order that others can wait for: an event, or a message from thread to thread."""
 
     session: int
-    """Of the ledger; a mark from before it was switched on orders nothing."""
+    """Number of the ledger's session; a mark from before it was switched on orders nothing."""
     actor: Actor
     tick: int
     clock: dict[int, int]
@@ -117,10 +122,10 @@ class Buffer:
         """Newest read of this generation, by actor."""
         self.freed: tuple[Access, Mark] | None = None
         self.issuer: Actor | None = None
-        """Who got it from its pool."""
+        """The actor that got it from its pool."""
 
     def forget(self) -> None:
-        """Forget who reads and writes it."""
+        """Forget its readers and writer."""
         self.writer = self.freed = self.issuer = None
         self.readers.clear()
 

@@ -1,4 +1,4 @@
-"""Call sites as two machine words; file, line and function are looked up when somebody reads them."""
+"""Call sites as two machine words; file, line and function are looked up when a finding is read."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import sys
 from pathlib import PurePath
 from types import CodeType
 
-Site = tuple[CodeType, int]
+CallSite = tuple[CodeType, int]
 """Code object and offset of the instruction in it."""
 
 
-def here(depth: int) -> Site:
+def here(depth: int) -> CallSite:
     """Return the site `depth` frames above the caller (0: the caller itself)."""
     frame = sys._getframe(depth + 1)
     return frame.f_code, frame.f_lasti
 
 
-def site_text(site: Site) -> str:
+def site_text(site: CallSite) -> str:
     """Return `stage/transport.py:158 put`: file with its folder, line, function."""
     code, offset = site
     line = next(
@@ -26,6 +26,6 @@ def site_text(site: Site) -> str:
     return f"{'/'.join(PurePath(code.co_filename).parts[-2:])}:{line} {code.co_name}"
 
 
-def site_key(site: Site) -> tuple[int, int]:
-    """Return what tells two sites apart; comparing code objects themselves compares all their bytes."""
+def site_key(site: CallSite) -> tuple[int, int]:
+    """Return the identity of a site; comparing code objects themselves compares all their bytes."""
     return id(site[0]), site[1]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ppengine.stage.ledger.actors import Buffer
-from ppengine.stage.ledger.ledger import HOST, Ledger
+from ppengine.stage.ledger.actors import HOST, Buffer
+from ppengine.stage.ledger.ledger import Ledger
 
 MOST = 4096
-"""Blocks that are remembered; beyond, the ledger begins anew with them."""
+"""Blocks that are remembered; beyond, all are forgotten."""
 
 
 class BlockBuffers:
     """The blocks that swaps have touched since the ledger was switched on.
 
-    They have no name in the ledger, whose tables are for what carries messages. What wrote a block of the device before
-    its first swap is not known: it is taken to be what wrote any of them last.
+    They have no name in the ledger, whose tables are for buffers of messages. The writer of a
+    device block before its first swap is not known: the last writer of any block is taken for it.
     """
 
     def __init__(self, ledger: Ledger, device: str) -> None:
         self.whole = ledger.buffer("KV blocks", device)
-        """All blocks of the device, for who writes some of them on the stream that computes."""
+        """All blocks of the device, for writers of some of them on the stream that computes."""
         self._ledger = ledger
         self._session = 0
         self._blocks: dict[tuple[bool, int], Buffer] = {}
@@ -33,7 +33,7 @@ class BlockBuffers:
         return [self._blocks.get((on_device, block)) or self._add(on_device, block) for block in blocks]
 
     def forget(self) -> None:
-        """Forget all: what was in them does not count any more."""
+        """Forget all: their contents do not count any more."""
         self._blocks.clear()
 
     def known(self, blocks: Iterable[int]) -> list[Buffer]:

@@ -1,8 +1,9 @@
 """The ledger of one stage: happens-before by vector clocks, checked at every declared access.
 
-Programs declare what they do to streams and buffers, before they do it, so that a finding comes before a crash. The
-order is that of the program, not of the clock on the wall: a hand-off without a wait is found on the first run, also
-when the consumer happened to come late enough. Off, a declaration costs its caller one look at `on`.
+Programs declare their operations on streams and buffers before they do them, so that a finding
+comes before a crash. The order is that of the program, not of the clock on the wall: a hand-off
+without a wait is found on the first run, even if the consumer happened to come late enough. Off, a
+declaration costs its caller one look at `on`.
 """
 
 from __future__ import annotations
@@ -13,30 +14,31 @@ import time
 from collections.abc import Iterable
 
 from ppengine.protocol.reports import Finding
-from ppengine.stage.ledger.actors import Access, Actor, Buffer, Mark
+from ppengine.stage.ledger.actors import HOST, Access, Actor, Buffer, Mark
 from ppengine.stage.ledger.call_sites import here
-from ppengine.stage.ledger.order_findings import Kind, Trouble, Troubles
+from ppengine.stage.ledger.order_findings import Kind, Troubles
+from ppengine.stage.ledger.order_rules import OrderRules
 
-HOST = "cpu"
 _THREAD = "host"
-"""What a thread of this process is for."""
+"""The purpose of a thread of this process."""
 
 
 class Ledger:
     """Streams, threads, buffers and hand-offs of one process.
 
-    Every method that takes `depth` names the call site so many frames above its caller. All but the properties may be
-    called from any thread.
+    Every method that takes `depth` names the call site that number of frames above its caller. All
+    but the properties may be called from any thread.
     """
 
     def __init__(self, stage: int = 0) -> None:
         self.on = False
         self.strict = False
-        """Whoever launches is to wait for each operation before the next; such waits are not declared, so a missing
-        one is found all the same."""
+        """Whether each operation is waited for before the next; such waits are not declared, so a missing one is found
+        all the same."""
         self.troubles = Troubles(stage)
+        self._rules = OrderRules(self.troubles)
         self.session = 0
-        # Freed storage tells of itself from wherever it is freed, also from inside of a declaration: hence re-entrant.
+        # Re-entrant: freed storage declares itself wherever it is freed, even inside of a declaration.
         self._lock = threading.RLock()
         self._actors: list[Actor] = []
         self._threads: dict[int, Actor] = {}
@@ -59,7 +61,7 @@ class Ledger:
                 buffer.forget()
             self.on = on
 
-    # --- who and what ---------------------------------------------------------------------------------------
+    # --- actors and buffers ---------------------------------------------------------------------------------
 
     def thread(self, name: str = "", device: str | None = None) -> Actor:
         """Return the calling thread; the first call names it, `device` says which one is current in it."""
@@ -86,7 +88,7 @@ class Ledger:
             return self._add(name, purpose, device, owner, depth + 1)
 
     def peer(self, name: str) -> Actor:
-        """Return a stage at the other end of an edge: what it does is in a ledger of its own."""
+        """Return a stage at the other end of an edge, which has a ledger of its own."""
         with self._lock:
             return self._add(name, "stage", "", None, 1)
 
@@ -115,7 +117,7 @@ class Ledger:
         self._actors.append(actor)
         return actor
 
-    # --- what streams do ------------------------------------------------------------------------------------
+    # --- operations of streams ------------------------------------------------------------------------------
 
     def launch(
         self, stream: Actor, what: str, reads: Iterable[Buffer] = (), writes: Iterable[Buffer] = (), depth: int = 0
@@ -123,22 +125,21 @@ class Ledger:
         """Declare an operation that the calling thread puts on `stream`; return the point behind it."""
         thread, site = self.thread(), here(depth + 1)
         with self._lock:
-            here_too = self._check_launch(thread, stream, Access(thread, thread.tick, what, site))
+            on_one_device = self._rules.check_launch(thread, stream, Access(thread, thread.tick, what, site))
             stream.join(thread, thread.tick, thread.clock)
             thread.tick += 1
             stream.tick += 1
             stream.open.append((stream.tick, site, what, time.monotonic_ns()))
             access = Access(stream, stream.tick, what, site)
-            for buffers, touch in ((reads, self._read), (writes, self._write)):
+            for buffers, touch in ((reads, self._rules.read), (writes, self._rules.write)):
                 for buffer in buffers:
-                    # Pinned memory of the host is every device's.
-                    if here_too and buffer.device not in (HOST, stream.device):
-                        self.troubles.add(Trouble(Kind.DEVICE, access, stream=stream, buffer=buffer))
+                    if on_one_device:
+                        self._rules.check_device(stream, buffer, access)
                     touch(buffer, access)
             return Mark(self.session, stream, stream.tick, dict(stream.clock), what)
 
     def record(self, stream: Actor, event: str) -> Mark:
-        """Declare that `event` is recorded on `stream`: it stands for all that was launched there before."""
+        """Declare that `event` is recorded on `stream`: it is done when all earlier launches there are."""
         thread = self.thread()
         with self._lock:
             stream.join(thread, thread.tick, thread.clock)
@@ -147,7 +148,7 @@ class Ledger:
             return Mark(self.session, stream, stream.tick, dict(stream.clock), event)
 
     def wait(self, stream: Actor, mark: Mark | None) -> None:
-        """Declare that `stream` waits for `mark` before what is launched on it from here on."""
+        """Declare that `stream` waits for `mark` before all later launches."""
         if mark is not None and mark.session == self.session:
             with self._lock:
                 stream.join(mark.actor, mark.tick, mark.clock)
@@ -178,7 +179,7 @@ class Ledger:
         writes: Iterable[Buffer] = (),
         depth: int = 0,
     ) -> Mark:
-        """Declare what a stage does, at its end of an edge, once it has seen `after`; return the point behind it."""
+        """Declare a stage's operation at its end of an edge, once it has seen `after`; return the point behind it."""
         site = here(depth + 1)
         with self._lock:
             if after is not None and after.session == self.session:
@@ -187,9 +188,9 @@ class Ledger:
             peer.tick += 1
             access = Access(peer, peer.tick, what, site)
             for buffer in reads:
-                self._read(buffer, access)
+                self._rules.read(buffer, access)
             for buffer in writes:
-                self._write(buffer, access)
+                self._rules.write(buffer, access)
             return Mark(self.session, peer, peer.tick, dict(peer.clock), what)
 
     def completed(self, mark: Mark) -> None:
@@ -199,15 +200,15 @@ class Ledger:
                 self._reached(mark)
 
     def _reached(self, mark: Mark) -> None:
-        """Note that all before `mark` is done, and so is what that has waited for."""
+        """Note that all before `mark` is done, and so is all work that it has waited for."""
         mark.actor.reached(mark.tick)
         for number, tick in mark.clock.items():
             self._actors[number].reached(tick)
 
-    # --- what threads do ------------------------------------------------------------------------------------
+    # --- operations of threads ------------------------------------------------------------------------------
 
     def release(self, via: str) -> Mark:
-        """Declare that the calling thread hands over to whoever acquires the result, by way of `via`."""
+        """Declare that the calling thread hands over to the thread that acquires the result, by way of `via`."""
         thread = self.thread()
         with self._lock:
             mark = Mark(self.session, thread, thread.tick, dict(thread.clock), via)
@@ -215,7 +216,7 @@ class Ledger:
             return mark
 
     def acquire(self, mark: Mark | None) -> None:
-        """Declare that the calling thread has taken over what was handed over with `mark`."""
+        """Declare that the calling thread has taken over at `mark`."""
         if mark is not None and mark.session == self.session:
             thread = self.thread()
             with self._lock:
@@ -226,19 +227,20 @@ class Ledger:
         """Declare that the calling thread itself reads `buffer`."""
         thread, site = self.thread(), here(depth + 1)
         with self._lock:
-            self._read(buffer, Access(thread, thread.tick, what, site))
+            self._rules.read(buffer, Access(thread, thread.tick, what, site))
 
     def write(self, buffer: Buffer, what: str, depth: int = 0) -> None:
         """Declare that the calling thread itself writes `buffer`."""
         thread, site = self.thread(), here(depth + 1)
         with self._lock:
-            self._write(buffer, Access(thread, thread.tick, what, site))
+            self._rules.write(buffer, Access(thread, thread.tick, what, site))
 
     def free(self, buffer: Buffer, what: str, by: Actor | None = None, depth: int = 0) -> None:
         """Declare that the memory of `buffer` goes back to its pool in the order of `by` (None: the thread).
 
-        A pool that knows the order of a stream takes memory back in that order: an access on another stream that `by`
-        has not waited for may still be under way when the next owner writes.
+        A pool that knows the order of a stream takes memory back in that order: an access on
+        another stream that `by` has not waited for may still be under way when the next owner
+        writes.
         """
         site = here(depth + 1)
         with self._lock:
@@ -248,8 +250,9 @@ class Ledger:
     def dropped(self, buffer: Buffer, what: str, depth: int = 0) -> None:
         """Declare that the last reference to the memory of `buffer` has gone, and with it the memory.
 
-        That may be noticed in any thread, a collector's: all that have used the memory have let go of it before, so
-        that what they have waited for is over. What a stream does holds no reference.
+        Any thread may notice that, as the garbage collector does. All threads that have used the
+        memory have let go of it before, so that the work they have waited for is over. Operations
+        of a stream hold no reference.
         """
         site = here(depth + 1)
         with self._lock:
@@ -262,13 +265,13 @@ class Ledger:
             self._free(buffer, actor, Access(actor, actor.tick, what, site))
 
     def _free(self, buffer: Buffer, actor: Actor, access: Access) -> None:
-        self._check_unfinished(Kind.FREED, buffer, access)
+        self._rules.check_unfinished(Kind.FREED, buffer, access)
         buffer.freed = access, Mark(self.session, actor, actor.tick, dict(actor.clock), "pool")
         if actor.owner is None:
             actor.tick += 1
 
     def issue(self, buffer: Buffer, what: str, by: Actor | None = None, depth: int = 0) -> None:
-        """Declare that the memory of `buffer` is handed out anew, in the order of `by` (None: the thread)."""
+        """Declare that the memory of `buffer` is handed out again, in the order of `by` (None: the thread)."""
         site = here(depth + 1)
         with self._lock:
             actor = by or self.thread()
@@ -276,76 +279,22 @@ class Ledger:
             if freed is not None and actor.owner is None and freed[0].actor.owner is None:
                 # An allocator of host memory takes it from one thread and gives it to another under its own lock.
                 actor.join(freed[1].actor, freed[1].tick, freed[1].clock)
-            self._check_unfinished(Kind.REISSUED, buffer, Access(actor, actor.tick, what, site))
+            self._rules.check_unfinished(Kind.REISSUED, buffer, Access(actor, actor.tick, what, site))
             buffer.generation += 1
             buffer.writer, buffer.issuer = None, actor
             buffer.readers.clear()
 
-    # --- the checks -----------------------------------------------------------------------------------------
-
-    def _check_launch(self, thread: Actor, stream: Actor, access: Access) -> bool:
-        """Find a launch that its thread must not make; return whether stream and thread are on one device."""
-        if not stream.alive:
-            self.troubles.add(Trouble(Kind.DEAD, access, stream=stream))
-        if stream.owner is not thread:
-            self.troubles.add(Trouble(Kind.OWNER, access, stream=stream))
-        # A connection is a stream of the host, whatever the thread's device.
-        here = stream.device in (HOST, thread.device)
-        if not here:
-            self.troubles.add(Trouble(Kind.DEVICE, access, stream=stream))
-        return here
-
-    def _read(self, buffer: Buffer, access: Access) -> None:
-        writer, actor = buffer.writer, access.actor
-        if buffer.freed is not None:
-            self.troubles.add(Trouble(Kind.USED_FREED, access, buffer.freed[0], buffer=buffer))
-        if writer is not None and not actor.has_seen(writer):
-            self.troubles.add(Trouble(Kind.UNORDERED, access, writer, buffer=buffer))
-        buffer.readers[actor.id] = access
-
-    def _write(self, buffer: Buffer, access: Access) -> None:
-        if buffer.freed is not None:
-            self.troubles.add(Trouble(Kind.USED_FREED, access, buffer.freed[0], buffer=buffer))
-        self._check_unfinished(Kind.REWRITTEN, buffer, access)
-        buffer.generation += 1
-        buffer.writer = access
-        buffer.readers.clear()
-
-    def _check_unfinished(self, kind: Kind, buffer: Buffer, access: Access) -> None:
-        """Find readers, and the writer, that `access` does not wait for."""
-        actor, writer = access.actor, buffer.writer
-        for reader in buffer.readers.values():
-            if not actor.has_seen(reader):
-                self.troubles.add(Trouble(kind, access, reader, buffer=buffer))
-        if writer is not None and not actor.has_seen(writer):
-            self.troubles.add(Trouble(kind, access, writer, buffer=buffer, writes=True))
-        if kind is Kind.FREED:
-            # Told once, here; the next owner of the memory is not to be told again.
-            buffer.readers = {key: reader for key, reader in buffer.readers.items() if actor.has_seen(reader)}
-            buffer.writer = writer if writer is not None and actor.has_seen(writer) else None
-
     def check_stuck(self, limit_s: float) -> None:
-        """Find streams for computing whose oldest operation is not done `limit_s` after it was launched.
-
-        What waits for another stage, a transfer, is not judged here: it takes as long as the other stage does. Nor
-        are the streams of a card: the card itself tells what they have begun (`ppengine.common.device_page`).
-        """
-        now = time.monotonic_ns()
+        """Find streams for computing whose oldest operation is not done `limit_s` after it was launched."""
         with self._lock:
-            for actor in self._actors:
-                if actor.purpose != "compute" or not actor.alive or not actor.open:
-                    continue
-                tick, site, what, since_ns = actor.open[0]
-                if now - since_ns > limit_s * 1e9:
-                    access = Access(actor, tick, what, site)
-                    self.troubles.add(Trouble(Kind.STUCK, access, stream=actor, where=f"{limit_s:g}"))
+            self._rules.check_stuck(self._actors, limit_s)
+
+    # --- known facts ----------------------------------------------------------------------------------------
 
     def _note(self, producer: Actor, consumer: Actor, via: str) -> None:
         if producer is not consumer:
             key = producer.id, consumer.id, sys.intern(via.partition(" of m")[0])
             self._handoffs[key] = self._handoffs.get(key, 0) + 1
-
-    # --- what is known --------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
         """Return the findings since the ledger was switched on, oldest first."""

@@ -1,4 +1,4 @@
-"""What the ledger finds, each pair of call sites once, and in words that need no ledger to understand."""
+"""The findings of the ledger: each pair of call sites once, in words that need no ledger to understand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cause = Literal["stream_order", "stream_owner", "stream_stuck"]
 
 
 class Kind(Enum):
-    """What is wrong."""
+    """The kind of trouble."""
 
     UNORDERED = "unordered"
     REWRITTEN = "rewritten"
@@ -38,11 +38,11 @@ _CAUSES: dict[Kind, Cause] = {
     Kind.DEAD: "stream_owner",
     Kind.STUCK: "stream_stuck",
 }
-"""What is not here is `stream_order`."""
+"""All others are `stream_order`."""
 
 
 class Trouble(NamedTuple):
-    """One thing that is wrong. `access` did it, `earlier` is what it should have waited for."""
+    """One thing that is wrong. `access` did it, `earlier` is the access that it should have waited for."""
 
     kind: Kind
     access: Access
@@ -54,7 +54,7 @@ class Trouble(NamedTuple):
     """`earlier` is a write."""
 
     def key(self) -> tuple[object, ...]:
-        """Return what makes two troubles one: kind, actors, buffer and both call sites."""
+        """Return the identity of a trouble: kind, actors, buffer and both call sites."""
         earlier, stream = self.earlier, self.stream
         return (
             self.kind, self.access.actor.id, site_key(self.access.site), self.buffer and self.buffer.name,
@@ -109,7 +109,7 @@ class Troubles:
                 self.unkept += 1
 
     def findings(self) -> list[Finding]:
-        """Return them as they are told, oldest first."""
+        """Return them as reports, oldest first."""
         now = time.monotonic_ns()
         with self._lock:
             return [
@@ -145,7 +145,7 @@ def _unordered(trouble: Trouble) -> Words:
     return f"{reader} reads {buffer.name} without waiting for {writer}, which writes it", [
         _did("written by", earlier),
         _did("read by", access),
-        f"{buffer.text()}: no event, wait or synchronise orders the two, so {reader} may read what was there before",
+        f"{buffer.text()}: no event, wait or synchronise orders the two, so {reader} may read the bytes before that",
         f"to fix: record an event on {writer} behind the write, and let {reader} wait for it before the read",
     ]
 
@@ -156,12 +156,12 @@ def _in_flight(trouble: Trouble) -> Words:
     verb, then = {
         Kind.REWRITTEN: ("rewrites", f"{other} may get bytes of the next generation"),
         Kind.FREED: ("frees", f"the pool may hand the memory out while {other} still uses it"),
-        Kind.REISSUED: ("is given", f"what it writes may reach {other}, which still uses the memory"),
+        Kind.REISSUED: ("is given", f"its writes may reach {other}, which still uses the memory"),
     }[trouble.kind]
     done = {"rewrites": "rewritten by", "frees": "freed by", "is given": "handed out to"}[verb]
     fix = f"to fix: record an event on {other} behind its {use}, and let {actor} wait for it first"
     if trouble.kind is Kind.FREED:
-        fix += f", or tell the pool that {other} uses the buffer (record_stream)"
+        fix += f", or have the pool know that {other} uses the buffer (record_stream)"
     return f"{actor} {verb} {buffer.name} while {other} may still {use} it", [
         _did(f"{'written' if trouble.writes else 'read'} by", earlier),
         _did(done, access),
@@ -175,7 +175,7 @@ def _used_freed(trouble: Trouble) -> Words:
     return f"{access.actor.name} uses {buffer.name} after it was freed", [
         _did("freed by", earlier),
         _did("used by", access),
-        f"{buffer.text()}: its memory may belong to somebody else by now",
+        f"{buffer.text()}: its memory may belong to another owner by now",
         "to fix: keep the buffer until its last user is done",
     ]
 
@@ -187,7 +187,7 @@ def _stream_of(trouble: Trouble) -> Actor:
 
 def _owner(trouble: Trouble) -> Words:
     access, stream = trouble.access, _stream_of(trouble)
-    owner = stream.owner.name if stream.owner else "nobody"
+    owner = stream.owner.name if stream.owner else "?"
     thread = access.actor
     evidence = [
         f"launched: {access.what} by thread {thread.name}, at {site_text(access.site)}",
@@ -234,7 +234,7 @@ def _stuck(trouble: Trouble) -> Words:
     return f"stream {stream.name} is stuck in {access.what}", [
         f"{stream.text()} was made at {site_text(stream.created)}",
         f"{access.what} was launched at {site_text(access.site)} and is not done after {trouble.where} s",
-        "everything behind it on the stream waits, and so does who waits for that",
+        "everything behind it on the stream waits, and so do all streams and threads that wait for that",
     ]
 
 
@@ -246,4 +246,4 @@ _WORDS = {
     Kind.DEAD: _dead,
     Kind.STUCK: _stuck,
 }
-"""What is not here is about a buffer in flight."""
+"""All others are about a buffer in flight."""

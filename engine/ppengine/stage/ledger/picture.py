@@ -1,4 +1,4 @@
-"""The ledger as an operator looks at it: streams, hand-offs, buffers."""
+"""The ledger as an operator sees it: streams, hand-offs, buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUFFERS_MOST = 32
 
 
 def picture(ledger: Ledger, *, stage: int, rank: int) -> StageLedger:
-    """Return what the ledger of a stage knows at this moment."""
+    """Return the ledger of a stage as it is at this moment."""
     now = time.monotonic_ns()
     used = [buffer for buffer in ledger.buffers if buffer.generation]
     used.sort(key=lambda buffer: buffer.writer.tick if buffer.writer else 0, reverse=True)
@@ -51,7 +51,7 @@ def _stream(actor: Actor, now: int) -> LedgerStream:
 
 
 def _buffer(buffer: Buffer) -> LedgerBuffer:
-    # The step loop goes on meanwhile: what is looked at twice may have changed.
+    # The step loop goes on meanwhile: a second look may find another value.
     writer, readers = buffer.writer, list(buffer.readers.values())
     return LedgerBuffer(
         name=buffer.name,

@@ -16,7 +16,8 @@ MOST = 256
 class StorageBuffers:
     """One buffer an address. A storage that comes to an address after another has gone is a new issue of it.
 
-    A storage that is kept and filled again keeps its buffer, so that filling it too early is a rewrite.
+    A storage that is kept and filled again keeps its buffer, so that filling it too early is a
+    rewrite.
     """
 
     def __init__(self, ledger: Ledger, label: str) -> None:
@@ -47,7 +48,7 @@ class StorageBuffers:
             self._ledger.dropped(buffer, "end of the storage", depth=1)
 
     def _shrink(self) -> None:
-        """Begin anew with the names when there are too many; what is alive comes back as a new issue."""
+        """Forget all names when there are too many; live storage comes back as a new issue."""
         if len(self._known) >= MOST:
             for _, buffer in self._known.values():
                 buffer.forget()

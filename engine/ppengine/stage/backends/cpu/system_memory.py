@@ -1,5 +1,7 @@
-"""How much memory a CPU stage can count on, the machine's, or less where a cgroup (a container) limits it; and how
-its C library deals with it."""
+"""The memory that a CPU stage can count on: the machine's, or less if a cgroup (a container) limits it.
+
+Also how its C library deals with freed memory.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import NamedTuple
 
 _KEPT_BYTES = 64 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 
 
 class SystemMemory(NamedTuple):
-    """Bytes. `available` is what can still be handed out: free, or page cache that can be dropped."""
+    """Bytes. `available` can still be handed out: it is free, or page cache that can be dropped."""
 
     total: int
     available: int
@@ -38,9 +40,10 @@ def system_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgro
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB of what was freed for the next step; another C library is left as it is.
+    """Let glibc keep up to 64 MiB of freed memory for the next step; another C library is left as it is.
 
-    Otherwise a prefill's activations go back to the system behind every layer, and come from it again page by page.
+    Otherwise a prefill's activations go back to the system behind every layer, and come from it
+    again page by page.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -20,7 +20,7 @@ class Lane(Protocol):
 
     @property
     def stream(self) -> Ordered:
-        """Where the copies go."""
+        """The stream of the copies."""
 
     def copy(self, pairs: Pairs) -> None:
         """Copy block `src` to block `dst` for each (src, dst), in list order; does not wait."""
@@ -35,12 +35,13 @@ class _UnderWay:
 
 
 class BlockMover:
-    """Puts copies on their lanes, and between lanes the waits that list order asks for.
+    """Puts copies on their lanes, and between lanes the waits that list order needs.
 
-    Events, each named by its producer: a swap waits for `compute before swap`, since older kernels write what goes out
-    and read what is overwritten; `compute` waits for `swapped in`; a copy waits for any copy under way on another
-    lane that touches one of its blocks. What `move` returns is for the caller: the blocks of a swap may be used for
-    something else, and the step that asked be acknowledged, only when that event is done.
+    Events are named by their producer. A swap waits for `compute before swap`, since older kernels
+    write the blocks that go out and read those that are overwritten; `compute` waits for `swapped
+    in`. A copy waits for any copy under way on another lane that touches one of its blocks. The
+    caller must wait for the event that `move` returns before it uses the blocks of a swap for
+    something else, or acknowledges the step.
     """
 
     def __init__(self, compute: Ordered, lanes: Mapping[MoveKind, Lane]) -> None:

@@ -1,9 +1,10 @@
 """Steps with short prompts as CUDA graphs: one for each padded number of tokens, over buffers that never move.
 
-Launched one by one, the kernels of a step with prompts take a host 20 ms (OPT-6.7B, Llama-8B); the device is faster
-than that up to about a thousand tokens. A graph serves any mixture of prompts and decodes: both kernels of attention
-find their rows in `query_start`. Rows beyond the step's own have no token, and tokens beyond them are in no row and
-have slot -1: nothing is stored or read for them, and what they are, NaN included, stays in their rows of every product.
+Launched one by one, the kernels of a step with prompts take a host 20 ms (OPT-6.7B, Llama-8B); the
+device is faster than that up to about a thousand tokens. A graph serves any mixture of prompts and
+decodes: both kernels of attention find their rows in `query_start`. Rows beyond the step's own have
+no token, and tokens beyond them are in no row and have slot -1: nothing is stored or read for them,
+and their values, NaN included, stay in their rows of every product.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ALIGNED = 36
 """Integers of a column by row, of which one more is used than there are rows: columns begin at multiples of 16 bytes,
 or kernels would be compiled once more."""
 _BY_TOKEN, _BY_ROW = 4, 5
-"""Tokens, slots of their rows, positions, slot mapping; starts, lengths, and what is sampled: token, slot, position."""
+"""Tokens, slots of their rows, positions, slot mapping; starts, lengths, and of sampled rows token, slot, position."""
 
 
 class ChunkGraphs:
@@ -62,14 +63,14 @@ class ChunkGraphs:
         """Padded size, tokens and sampled rows of the step that was loaded."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def capture(self, pool: Any, told: Callable[[int], None]) -> None:
-        """Capture all sizes, the largest first. `told` hears how many are done."""
+    def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
+        """Capture all sizes, the largest first; `progress(done)` before each."""
         for done, size in enumerate(reversed(self.sizes)):
-            told(done)
+            progress(done)
             with self.compute.use():
                 self._staging.on_device.zero_()
                 self._by_token[-1].fill_(-1)
-                self._forward(size)  # compiles, and sets up what must not happen while capturing
+                self._forward(size)  # compiles, and does all setup that capturing forbids
                 self.compute.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):

@@ -1,8 +1,9 @@
-"""The copies of a block mover: within the cache, and between it and the host pool through a staging buffer.
+"""The copies of a block mover: within the cache, and to and from the swap space through a staging buffer.
 
-One kernel gathers a block's layers, copies of whole slots take them to the host; back the same way. Where one large
-copy reached 55 GB/s (H200), 64 blocks of 32 fragments of 64 KiB each went at 48 to 50 GB/s so, and cost 200 to 340 us
-of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a copy for each fragment at 18 GB/s and 4 ms.
+One kernel gathers a block's layers, copies of whole slots take them to the host; back the same way.
+One large copy reached 55 GB/s (H200); 64 blocks of 32 fragments of 64 KiB each went at 48 to 50
+GB/s so, and cost 200 to 340 us of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a
+copy for each fragment at 18 GB/s and 4 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
-from ppengine.stage.backends.cuda.pinned_swap_space import PinnedPool, runs
+from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace, runs
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.ledger.kv_block_buffers import BlockBuffers
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver
 
 STAGING_BYTES = 64 * 2**20
-"""A direction's staging buffer: a copy of it takes 1.2 ms, against which a launch is nothing."""
+"""A direction's staging buffer: a copy of it takes 1.2 ms, far longer than a launch."""
 
 
 class DeviceLane:
@@ -37,7 +38,7 @@ class DeviceLane:
         self.stream: Stream = compute
 
     def copy(self, pairs: Pairs) -> None:
-        """See `Lane`."""
+        """Launch copies of block `src` to block `dst` for each (src, dst), in list order."""
         reads, writes = (self._blocks.known(side) for side in zip(*pairs, strict=True))
         moving = self.stream.doing("block moves", reads, [self._blocks.whole, *writes])
         with moving, self.stream.working(), self.stream.use():
@@ -45,13 +46,13 @@ class DeviceLane:
 
 
 class SwapLane:
-    """One direction between the cache and the host pool, with a stream and a staging buffer of its own."""
+    """One direction between the cache and the swap space, with a stream and a staging buffer of its own."""
 
     def __init__(
         self,
         kind: MoveKind,
         cache: CudaKvCache,
-        host: PinnedPool,
+        host: PinnedSwapSpace,
         driver: Driver,
         staging_bytes: int,
         order: Order,
@@ -70,7 +71,7 @@ class SwapLane:
         self._through = self.stream.buffer(f"{self._name} staging", self._staging.nbytes)
 
     def copy(self, pairs: Pairs) -> None:
-        """See `Lane`."""
+        """Launch copies of block `src` to block `dst` for each (src, dst), in list order."""
         self._check(pairs)
         with self._doing(pairs), self.stream.working(), self.stream.use():
             for run in independent_runs(pairs, same=False):
@@ -126,7 +127,7 @@ class SwapLane:
 
 def make_lanes(
     cache: CudaKvCache,
-    host: PinnedPool,
+    host: PinnedSwapSpace,
     driver: Driver,
     compute: Stream,
     staging_bytes: int = STAGING_BYTES,
@@ -134,7 +135,7 @@ def make_lanes(
 ) -> dict[MoveKind, DeviceLane | SwapLane]:
     """Return the lanes of a stage; each direction has a staging buffer of at most `staging_bytes`.
 
-    `blocks` are those that the ledger knows.
+    `blocks` are the ledger's.
     """
     order = compute.order
     blocks = blocks or BlockBuffers(order.ledger, compute.device)
@@ -146,7 +147,7 @@ def make_lanes(
 
 
 def block_mover(
-    cache: CudaKvCache, host: PinnedPool, driver: Driver, compute: Stream, staging_bytes: int = STAGING_BYTES
+    cache: CudaKvCache, host: PinnedSwapSpace, driver: Driver, compute: Stream, staging_bytes: int = STAGING_BYTES
 ) -> BlockMover:
     """Return a mover over new lanes."""
     return BlockMover(compute, make_lanes(cache, host, driver, compute, staging_bytes))

@@ -1,10 +1,12 @@
 """Decode steps as CUDA graphs: one for each padded batch size, over buffers that never move.
 
-A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are padding: slot -1 and
-length 0, which store and read nothing. Each graph holds the layers of the stage, with the embedding on the first and
-the head on the last one; sampling comes after it, because its launches depend on what requests ask for.
+A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are
+padding: slot -1 and length 0, which store and read nothing. Each graph holds the layers of the
+stage, with the embedding on the first and the head on the last one; sampling comes after it,
+because its launches depend on the requests.
 
-Layers are seen with all of their reserved addresses, so that a cache that grows or shrinks leaves every graph right.
+Layers are seen with all of their reserved addresses, so that a cache that grows or shrinks leaves
+every graph right.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 class Launched(NamedTuple):
-    """What a step has on the device once the stream is through."""
+    """The results of a step, on the device once the stream is through."""
 
     out: Tensor
     """Logits [R, V] of the last stage, hidden states [T, H] of others."""
     slots: Tensor
     """[R] of the rows that sample."""
     positions: Tensor
-    """[R] where their tokens go."""
+    """[R] positions of their tokens."""
 
 
 def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None) -> Tensor:
@@ -54,8 +56,9 @@ def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, l
 class DecodeGraphs:
     """Graphs of one stage for steps of up to `rows` decodes.
 
-    `latest` [slots] has the newest sampled token of each slot, for rows whose token only the device knows; the first
-    stage has it. `hidden` [rows, H] is where a stage that is not the first finds what came in.
+    `latest` [slots] has the newest sampled token of each slot, for rows whose token only the device
+    knows; the first stage has it. `hidden` [rows, H] is where a stage that is not the first finds
+    what came in.
     """
 
     def __init__(
@@ -84,14 +87,17 @@ class DecodeGraphs:
         """Padded size and rows of the step that was loaded."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def capture(self, pool: Any, told: Callable[[int], None]) -> None:
-        """Capture all sizes, the largest first, so that the others fit into its memory; `told` hears how many are."""
+    def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
+        """Capture all sizes, the largest first, so that the others fit into its memory.
+
+        `progress(done)` is called before each.
+        """
         for done, size in enumerate(reversed(self.sizes)):
-            told(done)
+            progress(done)
             self._pad(self._staging.next(), 0, size)
             self._staging.send(len(self._staging.on_device))
             with self.compute.use():
-                self._forward(size)  # compiles, and sets up what must not happen while capturing
+                self._forward(size)  # compiles, and does all setup that capturing forbids
                 self.compute.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
@@ -104,7 +110,7 @@ class DecodeGraphs:
         return plan.batch.decode_only and rows <= self.sizes[-1] and len(plan.sampled) == rows
 
     def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
-        """Launch the copy of a step's integers, before the stream waits for what comes from elsewhere.
+        """Launch the copy of a step's integers, before the stream waits for messages of others.
 
         `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
@@ -126,7 +132,7 @@ class DecodeGraphs:
         graph, output = self._graphs[size]
         with self.compute.use():
             graph.replay()
-        _, slots, _, _, lengths = self._columns  # after a row's last token comes what it samples
+        _, slots, _, _, lengths = self._columns  # a sampled token goes behind the row's last one
         return Launched(output[:rows], slots[:rows], lengths[:rows])
 
     def _pad(self, array: NDArray[np.int32], rows: int, size: int) -> None:

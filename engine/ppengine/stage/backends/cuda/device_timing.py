@@ -1,7 +1,7 @@
-"""How long the device works for each step, by its own clock: what a host sees of a step is how long its launch takes.
+"""How long the device works for each step, by its own clock: a host sees only how long the launch takes.
 
-Timing events lie around a step's launches, beside kernels and graph replays and not inside. Nothing waits for them:
-they are read when the step is retired.
+Timing events lie around a step's launches, beside kernels and graph replays and not inside. No
+stream or host waits for them: they are read when the step is retired.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ppengine.stage.backends.cuda.streams import Event, Stream
 
 
 class DeviceTimer:
-    """Writes what the device did into the main ring. For the thread that launches, which owns that ring."""
+    """Writes the device's work into the main ring. For the thread that launches, which owns that ring."""
 
     def __init__(self, ring: RingWriter) -> None:
         self.ring = ring
         self.free: list[TimedWork] = []
-        """Used again, so there are as many as steps have been under way at once."""
+        """Reused, so there are as many as steps have been under way at once."""
 
     def work(self, stream: Stream, step: int, tokens: int, context: int) -> TimedWork:
         """Return a block for the launches of `step` on `stream`: `tokens`, of which attention reads `context`."""
@@ -31,7 +31,7 @@ class DeviceTimer:
 
 
 class TimedWork:
-    """What the device does for one step: all that is launched `with` it. A `Completion`, done when the device is."""
+    """The device's work for one step: all launches in its block. A `Completion`, done when the device is."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
@@ -41,15 +41,15 @@ class TimedWork:
         )
 
     def take(self, stream: Stream, step: int, tokens: int, context: int) -> None:
-        """Be the work of another step."""
-        self._stream, self._what, self._samples = stream, (step, tokens, context), False
+        """Become the work of another step."""
+        self._stream, self._labels, self._samples = stream, (step, tokens, context), False
         self._end = Event("step", self._ended, stream.order.ledger)
 
     def __enter__(self) -> None:
         self._begun.record(self._stream.raw)
 
     def sampling(self) -> None:
-        """Note that layers and head are launched: what follows in the block samples."""
+        """Note that layers and head are launched: the rest of the block samples."""
         self._through.record(self._stream.raw)
         self._samples = True
 
@@ -67,9 +67,9 @@ class TimedWork:
         """Wait in the calling thread."""
         self._end.synchronize()
 
-    def tell(self) -> None:
-        """Write it into the ring as over by now; it must be done, and is for another step from here on."""
-        over_ns, (step, tokens, context) = time.monotonic_ns(), self._what
+    def publish(self) -> None:
+        """Write it into the ring as ended now, and free it for another step; it must be done."""
+        over_ns, (step, tokens, context) = time.monotonic_ns(), self._labels
         begun_ns = over_ns - _elapsed_ns(self._begun, self._ended)
         through_ns = begun_ns + _elapsed_ns(self._begun, self._through) if self._samples else over_ns
         self._timer.ring.begin(

@@ -1,6 +1,7 @@
 """A tensor over memory that torch did not allocate, by the DLPack protocol.
 
-torch asks nobody about the address, so a part of it may have no memory behind it, as long as nothing touches it.
+torch does not check the address, so a part of it may have no memory behind it, as long as nothing
+touches it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The few calls of the CUDA driver that a stage's memory and edges need, each a method; a failure is one line.
 
-torch's CUDA builds for Linux (2.11 and newer) bring cuda-bindings along; elsewhere it comes with the extra `gpu`.
+torch's CUDA builds for Linux (2.11 and newer) bring cuda-bindings along; elsewhere it comes with
+the extra `gpu`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Driver:
         _check("cuCtxSetCurrent", cuda.cuCtxSetCurrent(self._context))
 
     def free_bytes(self) -> int:
-        """Device memory that nobody holds."""
+        """Return the free device memory."""
         free, _ = _check("cuMemGetInfo", cuda.cuMemGetInfo())
         return int(free)
 
@@ -73,7 +74,7 @@ class Driver:
         _check("cuMemMap", cuda.cuMemMap(address, size, 0, handle, 0))
 
     def set_access(self, address: int, size: int) -> None:
-        """Let the device read and write what is mapped there; any number of handles."""
+        """Let the device read and write mapped memory there; any number of handles."""
         _check("cuMemSetAccess", cuda.cuMemSetAccess(address, size, [self._access], 1))
 
     def unmap(self, address: int, size: int) -> None:
@@ -111,17 +112,17 @@ class Driver:
     # --- words in host memory that devices write and wait for -------------------------------------------------
 
     def show(self, address: int, size: int) -> int:
-        """Lock host memory in place, whole pages of it, as `pin`, and return where the device sees it."""
+        """Lock host memory in place, whole pages of it, as `pin`, and return its address on the device."""
         mapped = cuda.CU_MEMHOSTREGISTER_DEVICEMAP
         _check(f"cuMemHostRegister of {size} bytes", cuda.cuMemHostRegister(address, size, mapped))
         return int(_check("cuMemHostGetDevicePointer", cuda.cuMemHostGetDevicePointer(address, 0)))
 
     def wait_for(self, word: int, value: int, stream: int) -> None:
-        """Let what follows on the stream wait until the word (u64) is `value` or more."""
+        """Let all later work on the stream wait until the word (u64) is `value` or more."""
         _check("cuStreamWaitValue64", cuda.cuStreamWaitValue64(stream, word, value, 0))
 
     def write_word(self, word: int, value: int, stream: int) -> None:
-        """Write a word (u64) once all before it on the stream is done, and seen by whoever sees the word."""
+        """Write a word (u64) once all before it on the stream is done, and visible to every reader of the word."""
         _check("cuStreamWriteValue64", cuda.cuStreamWriteValue64(stream, word, value, 0))
 
     # --- host memory and copies -----------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class Driver:
 
 
 def _check(call: str, answer: tuple[Any, ...]) -> Any:
-    """Return what a call of the bindings gave beside its status; raise DriverError for any status but success."""
+    """Return the values of a call of the bindings; raise DriverError for any status but success."""
     status, *values = answer
     if status != cuda.CUresult.CUDA_SUCCESS:
         raise DriverError(call, status.name)

@@ -1,9 +1,10 @@
-"""The elastic KV cache of a stage on a GPU: views of what is mapped, changed beside the steps that run.
+"""The elastic KV cache of a stage on a GPU: views of the mapped blocks, changed beside the steps that run.
 
-The driver takes 7 to 20 ms to map or unmap 10 GiB, more than a step may be held up. So it is done by a thread of the
-cache's own: `prepare` hands it over when the step that asks is executed, `map_blocks` ends it between two later steps,
-when `prepared` says that it will not wait. Then the longest of many steps of 1.0 to 1.3 ms next to 10 GiB coming or
-going was 3.7 ms on an H200 (the zeroing takes bandwidth); 10 to 28 ms where a step waited.
+The driver takes 7 to 20 ms to map or unmap 10 GiB, more than a step may be held up. So a thread of
+the cache's own does it. `prepare` hands it over when the step that orders it is executed;
+`map_blocks` ends it between two later steps, when `prepared` says that it will not wait. Next to 10
+GiB coming or going, the longest of many steps of 1.0 to 1.3 ms was 3.7 ms on an H200 (the zeroing
+takes bandwidth); 10 to 28 ms if a step waited.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from ppkernels.kv_layout import cache_shape
 from torch import Tensor
+from typing_extensions import override
 
 from ppengine.common.ring import Kind
-from ppengine.stage.backends.cpu.kv_cache import KvCache, KvShape, size_text
+from ppengine.stage.backends.base import KvCache, KvShape, size_text
 from ppengine.stage.backends.cuda.dlpack import tensor_over
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.streams import Event, Order, Stream
@@ -25,7 +27,7 @@ from ppengine.stage.backends.cuda.virtual_memory import Segments, handle_bytes
 from ppengine.stage.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ppengine.stage.backends.cuda.driver_api import Driver
+    from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
 
 def block_view(shape: KvShape, device: torch.device) -> tuple[int, ...]:
@@ -36,10 +38,11 @@ def block_view(shape: KvShape, device: torch.device) -> tuple[int, ...]:
 class CudaKvCache(KvCache):
     """A cache in driver virtual memory. All methods are for the thread that launches on `compute`.
 
-    New blocks are zeroed on a stream of the mapping thread, which waits for that: on `compute` a step would be longer
-    for it. Before memory goes, that thread waits for the event `kv quiet`, recorded on `compute` when `prepare` was
-    called: the protocol promises that no older step can touch the tail, but a kernel that did would take the whole
-    process down. The thread writes what it does into `ring`.
+    New blocks are zeroed on a stream of the mapping thread, which waits for that: on `compute` a
+    step would be longer for it. Before memory goes, that thread waits for the event `kv drained`,
+    recorded on `compute` when `prepare` was called: the protocol promises that no older step can
+    touch the tail, but a kernel that did would take the whole process down. The thread records its
+    work in `ring`.
     """
 
     def __init__(
@@ -62,51 +65,53 @@ class CudaKvCache(KvCache):
         ]
         self._blocks = _across(memory, shape, stride, reserved_blocks)
         self.blocks: Tensor = self._blocks[:0]
-        """The mapped blocks as `[blocks, layers, words]`, words of 8 bytes: what moves a block moves all its layers."""
+        """The mapped blocks as `[blocks, layers, words]`, words of 8 bytes: one move takes all layers of a block."""
         self._mapper = ThreadPoolExecutor(1, "kv-map", initializer=self._enter)
         self._change: tuple[int, Future[str]] | None = None
         if error := self.map_blocks(1):
             raise DriverError("the null block", error)
 
     @property
+    @override
     def base(self) -> int:
-        """First reserved address."""
         return self._segments.base
 
     @property
+    @override
     def length(self) -> int:
-        """Reserved bytes."""
         return self._segments.length
 
     @property
+    @override
     def mapped_bytes(self) -> int:
         """Device memory behind the cache: whole handles, so a little more than the mapped blocks have."""
         return self._segments.mapped_bytes
 
     @property
     def reserved_layers(self) -> list[Tensor]:
-        """The layers with all reserved blocks. Whether a block is mapped is the care of who uses them."""
+        """The layers with all reserved blocks. Their user must know which blocks are mapped."""
         return self._layers
 
+    @override
     def prepare(self, count: int) -> None:
-        """Begin to map or unmap. What is to go cannot be reached from here on."""
         if self.out_of_range(count) or (self._change is not None and self._change[0] == count):
             return
-        quiet = None
+        drained = None
         if count < self.mapped:
             self._forget(count)
             self._expose(count)
-            quiet = self._compute.record("kv quiet")
-        self._change = count, self._mapper.submit(self._resize, count, quiet)
+            drained = self._compute.record("kv drained")
+        self._change = count, self._mapper.submit(self._resize, count, drained)
 
+    @override
     def prepared(self, count: int) -> bool:
-        """See `KvCache`."""
         if self.out_of_range(count):
             return True
         return self._change is not None and self._change[0] == count and self._change[1].done()
 
+    @override
     def map_blocks(self, count: int) -> str:
-        """See `KvCache`. After memory could not be given back the blocks are gone all the same."""
+        """Make exactly `count` blocks usable. If memory cannot be given back, the blocks are gone all the same."""
         if error := self.out_of_range(count):
             return error
         self.prepare(count)
@@ -118,13 +123,13 @@ class CudaKvCache(KvCache):
         return error
 
     def close(self) -> None:
-        """Give memory and addresses back; the device is to be idle and no view in use."""
+        """Give memory and addresses back; the device must be idle and no view in use."""
         self._mapper.shutdown()
         self.layers, self.blocks, self.mapped = [], self._blocks[:0], 0
         self._segments.close()
 
     def _enter(self) -> None:
-        """Begin the mapping thread, whose stream is its own."""
+        """Prepare the mapping thread, with a stream of its own."""
         self._driver.enter()
         order, device = Order(self._compute.order.ledger), self._driver.device
         order.ledger.thread("kv-map", str(device))
@@ -133,19 +138,19 @@ class CudaKvCache(KvCache):
     def _recorded(self, kind: Kind, size: int = 0) -> AbstractContextManager[None]:
         return nullcontext() if self._ring is None else self._ring.operation(kind, size=size)
 
-    def _resize(self, count: int, quiet: Event | None) -> str:
-        """Change what is mapped, in the mapping thread; return why it cannot be, empty when it is."""
-        if quiet is not None:
-            # A record apart: a device that stands is no fault of this thread.
+    def _resize(self, count: int, drained: Event | None) -> str:
+        """Map or unmap, in the mapping thread; return an error line, empty on success."""
+        if drained is not None:
+            # A record of its own: a blocked device is no fault of this thread.
             with self._recorded(Kind.DEVICE):
-                quiet.synchronize()
+                drained.synchronize()
         with self._recorded(Kind.MAP, count):
             return self._change_segments(count)
 
     def _change_segments(self, count: int) -> str:
         handles = self._handles(count)
         try:
-            # What a change that failed has mapped may not be zeroed yet.
+            # Memory that a failed change has mapped may not be zeroed yet.
             self._filler.synchronize()
             self._segments.shrink(handles)
             if error := self._shortage(count, self._segments.missing(handles)):
@@ -161,9 +166,9 @@ class CudaKvCache(KvCache):
         return ""
 
     def _shortage(self, count: int, need: int) -> str:
-        """Return why `need` bytes cannot be had; empty when they can."""
+        """Return why the device has no room for `need` bytes; empty if it has."""
         if need > self._driver.free_bytes():
-            # torch keeps what was freed; only now is it worth its cost.
+            # torch keeps freed memory; only now is it worth the cost to take it back.
             torch.cuda.empty_cache()
         free = self._driver.free_bytes()
         if need <= free:
@@ -174,10 +179,10 @@ class CudaKvCache(KvCache):
         )
 
     def _forget(self, count: int) -> None:
-        """Zero what goes of a handle that stays: it may come back without being mapped anew."""
+        """Zero the blocks that go in a handle that stays: they may come back without being mapped again."""
         end = min(self.mapped, self._handles(count) * self.quantum_blocks)
         if end > count:
-            with self._compute.doing("zeroing of what goes"), self._compute.use():
+            with self._compute.doing("zeroing of freed blocks"), self._compute.use():
                 self._blocks[count:end].zero_()
 
     def _handles(self, blocks: int) -> int:
@@ -191,6 +196,6 @@ class CudaKvCache(KvCache):
 
 
 def _across(memory: Tensor, shape: KvShape, stride: int, blocks: int) -> Tensor:
-    """Return all segments as `[blocks, layers, words]`: torch moves 8 bytes at a time, whatever they mean."""
+    """Return all segments as `[blocks, layers, words]` of 8 bytes, which torch moves at a time."""
     words = shape.layer_block_bytes // 8
     return memory.view(torch.int64).as_strided((blocks, shape.layers, words), (words, stride // 8, 1))

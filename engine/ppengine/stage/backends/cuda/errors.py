@@ -1,4 +1,4 @@
-"""What a call of the CUDA driver fails with; importable without a driver."""
+"""The error of a CUDA driver call; importable without a driver."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ class DriverError(RuntimeError):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether there was not enough memory of the kind that the call asks for."""
+        """Whether there was too little memory of the kind that the call needs."""
         return self.status == "CUDA_ERROR_OUT_OF_MEMORY"

@@ -1,4 +1,4 @@
-"""What a step copies out to pinned memory, for the host to read once the step is done."""
+"""Copies of a step's results into pinned memory, for the host to read once the step is done."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ppengine.stage.ledger.storage import StorageBuffers
 
 
 class HostCopies:
-    """Copies of one generation. Memory that torch hands out again is the same buffer of the ledger, issued anew."""
+    """Launches and reads copies. Memory that torch hands out again is the same buffer of the ledger, issued again."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._buffers = StorageBuffers(ledger, "copy out")
 
     def launch(self, stream: Stream, *parts: Tensor) -> list[Tensor]:
-        """Launch copies of `parts`, complete when what follows on the stream is, the current one."""
+        """Launch copies of `parts` on `stream`, the current one; they are done when its later work is."""
         hosts = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
         with stream.doing("copy out", writes=self._known(hosts), depth=1):
             for host, part in zip(hosts, parts, strict=True):
@@ -33,7 +33,7 @@ class HostCopies:
         return hosts
 
     def _known(self, hosts: list[Tensor]) -> list[Buffer]:
-        """Return the ledger's buffers, where it is on."""
+        """Return the ledger's buffers, none while it is off."""
         if not self._ledger.on:
             return []
         return [self._buffers.of(host.untyped_storage(), host.data_ptr(), host.nbytes) for host in hosts]

@@ -1,8 +1,8 @@
-"""Where a card's memory is: parts of one stage that add up to what NVML says of the card.
+"""The use of a card's memory: parts of one stage that add up to NVML's figure of the card.
 
-Some parts are known: weights, mapped KV cache, what torch's allocator holds, graph pools within it. What the driver
-and NCCL take is told by nobody, so it is measured: `Account.close` books what the process has grown by since the mark
-before, less the known parts, under the name of what was done meanwhile. What is left over at the end is shown as
+Some parts are known: weights, mapped KV cache, torch's allocator, graph pools within it. The driver
+and NCCL report no figures, so theirs are measured: `Account.close` books the growth of the process
+since the mark before, less the known parts, under the name of the phase. The remainder is shown as
 `unexplained`, never spread over the others.
 """
 
@@ -22,9 +22,9 @@ class Reading:
     """One moment, in bytes."""
 
     used: int
-    """Of the card, by all processes (NVML, without what the driver keeps for itself)."""
+    """Memory of the card in use by all processes (NVML, without the driver's own reserve)."""
     own: int | None
-    """Of this process (NVML); None: it does not say, as in a container with numbers of its own for processes."""
+    """Memory of this process (NVML); None: unknown, as in a container with process numbers of its own."""
     torch: int = 0
     """Reserved by torch's allocator, graph pools included."""
     graph_pools: int = 0
@@ -38,7 +38,7 @@ class Parts:
     weights: int
     kv_mapped: int
     activations: int
-    """What torch's allocator holds beside weights and graphs: activations, buffers, and what it keeps for them."""
+    """Memory of torch's allocator beside weights and graphs: activations, buffers, and its reserve for them."""
     graphs: int
     communicator: int
     context: int
@@ -48,12 +48,12 @@ class Parts:
 
     @property
     def used(self) -> int:
-        """What NVML says of the card: the sum of all parts."""
+        """NVML's figure of the card: the sum of all parts."""
         return self.kv_mapped + self.beside_kv + self.other_processes + self.unexplained
 
     @property
     def beside_kv(self) -> int:
-        """What this process needs before it has a block."""
+        """Memory that this process needs before it has a block."""
         return self.weights + self.activations + self.graphs + self.communicator + self.context
 
 
@@ -66,12 +66,12 @@ class Account:
         self._driver = {"context": 0, "communicator": 0, "graphs": 0}
 
     def close(self, phase: str, reading: Reading) -> None:
-        """Book what has grown since the last call, beside known parts, under `phase`. Raises KeyError for another."""
+        """Book the growth since the last call, beside known parts, under `phase`. Raises KeyError for another."""
         self._driver[phase] += self._hidden(reading) - self._hidden(self._last)
         self._last = reading
 
     def parts(self, reading: Reading, weights: int) -> Parts:
-        """Return the parts now; `weights` are what the model's tensors hold."""
+        """Return the parts now; `weights` are the bytes of the model's tensors."""
         driver = sum(self._driver.values())
         return Parts(
             weights=weights,
@@ -85,18 +85,19 @@ class Account:
         )
 
     def _others(self, reading: Reading) -> int:
-        """Return what other processes hold; where NVML does not say, what they held before this one came."""
+        """Return the memory of other processes; if NVML gives none, their memory before this one started."""
         return self._before if reading.own is None else reading.used - reading.own
 
     def _hidden(self, reading: Reading) -> int:
-        """Return what this process holds and neither torch nor the KV cache knows of."""
+        """Return the memory of this process that neither torch nor the KV cache knows of."""
         return reading.used - self._others(reading) - reading.torch - reading.kv_mapped
 
 
 def refusal(stage: int, parts: Parts, total: int, utilization: float, kv_bytes: int) -> str:
     """Return why a stage cannot have `kv_bytes` of KV cache at a utilization; empty when it can.
 
-    Either its share of the card is too small, or others hold what would be left of it: the one that lacks more.
+    Either its share of the card is too small, or other processes hold the rest of it: the larger
+    shortage is reported.
     """
     limit, need = limit_bytes(total, utilization), parts.beside_kv + kv_bytes
     free = total - parts.other_processes - max(0, parts.unexplained)
@@ -116,10 +117,10 @@ def refusal(stage: int, parts: Parts, total: int, utilization: float, kv_bytes: 
 
 
 class Card:
-    """One card as NVML tells of it, and this process's memory on it."""
+    """One card as NVML reports it, and this process's memory on it."""
 
     def __init__(self, uuid: str) -> None:
-        """Open the card. Raises pynvml.NVMLError where there is none of that UUID."""
+        """Open the card. Raises pynvml.NVMLError if there is none of that UUID."""
         import pynvml
 
         self._nvml: Any = pynvml

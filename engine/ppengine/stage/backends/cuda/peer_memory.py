@@ -22,7 +22,7 @@ class SharedMemory:
     """Slots on this card, made once and kept for life, so that a sender that is slow to leave writes nowhere else."""
 
     def __init__(self, driver: Driver, uuid: str, slot_bytes: int, slots: int = 1) -> None:
-        """Allocate them, zeroed. Raises DriverError where there is too little memory."""
+        """Allocate them, zeroed. Raises DriverError if there is too little memory."""
         self._slot_bytes, self._slots, self._device = slot_bytes, slots, driver.device
         self.address = driver.allocate(-(-slots * slot_bytes // _PIECE) * _PIECE)
         try:
@@ -32,7 +32,7 @@ class SharedMemory:
 
     @property
     def offer(self) -> Offer:
-        """What a neighbour needs to open it. Raises RefusedError where the driver does not let others in."""
+        """The offer by which a neighbour opens it. Raises RefusedError if the driver does not let others in."""
         if isinstance(self._offer, str):
             raise RefusedError(self._offer)
         return self._offer
@@ -46,7 +46,7 @@ class OpenedMemory:
     """Another process's memory, as this process's device sees it."""
 
     def __init__(self, driver: Driver, offer: Offer) -> None:
-        """Open it. Raises DriverError where the cards cannot reach each other, or the driver does not let us in."""
+        """Open it. Raises DriverError if the cards cannot reach each other, or the driver does not let us in."""
         self._driver, self.offer = driver, offer
         self.address = driver.open(offer.handle)
 

@@ -1,8 +1,8 @@
 """Host memory of swapped blocks, pinned at start: one slot holds one block in all layers of the stage.
 
-So a block goes to its slot in one copy, and slots side by side go in one. An anonymous mapping advised to use huge
-pages is pinned in 0.2 s a GiB (one H200 host); without the advice it takes 0.3 to 0.45 s, as torch's pinned
-memory does, which also rounds sizes up to a power of two.
+So a block goes to its slot in one copy, and slots side by side go in one. An anonymous mapping
+advised to use huge pages is pinned in 0.2 s a GiB (one H200 host); without the advice it takes 0.3
+to 0.45 s, as torch's pinned memory does, which also rounds sizes up to a power of two.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ppengine.stage.backends.cpu.kv_cache import KvShape, size_text
+from ppengine.stage.backends.base import KvShape, size_text
 from ppengine.stage.backends.cpu.system_memory import system_memory
 from ppengine.stage.backends.cuda.errors import DriverError
 
 _PIECE = 2**30
-"""Bytes pinned by one call, about: very large calls fail, and a refusal then tells how much there was."""
+"""Bytes pinned by one call, about: very large calls fail, and a refusal then says how much there was."""
 _GIB = 2**30
 
 
 class Pinner(Protocol):
-    """What the pool needs of the driver."""
+    """The driver's calls that a swap space needs."""
 
     def pin(self, address: int, size: int) -> None:
         """Lock host memory in place; raises DriverError."""
@@ -33,15 +33,15 @@ class Pinner(Protocol):
         """Undo it."""
 
 
-class PoolRefusedError(ValueError):
-    """The pool cannot be pinned: one line with what is missing and what would fit."""
+class SwapSpaceRefusedError(ValueError):
+    """The swap space cannot be pinned. One line: how much is missing, and how much would fit."""
 
 
-class PinnedPool:
+class PinnedSwapSpace:
     """`blocks` slots of `[layers, bytes]`. `layers` shows them as the device cache shows its layers."""
 
     def __init__(self, shape: KvShape, blocks: int, view: Sequence[int], driver: Pinner) -> None:
-        """Pin the pool; `view` is the shape of one block in one layer. Raises PoolRefusedError."""
+        """Pin the memory; `view` is the shape of one block in one layer. Raises SwapSpaceRefusedError."""
         self.shape = shape
         self.blocks = blocks
         self.slot_bytes = shape.block_bytes
@@ -51,7 +51,7 @@ class PinnedPool:
         self.length = max(blocks * self.slot_bytes, mmap.PAGESIZE)
         available = system_memory().available
         if self.length > available:
-            raise PoolRefusedError(self._refusal(f"the system has {size_text(available)} available", available))
+            raise SwapSpaceRefusedError(self._refusal(f"the system has {size_text(available)} available", available))
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._map = mmap.mmap(-1, self.length, flags=flags)
         self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -63,11 +63,11 @@ class PinnedPool:
         self.layers: list[Tensor] = [slots[:, layer] for layer in range(shape.layers)]
 
     def address(self, slot: int) -> int:
-        """Return where a slot begins."""
+        """Return the first address of a slot."""
         return self.base + slot * self.slot_bytes
 
     def drop(self, first: int, last: int) -> None:
-        """Forget blocks `[first, last)`. Pinned memory stays: the system must not take its pages back."""
+        """Do nothing: pinned memory stays, the system must not take its pages back."""
 
     def close(self) -> None:
         """Unpin everything; no copy may be under way."""
@@ -81,11 +81,11 @@ class PinnedPool:
                 self._driver.pin(self.base + start, min(piece, self.blocks * self.slot_bytes - start))
             except DriverError as error:
                 self.close()
-                raise PoolRefusedError(self._refusal(f"{error} after {size_text(start)}", start)) from None
+                raise SwapSpaceRefusedError(self._refusal(f"{error} after {size_text(start)}", start)) from None
             self._pinned.append(self.base + start)
 
     def _refusal(self, why: str, fits: int) -> str:
-        """Return why, and the swap space in whole hundredths of a GiB that fits, with a tenth left for others."""
+        """Return the error line, with the swap space in hundredths of a GiB that fits and leaves a tenth for others."""
         gib = fits * 90 // _GIB / 100
         return (
             f"{size_text(self.length)} of host memory for {self.blocks} swapped blocks cannot be pinned: {why}; "

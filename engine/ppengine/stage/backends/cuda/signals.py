@@ -1,4 +1,4 @@
-"""Ordering the streams of two processes: each waits, on its device, for words that the other one's device writes."""
+"""Ordering the streams of two processes: each waits, on its device, for flags that the other one's device writes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppengine.stage.backends.cuda.streams import Stream
-from ppengine.stage.edge_flags import PAGE, Word, Words
+from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
 from ppengine.stage.ledger.actors import Buffer, Mark
 
 if TYPE_CHECKING:
-    from ppengine.stage.backends.cuda.driver_api import Driver
+    from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
 _KEPT = 64
 """Numbers of an edge that may still be waited for: more than it has slots, or returns."""
 
 
 class Signals:
-    """The words of one edge as this side's compute stream uses them."""
+    """The flags of one edge as this side's compute stream uses them."""
 
     def __init__(self, driver: Driver, path: Path, create: bool, compute: Stream, peer: int) -> None:
         """Map the file and show it to the device. Raises OSError, ValueError, DriverError."""
@@ -27,32 +27,32 @@ class Signals:
         self._peer = self._ledger.peer(f"stage {peer}")
         self._ours: dict[int, Mark] = {}
         self._theirs: dict[int, Mark] = {}
-        """By number: points behind the words that this side writes, and that the other one does."""
-        self._words = Words(path, create)
+        """By number: points behind the flags that this side writes, and that the other one does."""
+        self._flags = EdgeFlags(path, create)
         try:
-            self._device = driver.show(self._words.address, PAGE)
+            self._device = driver.show(self._flags.address, PAGE)
         except BaseException:
-            self._words.close()
+            self._flags.close()
             raise
 
-    def wait(self, word: Word, number: int) -> None:
-        """Let what follows on the stream wait until `word` is `number` or more."""
-        if self._words.value(word) < number:  # else it is there already, and a launch less
-            self._driver.wait_for(self._device + word, number, self._stream.handle)
+    def wait(self, flag: Flag, number: int) -> None:
+        """Let all later launches on the stream wait until `flag` is `number` or more."""
+        if self._flags.value(flag) < number:  # otherwise it is there already: one launch less
+            self._driver.wait_for(self._device + flag, number, self._stream.handle)
         if self._ledger.on:
             mark = self._theirs.get(number)
-            self._ledger.wait(self._stream.actor, mark and mark._replace(via=word.name))
+            self._ledger.wait(self._stream.actor, mark and mark._replace(via=flag.name))
 
-    def write(self, word: Word, number: int) -> None:
-        """Write `number` into `word` when all before it on the stream is done."""
-        self._driver.write_word(self._device + word, number, self._stream.handle)
+    def write(self, flag: Flag, number: int) -> None:
+        """Launch the write of `number` into `flag`, behind all earlier work on the stream."""
+        self._driver.write_word(self._device + flag, number, self._stream.handle)
         if self._ledger.on:
-            _keep(self._ours, number, self._ledger.record(self._stream.actor, word.name))
+            _keep(self._ours, number, self._ledger.record(self._stream.actor, flag.name))
 
     def peer_does(
         self, number: int, what: str, after: int = 0, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()
     ) -> None:
-        """Tell the ledger, where it is on, what the other side does before it writes `number`.
+        """Declare the other side's work before it writes `number`, if the ledger is on.
 
         `after` is the number of this side that it waits for; 0: none.
         """
@@ -60,14 +60,14 @@ class Signals:
             mark = self._ledger.peer_does(self._peer, what, self._ours.get(after), reads, writes, depth=1)
             _keep(self._theirs, number, mark)
 
-    def release(self, word: Word) -> None:
-        """Let go what waits for `word`; any thread may."""
-        self._words.release(word)
+    def release(self, flag: Flag) -> None:
+        """Let a device that waits for `flag` run on; any thread may call it."""
+        self._flags.release(flag)
 
     def close(self) -> None:
-        """Take the words from the device and unmap them; the stream must be done with them."""
-        self._driver.unpin(self._words.address)
-        self._words.close()
+        """Take the flags from the device and unmap them; the stream must be done with them."""
+        self._driver.unpin(self._flags.address)
+        self._flags.close()
 
 
 def _keep(marks: dict[int, Mark], number: int, mark: Mark) -> None:

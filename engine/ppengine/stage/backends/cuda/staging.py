@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from ppkernels.batch import Batch
 
 from ppengine.stage.backends.cuda.streams import Event, Stream
 
@@ -12,8 +13,26 @@ STAGED = 4
 """Steps whose integers may be on their way to the device; more than a stage has under way."""
 
 
+def batch_on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a step's batch on the device, int32; does not wait for the copy."""
+    parts = (batch.positions, batch.slot_mapping, batch.query_start, batch.seq_lens, batch.block_tables)
+    host = torch.cat([part.reshape(-1).to(torch.int32) for part in parts]).pin_memory()
+    on_device = torch.split(host.to(device, non_blocking=True), [part.numel() for part in parts])
+    positions, slots, starts, lengths, tables = on_device
+    return Batch(
+        positions=positions,
+        slot_mapping=slots,
+        query_start=starts,
+        query_lens=batch.query_lens,
+        seq_lens=lengths,
+        block_tables=tables.view(batch.block_tables.shape),
+        decode_only=batch.decode_only,
+        block_size=batch.block_size,
+    )
+
+
 class Staging:
-    """`on_device` [length] int32, where graphs read, and buffers on the host that take turns."""
+    """The integers of a step: `on_device` [length] int32, where graphs read, and host buffers that take turns."""
 
     def __init__(self, name: str, length: int, compute: Stream, device: torch.device) -> None:
         self.on_device = torch.zeros(length, dtype=torch.int32, device=device)
@@ -26,7 +45,7 @@ class Staging:
         self._turn = 0
 
     def next(self) -> NDArray[np.int32]:
-        """Return the buffer to be filled; it holds what it held `STAGED` steps ago."""
+        """Return the buffer to fill; it holds the integers of `STAGED` steps ago."""
         self._turn = (self._turn + 1) % STAGED
         copied = self._copied[self._turn]
         if copied is not None:

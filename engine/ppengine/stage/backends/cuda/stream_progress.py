@@ -1,8 +1,8 @@
 """How far the streams of a stage are, written by the device itself into `device_page`.
 
-A stream writes a word when a piece of its work begins, behind all that it waits for, and another when it ends: two
-stream memory operations beside kernels and graph replays, not inside, where each would repeat one constant. Nothing
-waits for them, on either side.
+A stream writes a word when a piece of its work begins, behind all that it waits for, and another
+when it ends: two stream memory operations beside kernels and graph replays, not inside, where each
+would repeat one constant. Nothing waits for them, on either side.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ppengine.stage.backends.cuda.streams import Stream
 
 
 class WordWriter(Protocol):
-    """What progress needs of the driver (`driver_api.Driver`); both may raise DriverError."""
+    """The calls of `driver_api.Driver` that progress needs; both may raise DriverError."""
 
     def show(self, address: int, size: int) -> int:
-        """Let the device write host memory; return where the device sees it."""
+        """Let the device write host memory; return its address on the device."""
 
     def write_word(self, word: int, value: int, stream: int) -> None:
         """Write 8 bytes on a stream."""
 
 
 class DeviceProgress:
-    """All followed streams of one stage, for the thread that launches on them. `step`: what is launched now."""
+    """All followed streams of one stage, for the thread that launches on them; `step` is the present one."""
 
     def __init__(self, page: DevicePage, driver: WordWriter) -> None:
         self.step = 0
@@ -35,12 +35,12 @@ class DeviceProgress:
         """Address of the page as the device sees it."""
 
     def follow(self, stream: Stream) -> None:
-        """Have `stream.working()` written down from here on."""
+        """Have the device write the progress of `stream.working()` from here on."""
         stream.progress = StreamProgress(self, stream)
 
 
 class StreamProgress:
-    """One stream: `with` it is one piece of work. What an exception leaves open stays begun."""
+    """One stream: a block of it is one piece of work. A block that an exception ends stays begun."""
 
     def __init__(self, whole: DeviceProgress, stream: Stream) -> None:
         self._whole, self._handle = whole, stream.handle

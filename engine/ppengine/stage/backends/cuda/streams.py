@@ -31,7 +31,7 @@ class Waitable(Protocol):
 
 
 class Ordered(Protocol):
-    """What ordering work on streams needs of one."""
+    """The calls of a stream that ordering needs."""
 
     name: str
 
@@ -39,37 +39,41 @@ class Ordered(Protocol):
         """Return the point behind everything launched so far."""
 
     def wait(self, event: Waitable) -> None:
-        """Let what is launched from here on wait for `event`."""
+        """Let all later launches wait for `event`."""
 
 
-_UNTOLD = nullcontext()
-Seen = Callable[[], AbstractContextManager[None]]
-"""Returns a block in which a wait that is not brief is seen from outside."""
+_NO_BLOCK = nullcontext()
+RecordWait = Callable[[], AbstractContextManager[None]]
+"""Returns a block that records a wait that is not brief."""
 
 
 class Order:
-    """What the streams of one stage have in common: the ledger that they declare to, and how strict order waits.
+    """The common part of one stage's streams: the ledger that they declare to, and how strict order waits.
 
-    That looks, and never waits in a call of the driver: a stream may wait for a neighbour that is gone.
+    It looks, and never waits in a call of the driver: a stream may wait for a neighbour that is
+    gone.
     """
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
         self.step = 0
-        """What is launched now is of this step; 0: of none."""
-        self.look: Callable[[], None] = _nothing
-        """Called between two looks; what it raises ends the wait."""
-        self.seen: Seen = nullcontext
+        """The step that launches belong to; 0: none."""
+        self._look: Callable[[], None] = _nothing
+        self._record: RecordWait = nullcontext
 
-    def wait(self, done: Callable[[], bool], seen: Seen | None = None) -> None:
-        """Wait in the calling thread until `done()`; `seen` in place of its own. Raises what `look` raises."""
+    def watch_waits(self, look: Callable[[], None], record: RecordWait) -> None:
+        """Have `look` called between two looks of a wait, which its exception ends, and a long wait in `record()`."""
+        self._look, self._record = look, record
+
+    def wait(self, done: Callable[[], bool], record: RecordWait | None = None) -> None:
+        """Wait in the calling thread until `done()`, recorded by `record` if given. Raises errors of `look`."""
         for _ in range(_BRIEF):
             if done():
                 return
             time.sleep(GLANCE_S)
-        with (seen or self.seen)():
+        with (record or self._record)():
             while not done():
-                self.look()
+                self._look()
                 time.sleep(GLANCE_S)
 
 
@@ -78,15 +82,15 @@ def _nothing() -> None:
 
 
 class Event:
-    """A point in the order of a stream of this device. `mark` is what the ledger knows it by, where that was on."""
+    """A point in the order of a stream of this device. `mark` is its name in the ledger, if that was on."""
 
     def __init__(self, name: str, event: torch.cuda.Event, ledger: Ledger, mark: Mark | None = None) -> None:
         self.name = name
         self.raw = event
         self.mark = mark
         self._ledger = ledger
-        self._told = 0
-        """The thread that has declared that it knows this to be done."""
+        self._declared_by = 0
+        """The thread that has declared this point done."""
 
     def done(self) -> bool:
         """Return whether everything before it is done; does not wait."""
@@ -101,15 +105,16 @@ class Event:
         self._passed()
 
     def _passed(self) -> None:
-        if self._ledger.on and self.mark is not None and self._told != threading.get_ident():
-            self._told = threading.get_ident()
+        if self._ledger.on and self.mark is not None and self._declared_by != threading.get_ident():
+            self._declared_by = threading.get_ident()
             self._ledger.sync(self.mark)
 
 
 class Stream:
     """One stream of a device. The thread that makes it launches on it, and no other.
 
-    With the ledger on, every record and wait is declared here; what is launched, by `doing` and `declare`.
+    With the ledger on, every record and wait is declared here; launches are, by `doing` and
+    `declare`.
     """
 
     def __init__(
@@ -121,7 +126,7 @@ class Stream:
         purpose: str = "",
         order: Order | None = None,
     ) -> None:
-        """Take over `stream`, or make a new one. Without `order` it has one of its own, which nobody switches."""
+        """Take over `stream`, or make a new one. Without `order` it has its own, with a ledger that stays off."""
         self.name = name
         self.device = str(device)
         self.order = order or Order()
@@ -131,7 +136,7 @@ class Stream:
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.raw: torch.cuda.Stream = stream
         self.progress: AbstractContextManager[None] | None = None
-        """Writes down on the device what is launched; see `ppengine.stage.backends.cuda.stream_progress`."""
+        """Has the device write when launched work begins and ends; see `stream_progress`."""
 
     @property
     def handle(self) -> int:
@@ -145,7 +150,7 @@ class Stream:
         return Event(name, self._point(event), ledger, mark)
 
     def wait(self, event: Waitable) -> None:
-        """Let what is launched from here on wait for `event`. Raises TypeError for one that is not of a device."""
+        """Let all later launches wait for `event`. Raises TypeError for one that is not of a device."""
         if not isinstance(event, Event):
             raise TypeError(f"stream {self.name} cannot wait for {event!r}, only for an event of a device")
         if self.order.ledger.on:
@@ -161,7 +166,7 @@ class Stream:
         return self.order.ledger.buffer(name, self.device, size)
 
     def declare(self, what: str, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = (), depth: int = 0) -> None:
-        """Tell the ledger, where it is on, what is about to be launched; a graph is one launch."""
+        """Declare a launch that follows, if the ledger is on; a graph is one launch."""
         order = self.order
         if order.ledger.on:
             named = f"{what} of m{order.step}" if order.step else what
@@ -175,16 +180,16 @@ class Stream:
         In strict order it ends when the device has done it.
         """
         self.declare(what, reads, writes, depth + 1)
-        return self._settling if self.order.ledger.strict else _UNTOLD
+        return self._settling if self.order.ledger.strict else _NO_BLOCK
 
-    def settle(self, seen: Seen | None = None) -> None:
+    def settle(self, record: RecordWait | None = None) -> None:
         """Wait for everything launched so far, in strict order alone; see `Order.wait`.
 
-        It is declared to nobody, so that the ledger finds a missing wait all the same.
+        It is not declared, so that the ledger finds a missing wait all the same.
         """
         if self.order.ledger.strict:
             point = self._point()
-            self.order.wait(lambda: bool(point.query()), seen)  # type: ignore[no-untyped-call]
+            self.order.wait(lambda: bool(point.query()), record)  # type: ignore[no-untyped-call]
 
     def _point(self, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
         event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -192,8 +197,8 @@ class Stream:
         return event
 
     def working(self) -> AbstractContextManager[None]:
-        """Return a block whose launches are one piece of work, to be told from outside. What it waits for is before."""
-        return self.progress or _UNTOLD
+        """Return a block whose launches are one piece of work for the progress page; its waits are outside."""
+        return self.progress or _NO_BLOCK
 
     def use(self) -> AbstractContextManager[object]:
         """Return a block in which torch's operations go to this stream."""
@@ -201,7 +206,7 @@ class Stream:
 
 
 class _Settling:
-    """What an exception ends is not waited for."""
+    """Waits for the launches of a block, except for one that an exception ends."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

@@ -1,13 +1,15 @@
 """Addresses for the most memory there can ever be, and device memory behind as much of them as is wanted now.
 
-One reservation with a segment for each layer, all of one length: then one strided view reaches a block in every layer,
-so that a single kernel can gather it, and a stage has one range of addresses to name. A reservation for each layer
-would keep nothing apart that matters: the tail that comes and goes lies beside a head that kernels read either way.
+One reservation with a segment for each layer, all of one length: then one strided view reaches a
+block in every layer, so that a single kernel can gather it, and a stage has one range of addresses
+to name. A reservation for each layer would keep nothing apart that matters: the tail that comes and
+goes lies beside a head that kernels read either way.
 
-A segment is backed from its start by handles of equal size, and what counts for the time is their number. On an H200
-(driver 580) 10 GiB are mapped and given back in 7 ms each with handles of 64 MiB; with 32 MiB in 14 and 12 ms, 16 MiB
-in 28 and 20, 8 MiB in 55 and 38, 2 MiB in 180 to 360 and 140. But capacity is rounded down to a handle in every
-layer: so 64 MiB, or less where that would be more than 1 GiB of the stage.
+A segment is backed from its start by handles of equal size, and what counts for the time is their
+number. On an H200 (driver 580) 10 GiB are mapped and given back in 7 ms each with handles of 64
+MiB; with 32 MiB in 14 and 12 ms, 16 MiB in 28 and 20, 8 MiB in 55 and 38, 2 MiB in 180 to 360 and
+140. But capacity is rounded down to a handle in every layer: so 64 MiB, or less if that would be
+more than 1 GiB of the stage.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ QUANTUM_BYTES = 2**30
 
 
 class DeviceMemory(Protocol):
-    """What segments need of the driver (`driver_api.Driver`); every method may raise DriverError."""
+    """The calls of `driver_api.Driver` that segments need; every method may raise DriverError."""
 
     def reserve(self, size: int) -> int:
         """Reserve addresses."""
@@ -48,8 +50,8 @@ class DeviceMemory(Protocol):
 def handle_bytes(layer_block_bytes: int, layers: int, granularity: int) -> int:
     """Return the handle size of a stage: it holds whole blocks of a layer, and one a layer is the stage's quantum.
 
-    Always the smallest such size times a power of two: the quanta of stages with different numbers of layers then
-    divide each other. That smallest size itself where even it is above the limits.
+    Always the smallest such size times a power of two: the quanta of stages with different numbers
+    of layers then divide each other. That smallest size itself where even it is above the limits.
     """
     unit = math.lcm(granularity, layer_block_bytes)
     most = min(HANDLE_BYTES, QUANTUM_BYTES // layers)
@@ -80,7 +82,7 @@ class Segments:
         return sum(max(0, handles - mapped) for mapped in self.mapped) * self._handle
 
     def grow(self, handles: int) -> list[tuple[int, int]]:
-        """Back the first `handles` handles of every segment; return address and size of what is new.
+        """Back the first `handles` handles of every segment; return address and size of each new piece.
 
         All or nothing: raises DriverError with everything as before.
         """
@@ -90,7 +92,7 @@ class Segments:
             if mapped < handles
         ]
         with ExitStack() as undo:
-            # Memory first: where there is too little, nothing has been mapped yet.
+            # Memory first: if there is too little, nothing has been mapped yet.
             made = [self._create(undo) for _ in range(sum(count for _, count in spans))]
             fresh = iter(made)
             for start, count in spans:
@@ -100,7 +102,7 @@ class Segments:
                 self._memory.set_access(start, count * self._handle)
             undo.pop_all()
         self.mapped = [max(mapped, handles) for mapped in self.mapped]
-        # What is mapped stays without its handle: unmapping then frees the memory, and there is no table to keep.
+        # Mapped memory stays without its handle: unmapping then frees it, and there is no table to keep.
         for handle in made:
             self._memory.release(handle)
         return [(start, count * self._handle) for start, count in spans]
@@ -108,8 +110,8 @@ class Segments:
     def shrink(self, handles: int) -> None:
         """Give back all but the first `handles` handles of every segment; nothing may be using them.
 
-        Raises DriverError at the first segment that cannot; `mapped` tells which have shrunk, and both `shrink` and
-        `grow` go on from there.
+        Raises DriverError at the first segment that cannot; `mapped` says which have shrunk, and
+        both `shrink` and `grow` go on from there.
         """
         for segment, mapped in enumerate(self.mapped):
             if mapped > handles:

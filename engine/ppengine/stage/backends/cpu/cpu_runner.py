@@ -1,0 +1,86 @@
+"""Executing steps on a CPU: each step is done when `execute` returns."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from ppkernels.block_copy import copy_layers
+from torch import Tensor
+from typing_extensions import override
+
+from ppengine.common.ring import Kind
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Sampled, Step
+from ppengine.stage.batch_state import Plan
+from ppengine.stage.pending_step import Pending
+from ppengine.stage.runner import MOVE_RECORDS, Runner
+from ppengine.stage.sampler import sample_rows
+
+# Plain integers: with cold caches, looking up a member of an enum costs as much as the record.
+_RECEIVE, _EMBED, _FORWARD = Kind.RECEIVE.value, Kind.EMBED.value, Kind.FORWARD.value
+_HEAD, _SAMPLE = Kind.HEAD.value, Kind.SAMPLE.value
+
+
+class CpuRunner(Runner):
+    """A runner whose steps are done at once."""
+
+    @override
+    def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
+        for kind, group in itertools.groupby(moves, key=lambda move: MoveKind(move.kind)):
+            pairs = [(move.src, move.dst) for move in group]
+            size = len(pairs) * self.cache.shape.block_bytes
+            with self._ring.operation(MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
+                source = self._swap.layers if kind is MoveKind.IN else self.cache.layers
+                target = self._swap.layers if kind is MoveKind.OUT else self.cache.layers
+                copy_layers(source, target, pairs)
+
+    @override
+    def _rows(self, step: Step, pending: Pending) -> None:
+        ring, number = self._ring, step.number
+        plan = self._state.plan(step.rows)
+        count = int(plan.query_start[-1])
+        if self._receiver is None:
+            hidden = self._embed(number, plan)
+        else:
+            ring.part(_RECEIVE, number, self._receiver.edge.peer, count)
+            hidden = self._receiver.take(number)
+        ring.part(_FORWARD, number, -1, count, self._model.layer_range[0])
+        out = self._model.run(hidden, plan.batch, self.cache.layers)
+        if self._checks.looks_for_non_finite:
+            self._finite.look(number, plan, hidden, out)
+        if self._model.last:
+            pending.retired.sampled = self._finish(number, plan, out)
+            return
+        if self._sender is not None:
+            self._sender.send(number, out.contiguous(), pending)
+        if self._tokens is not None and len(plan.sampled):
+            self._tokens.expect(number, plan.sampled_slots)
+
+    def _embed(self, number: int, plan: Plan) -> Tensor:
+        on_device = plan.slots[plan.tokens == TOKEN_ON_DEVICE]
+        if len(on_device):
+            if self._tokens is None:
+                raise ValueError(f"step {number} takes tokens from the device, but scheduler.schedule_ahead is off")
+            on_device = self._tokens.tokens(on_device)
+        self._ring.part(_EMBED, number, -1, int(plan.query_start[-1]))
+        ids = torch.from_numpy(self._state.input_ids(plan, on_device))
+        return self._model.embed(ids, plan.batch.positions)
+
+    def _finish(self, number: int, plan: Plan, hidden: Tensor) -> list[Sampled]:
+        """Sample on the last stage, and pass the tokens to the first one."""
+        rows = len(plan.sampled)
+        if not rows:
+            return []
+        self._ring.part(_HEAD, number, -1, rows)
+        wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
+        logits = self._model.logits(wanted)
+        if self._checks.looks_for_non_finite:
+            self._finite.look_at_logits(number, plan, logits)
+        self._ring.part(_SAMPLE, number, -1, rows)
+        slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
+        tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
+        if self._token_sender is not None:
+            self._token_sender.sampled(number, tokens)
+        elif self._tokens is not None:
+            self._tokens.store(slots, tokens.numpy())
+        return sampled
