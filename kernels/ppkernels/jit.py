@@ -13,7 +13,10 @@ from typing import Any, TypeVar, cast
 
 import numba
 import torch
+from numba.core.caching import IndexDataCacheFile
 from torch import Tensor
+
+from ppkernels.vectors import VECTOR_BYTES
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -24,8 +27,10 @@ REORDER = {"reassoc", "contract", "arcp", "nsz"}
 def compiled(function: Kernel) -> Kernel:
     """Return `function` as machine code. It runs without the GIL and trusts its caller's indices."""
     kernel: Any = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=REORDER)(function)
-    # numba looks at a kernel's own file alone, but what it calls is compiled into it.
-    kernel._cache._cache_file._source_stamp = _sources()
+    # numba's own key is the kernel's file, but code of other files, and the vectors' width, are compiled into it.
+    cache = kernel._cache
+    name = f"{cache._impl.filename_base}.{VECTOR_BYTES}"
+    cache._cache_file = IndexDataCacheFile(cache.cache_path, name, _sources())
     return cast(Kernel, kernel)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ppkernels import jit
-from ppkernels.tiles import HEIGHT, VECTOR_BYTES, lanes_of, make_tile
+from ppkernels.tiles import HEIGHT, lanes_of, make_tile
+from ppkernels.vectors import lanes
 
 UNROLL = 4
 ROWS, DEPTH = 240, 512
@@ -29,24 +30,23 @@ _tile16 = make_tile(16, unroll=2, by_row=False)
 
 def can_pack(weight: Tensor) -> bool:
     """Return whether `weight` [outputs, inputs] has a packed form that the kernel takes, with torch's thread count."""
-    lanes = VECTOR_BYTES // weight.element_size()
-    whole = weight.shape[0] % lanes == 0 and weight.shape[1] % UNROLL == 0
+    whole = weight.shape[0] % lanes(weight) == 0 and weight.shape[1] % UNROLL == 0
     return whole and jit.serves(weight) and jit.one_thread()
 
 
 def pack(weight: Tensor) -> Tensor:
     """Return `weight` [outputs, inputs] packed, in its own memory: each run of L rows stays where it is."""
-    lanes = VECTOR_BYTES // weight.element_size()
-    packed = weight.view(-1, weight.shape[1], lanes)
-    for panel, rows in zip(packed, weight.view(-1, lanes, weight.shape[1]), strict=True):
+    width = lanes(weight)
+    packed = weight.view(-1, weight.shape[1], width)
+    for panel, rows in zip(packed, weight.view(-1, width, weight.shape[1]), strict=True):
         panel.copy_(rows.t().clone())
     return packed
 
 
 def rows_of(packed: Tensor, rows: Tensor) -> Tensor:
     """Return rows [T, inputs] of the weight that was packed."""
-    lanes = packed.shape[2]
-    return packed[rows // lanes, :, rows % lanes]
+    width = packed.shape[2]
+    return packed[rows // width, :, rows % width]
 
 
 def linear(inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,7 +72,7 @@ def linear_reference(inputs: Tensor, packed: Tensor, bias: Tensor | None = None)
 @jit.compiled
 def multiply(x: Any, w: Any, y: Any, add: bool) -> None:
     """Set y [T, outputs] to x [T, inputs] times the packed w, or add that to it."""
-    outputs, (panels, inputs, _), lanes = y.shape[1], w.shape, lanes_of(w)
+    outputs, (panels, inputs, _), width = y.shape[1], w.shape, lanes_of(w)
     most = inputs if len(x) <= HEIGHT else min(inputs, DEPTH)
     columns = np.empty((min(len(x), ROWS) + HEIGHT) * most, x.dtype)
     for first in range(0, len(x), ROWS):
@@ -83,18 +83,18 @@ def multiply(x: Any, w: Any, y: Any, add: bool) -> None:
                 _to_columns(x, first + done, min(HEIGHT, rows - done), start, depth, columns, done * most)
             more = add or start > 0
             for panel in range(panels):
-                w_at = (panel * inputs + start) * lanes
-                ahead = w_at + _AHEAD * lanes
+                w_at = (panel * inputs + start) * width
+                ahead = w_at + _AHEAD * width
                 for done in range(0, rows, HEIGHT):
-                    left, x_at, y_at = min(HEIGHT, rows - done), done * most, (first + done) * outputs + panel * lanes
+                    left, x_at, y_at = min(HEIGHT, rows - done), done * most, (first + done) * outputs + panel * width
                     if left <= 4:
-                        _tile4(columns, x_at, 4, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile4(columns, x_at, 4, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
                     elif left <= 8:
-                        _tile8(columns, x_at, 8, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile8(columns, x_at, 8, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
                     elif left <= 12:
-                        _tile12(columns, x_at, 12, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile12(columns, x_at, 12, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
                     else:
-                        _tile16(columns, x_at, 16, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile16(columns, x_at, 16, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
 
 
 @jit.compiled

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ppkernels import jit
 from ppkernels.exponential import exp
-from ppkernels.tiles import VECTOR_BYTES, lanes_of, make_tile
+from ppkernels.tiles import lanes_of, make_tile
+from ppkernels.vectors import lanes
 
 HIGH = 8
 """Most rows of a tile."""
@@ -45,8 +46,7 @@ class _Place(NamedTuple):
 
 def takes(kv: Tensor) -> bool:
     """Return whether `attend` works on a cache [blocks, 2, kv_heads, block_size, D] like this one."""
-    lanes = VECTOR_BYTES // kv.element_size()
-    return jit.serves(kv) and kv.shape[3] % lanes == 0 and kv.shape[4] % lanes == 0
+    return jit.serves(kv) and kv.shape[3] % lanes(kv) == 0 and kv.shape[4] % lanes(kv) == 0
 
 
 @jit.compiled
@@ -113,13 +113,13 @@ def _attend(
     """One tile of queries: attend to `this`, and fetch the keys of `then`."""
     _, _, kv_heads, block_size, width = kv.shape
     at, step, rows, length, growth, target, target_step = queries
-    lanes, size, wide = lanes_of(kv), block_size * width, scores.shape[1]
+    vector, size, wide = lanes_of(kv), block_size * width, scores.shape[1]
     longest = length + growth * (rows - 1)
     blocks = (longest + block_size - 1) // block_size
     for b in range(blocks):
         keys = (tables[this.row, b] * 2 * kv_heads + this.head) * size
         values = keys + kv_heads * size
-        for t in range(0, block_size, lanes):
+        for t in range(0, block_size, vector):
             if rows <= 4:
                 _tile4(fused, at, step, kv, keys + t, block_size, values + t, width,
                        scores, b * block_size + t, wide, rows, False)  # fmt: skip
@@ -133,7 +133,7 @@ def _attend(
         ahead = (tables[then.row, b] * 2 * kv_heads + then.head) * size
         weights, seen = b * block_size, min(block_size, longest - b * block_size)
         most = seen // 4 * 4
-        for i in range(0, width, lanes):
+        for i in range(0, width, vector):
             if most > 0 and rows <= 4:
                 _tile4(scores, weights, wide, kv, values + i, width, ahead + i, most,
                        output, target + i, target_step, rows, b > 0)  # fmt: skip

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-VECTOR_BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+from ppkernels.vectors import VECTOR_BYTES
+
 HEIGHT = 16 if VECTOR_BYTES == 64 else 8
 """Rows of the highest tile: so many sums leave a register or two for the panel (32 registers with AVX-512, else 16)."""
 

@@ -1,0 +1,32 @@
+"""The width of the vectors that the CPU kernels compute with, and what follows from it.
+
+`PPKERNELS_VECTOR_BYTES` overrides the width that suits the machine: 32 or 64. LLVM splits vectors that are wider than
+the machine's registers, so both widths give right results everywhere; tests run both.
+"""
+
+from __future__ import annotations
+
+import os
+
+from llvmlite import binding
+from torch import Tensor
+
+VARIABLE = "PPKERNELS_VECTOR_BYTES"
+
+
+def chosen_width(setting: str | None, *, avx512: bool) -> int:
+    """Return the bytes of a vector. Raises ValueError if `setting` is neither 32 nor 64, nor empty."""
+    if not setting:
+        return 64 if avx512 else 32
+    if setting not in ("32", "64"):
+        raise ValueError(f"{VARIABLE} is {setting!r}; it must be 32 or 64, or unset for the machine's own width")
+    return int(setting)
+
+
+VECTOR_BYTES = chosen_width(os.environ.get(VARIABLE), avx512=binding.get_host_cpu_features().get("avx512f", False))
+"""Bytes of a vector, read once."""
+
+
+def lanes(tensor: Tensor) -> int:
+    """Return how many numbers of `tensor`'s type one vector holds."""
+    return VECTOR_BYTES // tensor.element_size()
