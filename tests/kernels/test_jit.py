@@ -14,7 +14,7 @@ import pytest
 SCRIPT = """
 import numpy as np
 import torch
-from ppkernels import paged_tiles, llama_layer, linear
+from ppkernels.cpu import paged_tiles, llama_layer, linear
 w = linear.pack(torch.ones(32, 8))
 x, y = np.ones((3, 8), np.float32), np.empty((3, 32), np.float32)
 linear.multiply(x, w.numpy(), y, False)
@@ -47,6 +47,6 @@ def test_a_second_process_compiles_nothing_until_width_or_source_changes(tmp_pat
     assert counts(tmp_path, 64) == COMPILED
     assert counts(tmp_path, 32) == LOADED
     assert counts(tmp_path, 64) == LOADED
-    with (folder / "tiles.py").open("a") as file:
+    with (folder / "cpu" / "tiles.py").open("a") as file:
         file.write("\n")  # compiled into both
     assert counts(tmp_path, 32) == COMPILED

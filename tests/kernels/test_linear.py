@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ppkernels.linear import DEPTH, ROWS, can_pack, linear, linear_added, linear_reference, pack, rows_of
-from ppkernels.vectors import lanes
+from ppkernels.cpu.linear import DEPTH, ROWS, can_pack, linear, linear_added, linear_reference, pack, rows_of
+from ppkernels.cpu.vectors import lanes
 from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-4}
