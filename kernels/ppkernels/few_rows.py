@@ -5,23 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from ppkernels import gpu
-from ppkernels.activation import Activation, activate
-
-MOST_ROWS = 1
-"""Beyond, a library's matrix product is as fast, though it leaves some activations and sums to other launches."""
-
-WIDEST = 32768
-"""Inputs at most: a program holds whole rows of the weight in registers."""
+from ppkernels.activation import activate
+from ppkernels.activation_kind import Activation
+from ppkernels.dispatch import choose
 
 
 def serves(inputs: Tensor, weight: Tensor) -> bool:
-    """Return whether `few_rows` takes a product of `inputs` [T, K] and `weight` [N, K]."""
-    if not gpu.serves(inputs):
-        return False
-    rows, width = inputs.shape
-    plain = inputs.stride(1) == 1 and weight.is_contiguous() and inputs.dtype == weight.dtype
-    return 0 < rows <= MOST_ROWS and width <= WIDEST and plain
+    """Return whether one launch computes the product of `inputs` [T, K] and `weight` [N, K]."""
+    return choose("few_rows", few_rows_reference, inputs, weight) is not few_rows_reference
 
 
 def few_rows(
@@ -31,10 +22,8 @@ def few_rows(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Return [T, outputs] as a new tensor, rounded once; see `few_rows_reference`. Call it for what `serves` names."""
-    from ppkernels.gpu.few_rows import few_rows as few_rows_on_gpu
-
-    return few_rows_on_gpu(inputs, weight, bias, activation, residual)
+    """Return act(x W^T + b) + residual [T, outputs] as a new tensor; a kernel rounds it once."""
+    return choose("few_rows", few_rows_reference, inputs, weight)(inputs, weight, bias, activation, residual)
 
 
 def few_rows_reference(
@@ -44,7 +33,7 @@ def few_rows_reference(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Torch version of `few_rows`."""
+    """Return `few_rows`, computed by torch."""
     output = functional.linear(inputs, weight, bias)
     output = activate(output, activation)
     return output if residual is None else output.add_(residual)

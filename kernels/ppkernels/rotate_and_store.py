@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ppkernels import gpu
+from ppkernels.dispatch import choose
 from ppkernels.rotary import rotate, rotate_reference
 from ppkernels.store_kv import store_kv, store_kv_reference
 
@@ -12,22 +12,24 @@ from ppkernels.store_kv import store_kv, store_kv_reference
 def rotate_and_store(
     kv: Tensor, fused: Tensor, heads: int, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor
 ) -> None:
-    """Do as `rotate` and then `store_kv` do, on a GPU in one launch.
+    """Do as `rotate` and then `store_kv`; a GPU needs one launch.
 
-    `fused` is [T, heads + 2 * kv_heads, head_dim]. Its queries are rotated in place; its keys are of no use afterwards.
+    `fused` is [T, heads + 2 * kv_heads, head_dim]. Its queries are rotated in place; its keys are
+    undefined afterwards.
     """
-    if gpu.serves(kv) and fused.is_contiguous():
-        from ppkernels.gpu.rotate_and_store import rotate_and_store as do_on_gpu
+    choose("rotate_and_store", _rotate_then_store, kv, fused)(kv, fused, heads, cos, sin, positions, slots)
 
-        do_on_gpu(kv, fused, heads, cos, sin, positions, slots)
-    else:
-        rotate(fused, (heads + fused.shape[1]) // 2, cos, sin, positions)
-        store_kv(kv, fused, slots)
+
+def _rotate_then_store(
+    kv: Tensor, fused: Tensor, heads: int, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor
+) -> None:
+    rotate(fused, (heads + fused.shape[1]) // 2, cos, sin, positions)
+    store_kv(kv, fused, slots)
 
 
 def rotate_and_store_reference(
     kv: Tensor, fused: Tensor, heads: int, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor
 ) -> None:
-    """Torch version of `rotate_and_store`."""
+    """Do as `rotate_and_store`, by torch."""
     rotate_reference(fused, (heads + fused.shape[1]) // 2, cos, sin, positions)
     store_kv_reference(kv, fused, slots)

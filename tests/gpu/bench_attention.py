@@ -11,10 +11,11 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
 from ppkernels.block_copy import copy_layers
 from ppkernels.kv_layout import cache_shape
-from ppkernels.paged_attention import AttentionPlan, paged_attention
+from ppkernels.paged_attention import paged_attention
 from ppkernels.rotary import rotate
 from ppkernels.rotate_and_store import rotate_and_store
 from ppkernels.store_kv import store_kv

@@ -9,8 +9,8 @@ import pytest
 import torch
 from ppengine.models.layers import Linear
 from ppengine.models.residual import Residual
-from ppkernels import few_rows
-from ppkernels.activation import Activation
+from ppkernels import dispatch, few_rows
+from ppkernels.activation_kind import Activation
 from ppkernels.few_rows import few_rows_reference
 from ppkernels.norms import Norm
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.fixture
 def draw(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Draw:
     """Normal numbers that differ in every run; the seed is printed where a test fails. New memory is NaN."""
-    monkeypatch.setattr(few_rows, "MOST_ROWS", 2)
+    monkeypatch.setattr(dispatch, "MOST_ROWS", 2)
     seed = torch.seed()
     print("seed", seed)
     generator, empty = torch.Generator().manual_seed(seed), torch.empty

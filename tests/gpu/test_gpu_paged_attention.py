@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from batches import Paged, make_paged, plain_attention
+from ppkernels.attention_plan import plan_attention
 from ppkernels.gpu import paged_decode
-from ppkernels.paged_attention import paged_attention, paged_attention_reference, plan_attention
+from ppkernels.paged_attention import paged_attention, paged_attention_reference
 from torch import Tensor
 
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

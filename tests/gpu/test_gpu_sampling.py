@@ -8,7 +8,8 @@ import pytest
 import torch
 from ppkernels import sampling
 from ppkernels.gpu.sampling import DeviceSampling, Parameters, choose
-from ppkernels.sampling import SamplingInputs, sample, sample_reference, uniform
+from ppkernels.sampling import sample, sample_reference, uniform
+from ppkernels.sampling_inputs import SamplingInputs
 from torch import Tensor
 
 MORE = 1024 if torch.cuda.is_available() else 8

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ppkernels.linear import DEPTH, ROWS, can_pack, linear, linear_added, linear_reference, pack, rows_of
-from ppkernels.tiles import VECTOR_BYTES
+from ppkernels.cpu.linear import DEPTH, ROWS, can_pack, linear, linear_added, linear_reference, pack, rows_of
+from ppkernels.cpu.vectors import lanes
 from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-4}
@@ -50,13 +50,13 @@ def test_equals_the_plain_product(dtype: torch.dtype, rows: int, outputs: int, i
 @dtypes
 def test_packing_stays_in_place_and_moves_no_row_out_of_its_run(dtype: torch.dtype) -> None:
     weight = draw(dtype, 64, 12)
-    lanes = VECTOR_BYTES // weight.element_size()
+    width = lanes(weight)
     held = weight.clone()
     packed = pack(held)
-    assert packed.data_ptr() == held.data_ptr() and packed.shape == (64 // lanes, 12, lanes)
+    assert packed.data_ptr() == held.data_ptr() and packed.shape == (64 // width, 12, width)
     assert torch.equal(rows_of(packed, torch.arange(64)), weight)
-    for first in range(0, 64, lanes):
-        run = slice(first, first + lanes)
+    for first in range(0, 64, width):
+        run = slice(first, first + width)
         assert torch.equal(held[run].flatten().sort().values, weight[run].flatten().sort().values)
 
 

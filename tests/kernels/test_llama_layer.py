@@ -8,10 +8,11 @@ import pytest
 import torch
 from batches import Paged, make_paged
 from ppkernels.activation import silu_and_mul_reference
-from ppkernels.linear import pack
-from ppkernels.llama_layer import BAD_SLOT, DONE, LayerWeights, Rows, llama_layer
+from ppkernels.attention_plan import plan_attention
+from ppkernels.cpu.linear import pack
+from ppkernels.cpu.llama_layer import BAD_SLOT, DONE, LayerWeights, Rows, llama_layer
 from ppkernels.norms import rms_norm_reference
-from ppkernels.paged_attention import paged_attention_reference, plan_attention
+from ppkernels.paged_attention import paged_attention_reference
 from ppkernels.rotary import rotary_tables, rotate_reference
 from ppkernels.store_kv import store_kv_reference
 from torch import Tensor

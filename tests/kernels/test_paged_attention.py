@@ -8,7 +8,8 @@ import pytest
 import torch
 from batches import NAN, Paged, make_paged, plain_attention, put
 from ppkernels import paged_attention as module
-from ppkernels.paged_attention import paged_attention, paged_attention_reference, plan_attention
+from ppkernels.attention_plan import plan_attention
+from ppkernels.paged_attention import paged_attention, paged_attention_reference
 from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}

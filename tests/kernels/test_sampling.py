@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from ppkernels.sampling import SamplingInputs, sample, uniform
+from ppkernels.sampling import sample, uniform
+from ppkernels.sampling_inputs import SamplingInputs
 from torch import Tensor
 
 VOCABULARY = 24

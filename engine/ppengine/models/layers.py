@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import torch
-from ppkernels import few_rows, linear
-from ppkernels.activation import Activation, activate, linear_relu
+from ppkernels import few_rows
+from ppkernels.activation import activate, linear_relu
+from ppkernels.activation_kind import Activation
+from ppkernels.cpu import linear
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -7,15 +7,17 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from ppkernels.activation import Activation
+from ppkernels.activation_kind import Activation
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
-from ppkernels.llama_layer import BAD_SLOT, LayerWeights, Rows, llama_layer
+from ppkernels.cpu.llama_layer import BAD_SLOT, LayerWeights, Rows, llama_layer
+from ppkernels.cpu.paged_attention import refuse_row
+from ppkernels.cpu.store_kv import refuse_slots
+from ppkernels.cpu.vectors import takes_cache
 from ppkernels.norms import Norm
-from ppkernels.paged_attention import AttentionPlan, paged_attention, refuse_row
-from ppkernels.paged_tiles import takes as attends
+from ppkernels.paged_attention import paged_attention
 from ppkernels.rotary import rotary_tables
 from ppkernels.rotate_and_store import rotate_and_store
-from ppkernels.store_kv import refuse_slots
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -75,7 +77,7 @@ class LlamaStage(StageModel):
             self._packed_layers = [layer.arrays() for layer in layers]
 
     def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
-        if not self._packed_layers or not attends(kv[0]):
+        if not self._packed_layers or not takes_cache(kv[0]):
             return super()._run(hidden, batch, kv)
         residual = np.array(hidden.numpy(), order="C")  # a copy
         starts = batch.query_start.numpy()

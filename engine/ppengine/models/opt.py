@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-from ppkernels.activation import Activation
+from ppkernels.activation_kind import Activation
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
 from ppkernels.norms import Norm
-from ppkernels.paged_attention import AttentionPlan, paged_attention
+from ppkernels.paged_attention import paged_attention
 from ppkernels.store_kv import store_kv
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppkernels import gpu
-from ppkernels.activation import Activation
+from ppkernels.activation_kind import Activation
 from ppkernels.norms import Norm
 from torch import Tensor
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from ppkernels.attention_plan import AttentionPlan, plan_attention
 from ppkernels.batch import Batch
-from ppkernels.paged_attention import AttentionPlan, plan_attention
 from torch import Tensor, nn
 
 from ppengine.checkpoint.model_spec import ModelSpec

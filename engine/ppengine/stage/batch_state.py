@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 from ppkernels.batch import Batch
-from ppkernels.rows import lay_out
+from ppkernels.cpu.rows import lay_out
 
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ppkernels.sampling import SamplingInputs, sample
+from ppkernels.sampling import sample
+from ppkernels.sampling_inputs import SamplingInputs
 from torch import Tensor
 
 from ppengine.protocol.steps import Register, Sampled

@@ -27,14 +27,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _silu_and_mul(
-    gate_up: tl.tensor,
-    output: tl.tensor,
-    stride: tl.tensor,
-    width: tl.tensor,
-    BLOCK: tl.constexpr,
-    CHAIN: tl.constexpr,
-) -> None:
+def _silu_and_mul(gate_up, output, stride, width, BLOCK: tl.constexpr, CHAIN: tl.constexpr):
     let_follow(CHAIN)
     follow(CHAIN)
     row = tl.program_id(0).to(tl.int64)
@@ -43,6 +36,6 @@ def _silu_and_mul(
     place = gate_up + row * stride + column
     gate = tl.load(place, mask=inside).to(tl.float32)
     up = tl.load(place + width, mask=inside).to(tl.float32)
-    # Rounded before the product, as the reference does.
+    # The reference rounds before the product, too.
     gate = (gate * tl.sigmoid(gate)).to(output.dtype.element_ty).to(tl.float32)
     tl.store(output + row * width + column, gate * up, mask=inside)

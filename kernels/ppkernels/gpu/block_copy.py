@@ -8,25 +8,27 @@ import triton.language as tl
 from torch import Tensor
 
 WORD = 8
-"""Bytes that a lane copies at once."""
+"""Bytes of one copy of a lane."""
 TILE = 2048
-"""Words that a program copies."""
+"""Words of a program."""
 
 
 def copy_run(sources: list[Tensor], targets: list[Tensor], pairs: list[tuple[int, int]]) -> None:
-    """Copy each (src, dst) of `pairs`, of which none reads or overwrites what another writes, in every layer."""
+    """Copy each (src, dst) of `pairs` in every layer; none may read or overwrite a block that
+    another writes.
+    """
     words = sources[0][0].nbytes // WORD
     layers = [(source.data_ptr(), target.data_ptr()) for source, target in zip(sources, targets, strict=True)]
     both = torch.tensor(layers + pairs)
     if targets[0].is_cuda:
-        # Pinned memory stays the copy's until it is done.
+        # torch keeps the pinned memory until the copy is done.
         both = both.pin_memory().to(targets[0].device, non_blocking=True)
     addresses, blocks = both[: len(layers)], both[len(layers) :]
     _copy[len(pairs), triton.cdiv(words, TILE), len(layers)](addresses, blocks, WORDS=words, TILE=TILE, num_warps=8)
 
 
 @triton.jit
-def _copy(addresses: tl.tensor, blocks: tl.tensor, WORDS: tl.constexpr, TILE: tl.constexpr) -> None:
+def _copy(addresses, blocks, WORDS: tl.constexpr, TILE: tl.constexpr):
     pair, layer = tl.program_id(0), tl.program_id(2)
     source = tl.load(addresses + 2 * layer).to(tl.pointer_type(tl.int64))
     target = tl.load(addresses + 2 * layer + 1).to(tl.pointer_type(tl.int64))

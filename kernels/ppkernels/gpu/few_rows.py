@@ -1,9 +1,12 @@
-"""Products with few rows on a GPU: all of their time is reading weights, so nothing else may cost any.
+"""Products with few rows on a GPU, whose time is that of reading the weights.
 
-A program reads whole rows of the weight, at once and before it waits for its inputs, multiplies without matrix units
-and adds up in float32. There is no loop, and enough programs are resident to keep the memory busy. On an H200 one row
-takes the products of OPT-6.7B and Llama-8B through their weights at 3,800 to 4,500 GB/s where cuBLAS has 2,600 to 4,250
-and a copy 4,280. To norm the inputs here as well costs more than a launch: every program would do it again.
+A program reads whole rows of the weight at once, before it waits for its inputs. It multiplies
+without matrix units and sums in float32. There is no loop, and enough programs are resident to keep
+the memory busy. A norm of the inputs is not fused: every program would repeat it, which costs more
+than a launch.
+
+Reading the weights of OPT-6.7B and Llama-8B for one row, an H200 reaches 3,800 to 4,500 GB/s; with
+cuBLAS 2,600 to 4,250, and a copy 4,280.
 """
 
 from __future__ import annotations
@@ -13,17 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ppkernels.activation import Activation
+from ppkernels.activation_kind import Activation
 from ppkernels.gpu.chain import chains, follow, let_follow
 
 TILE_BYTES = 32768
-"""Of weights that a program reads."""
+"""Bytes of weights that a program reads."""
 
 
 def few_rows(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None, residual: Tensor | None
 ) -> Tensor:
-    """See `ppkernels.few_rows`."""
+    """Return act(x W^T + b) + residual [T, outputs] as a new tensor, rounded once."""
     rows, width = inputs.shape
     gated = activation is Activation.SILU_AND_MUL
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -57,14 +60,14 @@ def few_rows(
 
 @triton.jit(do_not_specialize=["input_stride", "residual_stride"])
 def _few_rows(
-    inputs: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    residual: tl.tensor,
-    output: tl.tensor,
-    outputs: tl.tensor,
-    input_stride: tl.tensor,
-    residual_stride: tl.tensor,
+    inputs,
+    weight,
+    bias,
+    residual,
+    output,
+    outputs,
+    input_stride,
+    residual_stride,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BIAS: tl.constexpr,
@@ -74,12 +77,12 @@ def _few_rows(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
     CHAIN: tl.constexpr,
-) -> None:
+):
     let_follow(CHAIN)
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDE)
     kept, inside = number < outputs, column < WIDTH
-    # [BLOCK, WIDE], read once by one program: it need not push the inputs, which all read, out of the caches.
+    # [BLOCK, WIDE], read by one program only: it must not evict the inputs, which all programs read.
     place = weight + number.to(tl.int64)[:, None] * WIDTH + column[None, :]
     read = kept[:, None] & inside[None, :]
     weights = tl.load(place, read, 0.0, eviction_policy="evict_first")

@@ -1,29 +1,32 @@
-"""Kernel for log-probabilities: of the chosen token, and of the best ones in order."""
+"""Kernel for the log-probabilities of the chosen token, and of the best ones in order."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ppkernels.gpu.draw import LOGPROBS, best_of
+from ppkernels.gpu.draw import LOGPROBS
+from ppkernels.gpu.row_passes import best_of
 
 
 @triton.jit
 def logprob_rows(
-    logits: tl.tensor,
-    table: tl.tensor,
-    slots: tl.tensor,
-    tokens: tl.tensor,
-    chosen: tl.tensor,
-    best_tokens: tl.tensor,
-    best_values: tl.tensor,
-    row_stride: tl.tensor,
-    table_stride: tl.tensor,
-    best_stride: tl.tensor,
-    vocabulary: tl.tensor,
+    logits,
+    table,
+    slots,
+    tokens,
+    chosen,
+    best_tokens,
+    best_values,
+    row_stride,
+    table_stride,
+    best_stride,
+    vocabulary,
     BLOCK: tl.constexpr,
-) -> None:
-    """Write what each row asked for, each of the best by one more pass; the rest of the outputs stays."""
+):
+    """Write the requested values of each row, with one pass for each of the best; other outputs are
+    not written.
+    """
     row = tl.program_id(0).to(tl.int64)
     wanted = tl.load(table + tl.load(slots + row) * table_stride + LOGPROBS)
     if wanted >= 0:
@@ -44,10 +47,10 @@ def logprob_rows(
 
 
 @triton.jit
-def _next(
-    values: tl.tensor, vocabulary: tl.tensor, value: tl.tensor, token: tl.tensor, BLOCK: tl.constexpr
-) -> tl.tensor:
-    """Return the best logit behind (`value`, `token`), the lower id first among equals, and its id."""
+def _next(values, vocabulary, value, token, BLOCK: tl.constexpr):
+    """Return the next best logit after (`value`, `token`) and its id; among equals the lower id is
+    first.
+    """
     lanes = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     ids = tl.full((BLOCK,), 2**31 - 1, tl.int32)

@@ -10,22 +10,29 @@ from torch import Tensor
 from ppkernels.gpu.chain import chains, follow, let_follow
 
 _TILE = 1024
-"""Elements of a program at least: rows narrower than this share one."""
+"""Least elements of a program: narrower rows share one."""
 
 
-def rms_norm(values: Tensor, weight: Tensor, eps: float, update: Tensor | None = None) -> Tensor:
-    """Return the RMS norm of `values` [T, W], or [T, heads, W] with a `weight` [W] or [heads, W].
-
-    With `update`, `values` becomes `values` + `update` first, in place. The last dimensions have stride 1.
+def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm of `values` [T, W], or [T, heads, W] with a `weight` [W] or [heads, W],
+    dense rows.
     """
-    return _norm(values, weight, None, eps, update, centred=False)
+    return _norm(values, weight, None, eps, None, centred=False)
 
 
-def layer_norm(
-    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, update: Tensor | None = None
-) -> Tensor:
-    """Return the layer norm of `values` [T, W]; `update` as in `rms_norm`."""
-    return _norm(values, weight, bias, eps, update, centred=True)
+def layer_norm(values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the layer norm of `values` [T, W], dense rows."""
+    return _norm(values, weight, bias, eps, None, centred=True)
+
+
+def add_rms_norm(residual: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `update` to `residual` [T, W] in place, and return the RMS norm of the sum."""
+    return _norm(residual, weight, None, eps, update, centred=False)
+
+
+def add_layer_norm(residual: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Add `update` to `residual` [T, W] in place, and return the layer norm of the sum."""
+    return _norm(residual, weight, bias, eps, update, centred=True)
 
 
 def _norm(
@@ -69,18 +76,18 @@ def _norm(
 
 @triton.jit
 def _norm_rows(
-    values: tl.tensor,
-    update: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    output: tl.tensor,
-    rows: tl.tensor,
-    heads: tl.tensor,
-    token_stride: tl.tensor,
-    head_stride: tl.tensor,
-    update_stride: tl.tensor,
-    weight_stride: tl.tensor,
-    eps: tl.tensor,
+    values,
+    update,
+    weight,
+    bias,
+    output,
+    rows,
+    heads,
+    token_stride,
+    head_stride,
+    update_stride,
+    weight_stride,
+    eps,
     width: tl.constexpr,
     CENTRED: tl.constexpr,
     UPDATE: tl.constexpr,
@@ -89,7 +96,7 @@ def _norm_rows(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHAIN: tl.constexpr,
-) -> None:
+):
     """Norm TILE rows of BLOCK >= width columns, in float32."""
     let_follow(CHAIN)
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
@@ -106,7 +113,7 @@ def _norm_rows(
     x = read.to(tl.float32)
     if UPDATE:
         x += tl.load(update + row * update_stride + column, mask=inside, other=0.0).to(tl.float32)
-        # The residual stream is what is kept of it: the norm sees the rounded sum.
+        # The residual stream keeps the rounded sum, so the norm is of that.
         read = x.to(output.dtype.element_ty)
         tl.store(place, read, mask=inside)
         x = read.to(tl.float32)
@@ -116,7 +123,7 @@ def _norm_rows(
     variance = tl.sum(x * x, axis=1)[:, None] / width
     x *= tl.rsqrt(variance + eps)
     if not CENTRED:
-        # Rounded before the weight, as the reference does.
+        # The reference rounds before the weight, too.
         x = x.to(output.dtype.element_ty).to(tl.float32)
     if WEIGHT:
         x *= scale

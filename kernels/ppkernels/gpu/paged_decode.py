@@ -1,9 +1,11 @@
 """Attention of rows with one token, split over the context (Flash-Decoding, Dao et al. 2023).
 
-A program takes one key head of one row with all query heads that share it, so that keys and values are read once.
-Where rows are too few to fill the GPU, each row's context is cut into parts; every part leaves its output and the
-log-sum-exp of its scores, and a second kernel weighs them. The grid depends on shapes alone, so a captured launch is
-right for any lengths: programs that find no work leave at once.
+A program takes one key head of one row with all query heads that share it, so that keys and values
+are read once. If rows are too few to fill the GPU, each row's context is split into parts. Every
+part writes its output and the log-sum-exp of its scores, and a second kernel combines them.
+
+The grid depends on shapes alone, so a captured launch is right for any lengths: programs without
+work return at once.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
 LEAST_ROWS = 16
 """Rows of the smallest matrix product: fewer query heads are padded."""
 PROGRAMS_PER_PROCESSOR = 2
-"""How many programs are to fill a multiprocessor; with more, parts are small and their sum costs more than it gains."""
+"""Programs for each multiprocessor; with more, parts are small and their sum costs more than it
+gains.
+"""
 
 
 def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
-    """Write attention of the rows of `batch` with one token into `output` [T, heads * head_dim]; leave other rows.
+    """Write attention of the rows of `batch` with one token to `output` [T, heads * head_dim]; skip
+    other rows.
 
-    See `ppkernels.paged_attention`. A row of length 0 becomes 0 and reads nothing of the cache.
+    A row of length 0 becomes 0 and reads nothing of the cache.
     """
     _, _, block_size, kv_heads, head_dim = kv.shape
     rows, width = batch.block_tables.shape
@@ -35,7 +40,7 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
     places = PROGRAMS_PER_PROCESSOR * processors(kv.device)
     tiles = choose_tiles(group, wide, kv.element_size(), rows * kv_heads <= places)
     parts = split_count(rows * kv_heads, -(-width * block_size // tiles.slots), places)
-    partial = weights = output  # not used where the whole context is one part
+    partial = weights = output  # not used if the whole context is one part
     if parts > 1:
         partial = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=kv.device)
         weights = torch.empty((rows, heads, parts), dtype=torch.float32, device=kv.device)
@@ -80,9 +85,10 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
 
 
 def choose_tiles(group: int, wide: int, element_size: int, few: bool) -> Tiles:
-    """Return tiles for `group` query heads a key head of `wide` elements, a power of two; measured on an H200.
+    """Return tiles for `group` query heads a key head of `wide` elements, a power of two; measured
+    on an H200.
 
-    Where there are few programs, each has more of the cache in flight.
+    With `few` programs, each has more of the cache in flight.
     """
     queries = max(LEAST_ROWS, triton.next_power_of_2(group))
     if element_size == 4:  # without matrix units: larger tiles spill registers
@@ -91,7 +97,9 @@ def choose_tiles(group: int, wide: int, element_size: int, few: bool) -> Tiles:
 
 
 def split_count(programs: int, tiles: int, places: int) -> int:
-    """Return into how many parts a context of at most `tiles` is cut, where whole rows make `programs`."""
+    """Return the number of parts of a context of at most `tiles`, if unsplit rows need
+    `programs`.
+    """
     return max(1, min(places // programs, tiles))
 
 
@@ -102,24 +110,24 @@ def processors(device: torch.device) -> int:
 
 
 @triton.jit
-def _share(length: tl.tensor, parts: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
-    """Slots of each part of a context, whole tiles."""
+def _share(length, parts, TILE: tl.constexpr):
+    """Return the slots of each part of a context, in whole tiles."""
     return tl.cdiv(tl.cdiv(length, TILE), parts) * TILE
 
 
 @triton.jit(do_not_specialize=STEP, do_not_specialize_on_alignment=STEP)
 def _attend(
-    query: tl.tensor,
-    kv: tl.tensor,
-    tables: tl.tensor,
-    lengths: tl.tensor,
-    query_start: tl.tensor,
-    output: tl.tensor,
-    partial: tl.tensor,
-    weights: tl.tensor,
-    query_stride: tl.tensor,
-    table_stride: tl.tensor,
-    scale: tl.tensor,
+    query,
+    kv,
+    tables,
+    lengths,
+    query_start,
+    output,
+    partial,
+    weights,
+    query_stride,
+    table_stride,
+    scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
@@ -129,7 +137,7 @@ def _attend(
     TILE: tl.constexpr,
     WHOLE: tl.constexpr,
     DOT: tl.constexpr,
-) -> None:
+):
     kv_head, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     token = tl.load(query_start + row).to(tl.int64)
     if tl.load(query_start + row + 1) - token != 1:
@@ -159,7 +167,7 @@ def _attend(
         at = (block * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
         place = kv + at[:, None] + column[None, :]
         read = seen[:, None] & inside[None, :]
-        # What is not seen is not read: a weight of 0 does not hide a NaN.
+        # Hidden slots are not read: a weight of 0 does not hide a NaN.
         keys = tl.load(place, read, 0.0).to(DOT)
         values = tl.load(place + BLOCK_SIZE * KV_HEADS * HEAD_DIM, read, 0.0).to(DOT)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
@@ -182,17 +190,17 @@ def _attend(
 
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=STEP)
 def _weigh(
-    partial: tl.tensor,
-    weights: tl.tensor,
-    lengths: tl.tensor,
-    query_start: tl.tensor,
-    output: tl.tensor,
-    parts: tl.tensor,
+    partial,
+    weights,
+    lengths,
+    query_start,
+    output,
+    parts,
     HEAD_DIM: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
     PARTS_WIDE: tl.constexpr,
-) -> None:
+):
     head, heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     token = tl.load(query_start + row).to(tl.int64)
     if tl.load(query_start + row + 1) - token != 1:

@@ -1,8 +1,10 @@
-"""Attention of chunks of prompts, all rows of a step in one launch (FlashAttention-2, arXiv 2307.08691).
+"""Attention of chunks of prompts, all rows of a step in one launch (FlashAttention-2, arXiv
+2307.08691).
 
-A program takes a tile of one row's tokens with one key head and all query heads that share it, and goes over the
-row's blocks up to its own last token. The grid depends on shapes alone: row b's tiles begin at
-`query_start[b] // tokens a tile + b`, which leaves each row enough; programs beyond a row's last token leave at once.
+A program takes a tile of one row's tokens with one key head and all query heads that share it, and
+reads the row's blocks up to its own last token. The grid depends on shapes alone: row b's tiles
+begin at `query_start[b] // tokens a tile + b`, which is enough for each row. Programs beyond a
+row's last token return at once.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
 
 
 def choose_tiles(wide: int, element_size: int) -> Tiles:
-    """Return tiles for heads of `wide` elements, a power of two, that fit into registers and shared memory."""
+    """Return tiles for heads of `wide` elements, a power of two, that fit into registers and shared
+    memory.
+    """
     if element_size == 4:  # without matrix units: larger tiles spill registers
         return Tiles(64, 32, 8, 2) if wide <= 64 else Tiles(16, 16, 4, 2)
     return Tiles(128, 64, 4, 3) if wide <= 128 else Tiles(64, 64, 8, 2)
 
 
 def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
-    """Write attention of the rows of `batch` with more than one token into `output` [T, heads * head_dim].
-
-    See `ppkernels.paged_attention`.
+    """Write attention of the rows of `batch` with more than one token to `output` [T, heads *
+    head_dim].
     """
     _, _, block_size, kv_heads, head_dim = kv.shape
     group = heads // kv_heads
@@ -60,8 +63,8 @@ def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: T
 
 
 @triton.jit
-def _row_of(tile: tl.tensor, query_start: tl.tensor, rows: tl.tensor, TOKENS: tl.constexpr) -> tl.tensor:
-    """Return the row that `tile` belongs to."""
+def _row_of(tile, query_start, rows, TOKENS: tl.constexpr):
+    """Return the row of `tile`."""
     low, high = 0, rows
     while high - low > 1:
         middle = (low + high) // 2
@@ -74,17 +77,17 @@ def _row_of(tile: tl.tensor, query_start: tl.tensor, rows: tl.tensor, TOKENS: tl
 
 @triton.jit
 def _add_tile(
-    first: tl.tensor,
-    queries: tl.tensor,
-    last: tl.tensor,
-    kv_head: tl.tensor,
-    kv: tl.tensor,
-    table: tl.tensor,
-    length: tl.tensor,
-    scale: tl.tensor,
-    largest: tl.tensor,
-    total: tl.tensor,
-    sums: tl.tensor,
+    first,
+    queries,
+    last,
+    kv_head,
+    kv,
+    table,
+    length,
+    scale,
+    largest,
+    total,
+    sums,
     MASKED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -92,8 +95,10 @@ def _add_tile(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
-) -> tl.tensor:
-    """Add slots [first, first + TILE) to the running softmax of each query; `last` is the last slot that each sees."""
+):
+    """Add slots [first, first + TILE) to each query's running softmax; `last` [queries] is its last
+    visible slot.
+    """
     slot, column = first + tl.arange(0, TILE), tl.arange(0, WIDE)
     if MASKED:
         block = tl.load(table + slot // BLOCK_SIZE, slot < length, 0).to(tl.int64)
@@ -102,7 +107,7 @@ def _add_tile(
     at = (block * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
     place = kv + at[:, None] + column[None, :]
     beside = place + BLOCK_SIZE * KV_HEADS * HEAD_DIM
-    # What is not seen is not read: a weight of 0 does not hide a NaN.
+    # Hidden slots are not read: a weight of 0 does not hide a NaN.
     if MASKED:
         read = (slot < length)[:, None] & (column < HEAD_DIM)[None, :]
         keys, values = tl.load(place, read, 0.0), tl.load(beside, read, 0.0)
@@ -124,16 +129,16 @@ def _add_tile(
 
 @triton.jit(do_not_specialize=STEP, do_not_specialize_on_alignment=STEP)
 def _attend(
-    query: tl.tensor,
-    kv: tl.tensor,
-    tables: tl.tensor,
-    lengths: tl.tensor,
-    query_start: tl.tensor,
-    output: tl.tensor,
-    rows: tl.tensor,
-    query_stride: tl.tensor,
-    table_stride: tl.tensor,
-    scale: tl.tensor,
+    query,
+    kv,
+    tables,
+    lengths,
+    query_start,
+    output,
+    rows,
+    query_stride,
+    table_stride,
+    scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -143,9 +148,9 @@ def _attend(
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
-) -> None:
+):
     kv_head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the end of a prompt sees the most: it begins first
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the end of a prompt has the most work: it starts first
     row = _row_of(tile, query_start, rows, TOKENS)
     start = tl.load(query_start + row).to(tl.int32)
     count = tl.load(query_start + row + 1).to(tl.int32) - start

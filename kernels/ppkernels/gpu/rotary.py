@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 _HEADS = 16
-"""Heads that a program rotates by one position."""
+"""Heads of a program, all at one position."""
 
 
 def rotate(fused: Tensor, count: int, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
@@ -33,21 +33,13 @@ def rotate(fused: Tensor, count: int, cos: Tensor, sin: Tensor, positions: Tenso
 
 @triton.jit
 def _rotate(
-    fused: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    positions: tl.tensor,
-    count: tl.tensor,
-    token_stride: tl.tensor,
-    head_dim: tl.constexpr,
-    HALF: tl.constexpr,
-    HEADS: tl.constexpr,
-) -> None:
+    fused, cos, sin, positions, count, token_stride, head_dim: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = head_dim // 2
     lane = tl.arange(0, HALF)
     inside = lane < half
-    # The two halves of the tables differ by the sign of the sines alone.
+    # The two halves of the tables differ only in the sign of the sines.
     angle = tl.load(positions + token).to(tl.int64) * head_dim + half + lane
     c = tl.load(cos + angle, mask=inside).to(tl.float32)[None, :]
     s = tl.load(sin + angle, mask=inside).to(tl.float32)[None, :]

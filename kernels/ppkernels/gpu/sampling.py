@@ -1,7 +1,8 @@
 """Sampling on a GPU: parameters that stay on the device, and the launches that read them.
 
-Nothing here waits for the device, and `choose` and `logprobs` can be captured in a graph: all that changes from step
-to step is read from tensors. `sample` is the operation of `ppkernels.sampling` on top of them, for whoever has lists.
+`choose` and `logprobs` do not wait for the device and can be captured in a graph: they read from
+tensors all values that change from step to step. `sample` is the operation of `ppkernels.sampling`
+on top of them, for callers with lists.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import torch
 import triton
 from torch import Tensor
 
-from ppkernels.gpu.draw import MAX_VOCABULARY, sample_rows
+from ppkernels.gpu.draw import sample_rows
 from ppkernels.gpu.logprobs import logprob_rows
-from ppkernels.sampling import SamplingInputs, SamplingOutput
+from ppkernels.gpu.row_passes import MAX_VOCABULARY
+from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
 
 _GREEDY_BLOCK, _DRAW_BLOCK = 16384, 4096
 _CANDIDATES = 8192
-"""Tokens a row that can be left when the cut is searched; where more are, the whole row is read each time."""
+"""Tokens of a row that can be gathered for the search of its cut; with more, each pass reads the
+whole row.
+"""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How the tokens of one request are chosen; the fields are those of `SamplingInputs`."""
+    """Sampling parameters of one request; fields as in `SamplingInputs`."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -38,12 +42,12 @@ class Parameters:
     banned_until: int = 0
 
     def packed(self, width: int) -> list[int]:
-        """Return the row of the table, in the order of the columns in `gpu.draw`, with `width` banned tokens."""
+        """Return the columns of `gpu.draw`, with room for `width` banned tokens."""
         banned = list(dict.fromkeys(self.banned)) if self.banned_until else []
         if len(banned) > width:
             raise ValueError(f"{len(banned)} banned tokens do not fit a table with room for {width}")
         keys = [_signed(self.seed), _signed(self.sample)]
-        # What is above 0 stays above 0, also where float32 is too narrow for it.
+        # A temperature above 0 must stay above 0, also if float32 is too narrow for it.
         temperature = max(self.temperature, _TINY) if self.temperature > 0 else 0.0
         row = [_bits(temperature), _bits(self.top_p), self.top_k, *keys, self.logprobs, self.banned_until]
         return row + banned + [-1] * (width - len(banned))
@@ -54,13 +58,13 @@ class DeviceSampling:
 
     def __init__(self, slots: int, device: torch.device, banned: int = 8) -> None:
         self.banned = triton.next_power_of_2(max(banned, 1))
-        """Banned tokens that a request can have."""
+        """Room for banned tokens of a request."""
         row = torch.tensor(Parameters().packed(self.banned))
         self.table = row.repeat(slots, 1).to(device)
         """[slots, 7 + banned] int64."""
 
     def set(self, slots: Sequence[int], parameters: Sequence[Parameters]) -> None:
-        """Write the rows of `slots`, in order with what else is on the stream. Raises ValueError: too many banned."""
+        """Write the rows of `slots`, in stream order. Raises ValueError: too many banned tokens."""
         if slots:
             rows = [[slot, *one.packed(self.banned)] for slot, one in zip(slots, parameters, strict=True)]
             packed = torch.tensor(rows)
@@ -79,11 +83,14 @@ def choose(
     out: Tensor | None = None,
     newest: Tensor | None = None,
 ) -> Tensor:
-    """Return a token [R] int64 for each row of `logits` [R, V]: one launch, which also writes it to `newest` [slots].
+    """Return a token [R] int64 for each row of `logits` [R, V], in one launch.
 
-    `slots` and `positions` [R] are integers on the device; `positions` say where in its sequence each token goes.
-    `greedy` says that all rows are: then less code runs. Logits of banned tokens are overwritten while this runs, so
-    no two rows may share memory. Raises ValueError for a vocabulary of more than 2**20.
+    The launch also writes it to `newest` [slots].
+
+    `slots` and `positions` [R] are integers on the device; a position is that of the new token in
+    its sequence. With `greedy`, all rows must be greedy, and less code runs. Logits of banned
+    tokens are overwritten during the launch, so no two rows may share memory. Raises ValueError for
+    a vocabulary of more than 2**20.
     """
     rows, vocabulary = logits.shape
     if vocabulary > MAX_VOCABULARY:
@@ -118,18 +125,22 @@ def choose(
 
 @dataclass(frozen=True)
 class DeviceLogprobs:
-    """Log-probabilities of the unmodified distribution, on the device; rows and places not asked for are undefined."""
+    """Log-probabilities of the unmodified distribution, on the device; values not requested are
+    undefined.
+    """
 
     chosen: Tensor
-    """[R] float32: of the chosen token."""
+    """[R] float32, of the chosen tokens."""
     tokens: Tensor
-    """[R, most] int32: the best tokens, best first, ties by id."""
+    """[R, most] int32, the best tokens, best first, ties by id."""
     values: Tensor
-    """[R, most] float32"""
+    """[R, most] float32, of `tokens`."""
 
 
 def logprobs(logits: Tensor, parameters: DeviceSampling, slots: Tensor, tokens: Tensor, most: int) -> DeviceLogprobs:
-    """Return what the rows of `logits` [R, V] asked for; none may ask for more than the `most` best."""
+    """Return the requested log-probabilities of `logits` [R, V]; no row may request more than the
+    `most` best.
+    """
     rows, vocabulary = logits.shape
     output = DeviceLogprobs(
         torch.empty(rows, dtype=torch.float32, device=logits.device),
@@ -156,7 +167,9 @@ def logprobs(logits: Tensor, parameters: DeviceSampling, slots: Tensor, tokens: 
 
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
-    """Return one token for each row of `logits` [R, V]; waits for the device where log-probabilities are wanted."""
+    """Return one token for each row of `logits` [R, V]; requested log-probabilities wait for the
+    device.
+    """
     rows, device = len(logits), logits.device
     if rows > 1 and logits.stride(0) < logits.shape[1]:
         logits = logits.contiguous()

@@ -1,4 +1,4 @@
-"""Write the keys and values of new tokens into their slots."""
+"""Write the keys and values of new tokens into their slots, on a GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 from ppkernels.gpu.chain import chains, follow, let_follow
 
 TILE = 2048
-"""Elements that a program copies."""
+"""Elements of a program."""
 
 
 def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
-    """See `ppkernels.store_kv`. A token with a slot outside of the cache is not stored: graphs pad with -1."""
+    """Write keys and values of `fused` to `kv`. A token with a slot outside of the cache is
+    skipped: graphs pad with -1.
+    """
     blocks, _, block_size, kv_heads, head_dim = kv.shape
     tokens, heads = fused.shape[:2]
     size = kv_heads * head_dim
@@ -37,17 +39,17 @@ def store_kv(kv: Tensor, fused: Tensor, slots: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["slots"])
 def _store(
-    kv: tl.tensor,
-    fused: tl.tensor,
-    slots: tl.tensor,
-    capacity: tl.tensor,
-    stride: tl.tensor,
-    first: tl.tensor,
+    kv,
+    fused,
+    slots,
+    capacity,
+    stride,
+    first,
     BLOCK_SIZE: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
     CHAIN: tl.constexpr,
-) -> None:
+):
     let_follow(CHAIN)
     follow(CHAIN)
     token, half = tl.program_id(0).to(tl.int64), tl.program_id(1)  # half 0: keys, 1: values

@@ -1,6 +1,8 @@
-"""A whole layer of a Llama-like model in one call: small steps spend more time between kernels than in them.
+"""A whole layer of a Llama-like model in one call: small steps spend more time between kernels than
+in them.
 
-It is made of the same compiled functions as the operations one by one, which serve what this does not.
+The layer calls the same compiled functions as the single operations, which run wherever this layer
+does not.
 """
 
 from __future__ import annotations
@@ -9,19 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppkernels import jit
-from ppkernels.activation import silu_and_mul_rows
-from ppkernels.linear import multiply
-from ppkernels.norms import rms_norm_rows
-from ppkernels.paged_tiles import attend, bad_row
-from ppkernels.rotary import rotate_rows
-from ppkernels.store_kv import all_inside, store_rows
+from ppkernels.cpu import jit
+from ppkernels.cpu.activation import silu_and_mul_rows
+from ppkernels.cpu.linear import multiply
+from ppkernels.cpu.norms import rms_norm_rows
+from ppkernels.cpu.paged_tiles import attend, bad_row
+from ppkernels.cpu.rotary import rotate_rows
+from ppkernels.cpu.store_kv import all_inside, store_rows
 
 DONE, BAD_SLOT = -1, -2
 
 
 class LayerWeights(NamedTuple):
-    """Arrays of one layer; matrices are packed (see `linear`), the optional ones are biases and norms of heads."""
+    """Arrays of one layer. Matrices are packed (see `linear`); biases and norms of heads may be
+    None.
+    """
 
     input_norm: Any
     qkv: Any
@@ -38,7 +42,9 @@ class LayerWeights(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Arrays of one step, the same for all layers: what `rotate`, `store_kv` and `attend` take."""
+    """Arrays of one step, the same for all layers: the arguments of `rotate`, `store_kv` and
+    `attend`.
+    """
 
     cos: Any
     sin: Any
@@ -52,9 +58,11 @@ class Rows(NamedTuple):
 
 @jit.compiled
 def llama_layer(residual: Any, weights: Any, kv: Any, rows: Any, heads: int, eps: float) -> int:
-    """Add attention and MLP to `residual` [T, H] in place; keys and values go into `kv`, the layer's cache.
+    """Add attention and MLP to `residual` [T, H] in place; keys and values go into `kv`, the
+    layer's cache.
 
-    Returns DONE; or, before anything is written, BAD_SLOT or the first row with a block outside of the cache.
+    Returns DONE; or, before anything is written, BAD_SLOT or the first row with a block outside of
+    the cache.
     """
     if not all_inside(rows.slots, kv.shape[0] * kv.shape[3]):
         return BAD_SLOT
@@ -87,7 +95,7 @@ def llama_layer(residual: Any, weights: Any, kv: Any, rows: Any, heads: int, eps
 
 @jit.compiled
 def _linear(x: Any, weight: Any, bias: Any, y: Any, add: bool) -> None:
-    # numba compiles a function anew for each constant that it is called with; this is none.
+    # numba compiles a function for each constant argument; this expression is not a constant.
     multiply(x, weight, y, add & (len(x) > 0))
     if bias is not None:
         for row in range(len(y)):

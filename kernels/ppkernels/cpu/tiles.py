@@ -1,8 +1,8 @@
-"""The product that everything heavy on a CPU is made of: a few rows times a panel as wide as one vector register.
+"""The inner loop of products and attention on a CPU: rows times a panel as wide as one vector.
 
-A compiler that sees plain loops keeps such sums in memory. So this file writes the inner loop itself, in LLVM's IR: the
-sums of all rows stay in registers, each step of the loop loads one vector of the panel, multiplies it by one number
-of each row, and asks the cache for a vector that will be wanted later.
+A compiler keeps the sums of plain loops in memory. So this file writes the loop in LLVM's IR, with
+the sums of all rows in registers. Each step loads one vector of the panel, multiplies it by one
+number of each row, and prefetches a later vector.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-VECTOR_BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+from ppkernels.cpu.vectors import VECTOR_BYTES
+
 HEIGHT = 16 if VECTOR_BYTES == 64 else 8
-"""Rows of the highest tile: so many sums leave a register or two for the panel (32 registers with AVX-512, else 16)."""
+"""Rows of the highest tile; the panel gets the registers that their sums leave free."""
 
 
 def _lanes_of(_: Any, values: Any) -> Any:
@@ -25,7 +26,7 @@ def _lanes_of(_: Any, values: Any) -> Any:
 
 
 lanes_of = cast(Callable[[Any], int], intrinsic(_lanes_of))
-"""Returns, in compiled code, how many of an array's numbers one vector holds: a constant."""
+"""Function of compiled code: how many of an array's numbers one vector holds, a constant."""
 _INDEX = ir.IntType(64)
 _INT = ir.IntType(32)
 _FETCH = "llvm.prefetch.p0i8"
@@ -33,14 +34,19 @@ _BYTES = ir.IntType(8).as_pointer()
 
 
 def make_tile(height: int, *, unroll: int, by_row: bool) -> Any:
-    """Return `tile(x, x_at, x_step, w, w_at, w_step, fetch_at, depth, y, y_at, y_step, rows, add)` for compiled code.
+    """Return a function `tile` for compiled code, with the parameters below.
 
-    For each row r < `rows` <= `height`: y[r] = sum over k < `depth` of x[r, k] * w[k], plus what y[r] was if `add`.
-    `y[r]` and `w[k]` are one vector long, at `y_at` + r * `y_step` and `w_at` + k * `w_step`; `x[r, k]` is at
-    `x_at` + r * `x_step` + k if `by_row`, else at `x_at` + k * `x_step` + r, the last row repeated up to `height`.
-    `fetch_at` + k * `w_step` is what is brought into the cache meanwhile; any number is allowed.
-    Arrays are contiguous, of one type; places are counted in elements. `depth` must be a multiple of `unroll`. Low
-    tiles need an `unroll` of 4: each step has sums of its own, since one sum can grow only every fourth cycle.
+    The tile sets y[r] to the sum over k < `depth` of x[r, k] * w[k], for each row r < `rows` <=
+    `height`; with `add` it adds the sum to y[r]. `depth` must be a multiple of `unroll`. Low tiles
+    need an `unroll` of 4: each step has its own sums, since one sum can grow only every fourth
+    cycle.
+
+    Arrays are contiguous and of one type; places are counted in elements:
+    - `y[r]`: one vector, at `y_at` + r * `y_step`;
+    - `w[k]`: one vector, at `w_at` + k * `w_step`;
+    - the vector at `fetch_at` + k * `w_step`, which may be any number, is prefetched;
+    - `x[r, k]`: at `x_at` + r * `x_step` + k if `by_row`; otherwise at `x_at` + k * `x_step` + r,
+      with the last row repeated up to `height`.
     """
     phases = max(1, min(unroll, 16 // height))
 
@@ -70,7 +76,7 @@ def make_tile(height: int, *, unroll: int, by_row: bool) -> Any:
                 return build.bitcast(pointer, vector.as_pointer())
 
             def row(r: int) -> Any:
-                # Rows that are too many are the last one once more.
+                # Rows beyond the last one repeat it.
                 return build.select(build.icmp_signed("<", _INDEX(r), rows), _INDEX(r), build.sub(rows, _INDEX(1)))
 
             x_data, w_data, y_data = data(x, x_value), data(w, w_value), data(y, y_value)

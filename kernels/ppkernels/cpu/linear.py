@@ -1,8 +1,8 @@
 """y = x W^T with packed weights, on a CPU and one thread.
 
-A packed weight [outputs / L, inputs, L] holds the weights of L outputs side by side, L numbers being one vector
-register. torch takes each weight from memory at a fraction of the speed at which this reads them (16 rows: half the
-time), and has no advantage for many rows either, so that a packed weight takes the plain one's place.
+A packed weight [outputs / L, inputs, L] holds the weights of L outputs side by side; L numbers fill
+one vector. For 16 rows torch takes twice the time, because it reads weights more slowly. For many
+rows it is no faster either, so the packed weight replaces the plain one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from ppkernels import jit
-from ppkernels.tiles import HEIGHT, VECTOR_BYTES, lanes_of, make_tile
+from ppkernels import cpu
+from ppkernels.cpu import jit
+from ppkernels.cpu.tiles import HEIGHT, lanes_of, make_tile
+from ppkernels.cpu.vectors import lanes
 
 UNROLL = 4
+"""Inputs of a weight must be a multiple of this."""
 ROWS, DEPTH = 240, 512
-"""What is multiplied at a time: so much of x (480 KiB in float32) stays in the second-level cache."""
+"""Part of x that is multiplied at a time: 480 KiB in float32, which stay in the second-level
+cache.
+"""
 _AHEAD = 64
-"""How many vectors before their use weights are asked for."""
+"""Distance of a prefetch of weights before their use, in vectors."""
 _tile4 = make_tile(4, unroll=UNROLL, by_row=False)
 _tile8 = make_tile(8, unroll=2, by_row=False)
 _tile12 = make_tile(12, unroll=2, by_row=False)
@@ -28,25 +33,28 @@ _tile16 = make_tile(16, unroll=2, by_row=False)
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether `weight` [outputs, inputs] has a packed form that the kernel takes, with torch's thread count."""
-    lanes = VECTOR_BYTES // weight.element_size()
-    whole = weight.shape[0] % lanes == 0 and weight.shape[1] % UNROLL == 0
-    return whole and jit.serves(weight) and jit.one_thread()
+    """Return whether the kernel takes `weight` [outputs, inputs] packed, and torch has one
+    thread.
+    """
+    whole = weight.shape[0] % lanes(weight) == 0 and weight.shape[1] % UNROLL == 0
+    return whole and cpu.serves(weight) and cpu.one_thread()
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return `weight` [outputs, inputs] packed, in its own memory: each run of L rows stays where it is."""
-    lanes = VECTOR_BYTES // weight.element_size()
-    packed = weight.view(-1, weight.shape[1], lanes)
-    for panel, rows in zip(packed, weight.view(-1, lanes, weight.shape[1]), strict=True):
+    """Return `weight` [outputs, inputs] packed, in its own memory: each run of L rows keeps its
+    place.
+    """
+    width = lanes(weight)
+    packed = weight.view(-1, weight.shape[1], width)
+    for panel, rows in zip(packed, weight.view(-1, width, weight.shape[1]), strict=True):
         panel.copy_(rows.t().clone())
     return packed
 
 
 def rows_of(packed: Tensor, rows: Tensor) -> Tensor:
-    """Return rows [T, inputs] of the weight that was packed."""
-    lanes = packed.shape[2]
-    return packed[rows // lanes, :, rows % lanes]
+    """Return `rows` [T, inputs] of the weight before it was packed."""
+    width = packed.shape[2]
+    return packed[rows // width, :, rows % width]
 
 
 def linear(inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -57,22 +65,22 @@ def linear(inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def linear_added(output: Tensor, inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> None:
-    """Add what `linear` returns to `output` [T, outputs], which is contiguous."""
+    """Add the result of `linear` to `output` [T, outputs], contiguous."""
     multiply(inputs.contiguous().numpy(), packed.numpy(), output.numpy(), True)
     if bias is not None:
         output.add_(bias)
 
 
 def linear_reference(inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Torch version of `linear`."""
+    """Return `linear`, computed by torch."""
     weight = packed.transpose(1, 2).reshape(-1, packed.shape[1])
     return functional.linear(inputs, weight, bias)
 
 
 @jit.compiled
 def multiply(x: Any, w: Any, y: Any, add: bool) -> None:
-    """Set y [T, outputs] to x [T, inputs] times the packed w, or add that to it."""
-    outputs, (panels, inputs, _), lanes = y.shape[1], w.shape, lanes_of(w)
+    """Set y [T, outputs] to x [T, inputs] times the packed w, or add the product to y if `add`."""
+    outputs, (panels, inputs, _), width = y.shape[1], w.shape, lanes_of(w)
     most = inputs if len(x) <= HEIGHT else min(inputs, DEPTH)
     columns = np.empty((min(len(x), ROWS) + HEIGHT) * most, x.dtype)
     for first in range(0, len(x), ROWS):
@@ -83,23 +91,25 @@ def multiply(x: Any, w: Any, y: Any, add: bool) -> None:
                 _to_columns(x, first + done, min(HEIGHT, rows - done), start, depth, columns, done * most)
             more = add or start > 0
             for panel in range(panels):
-                w_at = (panel * inputs + start) * lanes
-                ahead = w_at + _AHEAD * lanes
+                w_at = (panel * inputs + start) * width
+                ahead = w_at + _AHEAD * width
                 for done in range(0, rows, HEIGHT):
-                    left, x_at, y_at = min(HEIGHT, rows - done), done * most, (first + done) * outputs + panel * lanes
+                    left, x_at, y_at = min(HEIGHT, rows - done), done * most, (first + done) * outputs + panel * width
                     if left <= 4:
-                        _tile4(columns, x_at, 4, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile4(columns, x_at, 4, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
                     elif left <= 8:
-                        _tile8(columns, x_at, 8, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile8(columns, x_at, 8, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
                     elif left <= 12:
-                        _tile12(columns, x_at, 12, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile12(columns, x_at, 12, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
                     else:
-                        _tile16(columns, x_at, 16, w, w_at, lanes, ahead, depth, y, y_at, outputs, left, more)
+                        _tile16(columns, x_at, 16, w, w_at, width, ahead, depth, y, y_at, outputs, left, more)
 
 
 @jit.compiled
 def _to_columns(x: Any, first: int, rows: int, start: int, depth: int, columns: Any, at: int) -> None:
-    """Copy rows of x to where a tile wants them: [depth, height] from `columns[at]` on, the last row repeated."""
+    """Copy rows of x to `columns[at:]` as a tile reads them, [depth, height], with the last row
+    repeated.
+    """
     height = (rows + 3) // 4 * 4
     for row in range(height):
         source = first + min(row, rows - 1)

@@ -1,8 +1,9 @@
-"""Attention over a paged cache on a CPU: decodes and chunks alike, reading keys and values where they lie.
+"""Attention over a paged cache on a CPU, for decodes and chunks; reads keys and values in place.
 
-A block's keys lie as [head_dim, block_size] and its values as [block_size, head_dim] (see `kv_layout`): both are panels
-for a tile. A tile's rows are the query heads that share a key head, for one token; or one head's queries for up to
-eight tokens of a chunk. Every pass over the blocks asks the cache for what the next pass reads.
+A block's keys lie as [head_dim, block_size] and its values as [block_size, head_dim] (see
+`kv_layout`): both are panels for a tile. A tile's rows are the query heads that share a key head,
+for one token; or one head's queries for up to eight tokens of a chunk. Every pass over the blocks
+prefetches the data of the next pass.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from ppkernels import jit
-from ppkernels.exponential import exp
-from ppkernels.tiles import VECTOR_BYTES, lanes_of, make_tile
+from ppkernels.cpu import jit
+from ppkernels.cpu.exponential import exp
+from ppkernels.cpu.tiles import lanes_of, make_tile
 
 HIGH = 8
 """Most rows of a tile."""
@@ -24,7 +24,9 @@ _rest4, _rest8 = make_tile(4, unroll=1, by_row=True), make_tile(HIGH, unroll=1, 
 
 
 class _Queries(NamedTuple):
-    """A tile: `rows` queries from `at` on; the first sees `length` tokens, each further one `growth` more."""
+    """A tile of `rows` queries from `at` on; the first sees `length` tokens, each further one
+    `growth` more.
+    """
 
     at: int
     step: int
@@ -32,30 +34,26 @@ class _Queries(NamedTuple):
     length: int
     growth: int
     target: int
-    """Where in the output the first one's result goes, and how far from there the next one's."""
+    """Place of the first query's result in the output."""
     target_step: int
+    """Distance from there to the next query's result."""
 
 
 class _Place(NamedTuple):
-    """The keys and values of one row and key head."""
+    """A row and a key head, whose keys and values lie together."""
 
     row: int
     head: int
 
 
-def takes(kv: Tensor) -> bool:
-    """Return whether `attend` works on a cache [blocks, 2, kv_heads, block_size, D] like this one."""
-    lanes = VECTOR_BYTES // kv.element_size()
-    return jit.serves(kv) and kv.shape[3] % lanes == 0 and kv.shape[4] % lanes == 0
-
-
 @jit.compiled
 def attend(fused: Any, kv: Any, starts: Any, ends: Any, lengths: Any, tables: Any, output: Any) -> int:
-    """Set `output` [T, heads, D] to the attention of the first heads of `fused` [T, ..., D] over `kv`.
+    """Set `output` [T, heads, D] to the attention of the first heads of `fused` [T, ..., D] over
+    `kv`.
 
-    Row b is tokens `[starts[b], ends[b])`; the last of them sees `lengths[b]` tokens, in the blocks `tables[b]`. `kv`
-    is the cache of one layer, which `takes` accepts. Returns -1, or the first row with a block outside of the cache;
-    then nothing is done.
+    Row b has tokens `[starts[b], ends[b])`; the last of them sees `lengths[b]` tokens, in the
+    blocks `tables[b]`. `kv` is the cache of one layer, which `vectors.takes_cache` accepts. Returns
+    -1; or, before anything is written, the first row with a block outside of the cache.
     """
     bad = bad_row(lengths, tables, kv.shape[0], kv.shape[3])
     if bad >= 0:
@@ -98,7 +96,7 @@ def attend(fused: Any, kv: Any, starts: Any, ends: Any, lengths: Any, tables: An
 
 @jit.compiled
 def bad_row(lengths: Any, tables: Any, blocks: int, block_size: int) -> int:
-    """Return the first row of which a block that it needs is not one of `blocks`, or -1."""
+    """Return the first row that needs a block outside of the cache of `blocks`, or -1."""
     for row in range(len(lengths)):
         for b in range((lengths[row] + block_size - 1) // block_size):
             if tables[row, b] < 0 or tables[row, b] >= blocks:
@@ -110,16 +108,16 @@ def bad_row(lengths: Any, tables: Any, blocks: int, block_size: int) -> int:
 def _attend(
     fused: Any, queries: _Queries, kv: Any, tables: Any, this: _Place, then: _Place, scores: Any, output: Any
 ) -> None:
-    """One tile of queries: attend to `this`, and fetch the keys of `then`."""
+    """Compute one tile of queries over `this`, and prefetch the keys of `then`."""
     _, _, kv_heads, block_size, width = kv.shape
     at, step, rows, length, growth, target, target_step = queries
-    lanes, size, wide = lanes_of(kv), block_size * width, scores.shape[1]
+    vector, size, wide = lanes_of(kv), block_size * width, scores.shape[1]
     longest = length + growth * (rows - 1)
     blocks = (longest + block_size - 1) // block_size
     for b in range(blocks):
         keys = (tables[this.row, b] * 2 * kv_heads + this.head) * size
         values = keys + kv_heads * size
-        for t in range(0, block_size, lanes):
+        for t in range(0, block_size, vector):
             if rows <= 4:
                 _tile4(fused, at, step, kv, keys + t, block_size, values + t, width,
                        scores, b * block_size + t, wide, rows, False)  # fmt: skip
@@ -133,14 +131,14 @@ def _attend(
         ahead = (tables[then.row, b] * 2 * kv_heads + then.head) * size
         weights, seen = b * block_size, min(block_size, longest - b * block_size)
         most = seen // 4 * 4
-        for i in range(0, width, lanes):
+        for i in range(0, width, vector):
             if most > 0 and rows <= 4:
                 _tile4(scores, weights, wide, kv, values + i, width, ahead + i, most,
                        output, target + i, target_step, rows, b > 0)  # fmt: skip
             elif most > 0:
                 _tile8(scores, weights, wide, kv, values + i, width, ahead + i, most,
                        output, target + i, target_step, rows, b > 0)  # fmt: skip
-            if most < seen:  # what is behind is not this row's, and may be NaN
+            if most < seen:  # later slots are not this row's, and may be NaN
                 rest, more = values + most * width + i, b > 0 or most > 0
                 if rows <= 4:
                     _rest4(scores, weights + most, wide, kv, rest, width, ahead, seen - most,
@@ -152,9 +150,11 @@ def _attend(
 
 @jit.compiled
 def _softmax(scores: Any, row: int, length: int, end: int, scale: float) -> None:
-    """Turn the first `length` scores of a row, times `scale`, into weights; those up to `end` become 0."""
+    """Turn the first `length` scores of a row, times `scale`, into weights; set those up to `end`
+    to 0.
+    """
     zero, factor = scores.dtype.type(0), scores.dtype.type(scale)
-    a = b = c = d = scores[row, 0]  # one comparison would wait for the one before
+    a = b = c = d = scores[row, 0]  # four chains: each comparison of one chain waits for the one before
     whole = length // 4 * 4
     for i in range(0, whole, 4):
         a = scores[row, i] if scores[row, i] > a else a

@@ -1,4 +1,4 @@
-"""From the rows of a step and the block tables to what the kernels take (see `batch`), on the CPU."""
+"""The arrays of a `Batch`, computed on the CPU from the rows of a step and the block tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from ppkernels import jit
+from ppkernels.cpu import jit
 
 
 @jit.compiled
 def lay_out(rows: Any, tables: Any, block_size: int) -> Any:
-    """Return positions [T], slot mapping [T], first tokens [B + 1] and block tables [B, M] of a step; all int64.
+    """Return positions [T], slot mapping [T], first tokens [B + 1] and block tables [B, M] of a
+    step; all int64.
 
-    `rows` [B, 3 or more] begins with slot, first position and count; `tables` [S, most] has each slot's blocks. What a
-    table holds beyond a row's own blocks is old news: there the result has the null block, which is always mapped.
-    Slots must be in `tables`; the block tables are empty where a row is longer than a table.
+    `rows` [B, 3 or more] begins with slot, first position and count; `tables` [S, most] has each
+    slot's blocks. Blocks beyond a row's own are stale: the result has the null block there, which
+    is always mapped. Slots must be in `tables`. If a row is longer than a table, the block tables
+    are empty.
     """
     tokens = width = 0
     for row in range(len(rows)):
