@@ -16,8 +16,8 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: check
 	@$(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
 	@# An engine is seven processes, but they wait more than they work: half as many of them as cores, and two at least.
-	@# A file has an engine that its tests share: all of them go to one worker.
-	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadfile tests/end_to_end
+	@# A file has an engine that its tests share: all of them go to one worker, in the order of the files.
+	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadfile --no-loadscope-reorder tests/end_to_end
 
 check: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

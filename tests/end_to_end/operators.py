@@ -17,7 +17,7 @@ from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
-from ppengine.protocol.verbs import Abort, Drain, Pause, Resume, SetMemory, Submit, Verb
+from ppengine.protocol.verbs import Abort, Drain, Pause, RestartStage, Resume, SetMemory, Submit, Verb
 
 if TYPE_CHECKING:
     from serving import Ran, Served
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Prompt = str | list[int]
 CATCHES = 10
 """How often a request is queued anew that had ended before it could be held."""
+
+BACK_S = 90.0
+"""Allowed until an engine that has lost a stage serves again: a process loads, and the machine may be busy."""
 
 
 class Operator:
@@ -205,6 +208,17 @@ class Operator:
         await self.until(lambda picture: not picture.requests_total, "no request is left")
         await self.do(SetMemory(utilization=utilization))
         await self.idle()
+
+    async def repair(self, stage: int) -> Snapshot:
+        """Restart a stage that a test has broken, abort all requests, and wait until nothing is wrong."""
+        await (await self.begin(RestartStage(stage=stage))).applied()
+        await self.abort(*[request.id for request in (await self.now()).requests])
+        picture = await self.until(
+            lambda picture: picture.engine.state == "serving" and not picture.verdicts, "it serves again", BACK_S
+        )
+        self.engine.find_pids()
+        await self.idle()
+        return picture
 
     # --- requests -------------------------------------------------------------------------------------------
 

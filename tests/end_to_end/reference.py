@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,11 @@ def greedy(folder: Path, prompt: list[int], steps: int, dtype: str = "float64") 
             *_further(folder, prompt + known, steps - len(known), dtype),
         ]
     return known[:steps]
+
+
+async def greedy_aside(folder: Path, prompt: list[int], steps: int) -> list[int]:
+    """Return `greedy` of it, from a thread: a console that answers no pings meanwhile would lose its link."""
+    return await asyncio.to_thread(greedy, folder, prompt, steps)
 
 
 def _further(folder: Path, ids: list[int], steps: int, dtype: str) -> list[int]:

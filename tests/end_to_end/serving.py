@@ -64,14 +64,17 @@ class Served:
         self.stages: int = parallel["pipeline"]
         # An actor does not say in its command line which stage it is; Ray's driver says that it is one.
         self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages
+        self._serves_s = 250 if parallel["executor"] == "ray" else 100
+        self.code = 0
+        """The exit code that the engine is expected to end with."""
         self.start()
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
         self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file), *self.options])
         try:
-            self.pids = self.engine.find_processes(self._processes)
-            wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", 100)
+            self.find_pids()
+            wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", self._serves_s)
         except BaseException as error:
             error.add_note(self.said())
             self.remove()
@@ -79,6 +82,10 @@ class Served:
         self.config = EngineConfig.load(self.engine.run_dir / "engine.json")
         name = f"{self.config.id}.json"
         self.record = msgspec.json.decode((self.runtime / "ppconsole" / name).read_bytes(), type=EngineRecord)
+
+    def find_pids(self) -> None:
+        """Find the pids again: a stage that was restarted has another one."""
+        self.pids = self.engine.find_processes(self._processes)
 
     def restart(self) -> None:
         """Kill the engine, whatever state it is in, and start another one on the same profile."""
@@ -105,9 +112,17 @@ class Served:
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        self.engine.process.send_signal(signal.SIGTERM)
-        assert self.engine.wait(15) == 0
+        if self.engine.process.poll() is None:
+            self.engine.process.send_signal(signal.SIGTERM)
+            self.ended(0, "SIGTERM received")
+        assert self.engine.wait(15) == self.code
         assert self.engine.leftovers() == []
+
+    def ended(self, code: int, reason: str) -> None:
+        """Wait for the end of the engine; assert its exit code, and the reason that the supervisor gives."""
+        self.code = code
+        assert self.engine.wait(15) == code
+        assert self.engine.read() == {"event": "stopped", "code": code, "reason": reason}
 
     def remove(self) -> None:
         """Kill what is left and remove the runtime folder."""

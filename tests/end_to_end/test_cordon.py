@@ -49,7 +49,7 @@ async def test_a_cordon_from_the_command_line_to_its_end(engine: Served, folder:
         await _dies_and_stays_down(op, engine)
         await (await op.begin(RestartStage(stage=1))).applied()
         await op.until(lambda picture: picture.engine.state == "serving" and not picture.verdicts, "it serves", 60)
-        engine.pids = engine.engine.find_processes(5)
+        engine.find_pids()
         assert await _waits(op, new) == waiting, "the cordon outlives the process of its stage"
         assert await op.refused(Cordon(stage=2), "NOT_FOUND") == "no stage 2: this engine has 0 to 1"
         ran = await op.cli("cordon", "--stage", "1", "--undo", "--json")

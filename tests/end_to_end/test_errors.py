@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import reference
 from ppengine import LLM, SamplingParams
 from ppengine.common.config import load_profile, profiles_dir
 from ppengine.protocol.verbs import Abort, SetMemory, Submit
@@ -21,6 +22,7 @@ from serving import Ran, Served, stage_pids
 from profiles import small
 
 Serve = Callable[..., Ran]
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def engine() -> Iterator[Served]:
 
 @pytest.fixture
 def serve(runtime: Path) -> Serve:
-    """Run `ppconsole serve` on what cannot be served, to its end."""
+    """Run `ppconsole serve` on what cannot be served, to its end; assert that it leaves nothing in `runtime`."""
 
     def run(*words: str, at: Path = runtime) -> Ran:
         process = subprocess.run(
@@ -44,6 +46,7 @@ def serve(runtime: Path) -> Serve:
             timeout=60,
             check=False,
         )
+        assert list((runtime / "ppconsole").glob("*")) == []
         return Ran(process.returncode, process.stdout, process.stderr)
 
     return run
@@ -195,9 +198,12 @@ def test_engine_that_is_not_there(engine: Served, runtime: Path) -> None:
 
 
 def test_offline_refusals_leave_the_engine_serving() -> None:
+    """One stage with more than one thread is what `LLM` has by default on most machines."""
     folder = profiles_dir() / "models" / "tiny"
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    profile = small(folder, stages=1, model={"skip_tokenizer": False, "max_model_len": 64}, memory={"device_mib": 64})
+    profile = small(
+        folder, stages=1, threads=2, model={"skip_tokenizer": False, "max_model_len": 64}, memory={"device_mib": 64}
+    )
     with LLM(profile) as llm:
         engine = llm.llm_engine
         with pytest.raises(ValueError, match=r"prompt 1: the prompt has 70 tokens, max_model_len is 64; at most 63"):
@@ -220,5 +226,10 @@ def test_offline_refusals_leave_the_engine_serving() -> None:
         while engine.has_unfinished_requests():
             outputs = engine.step()
         assert outputs[0].outputs[0].finish_reason == "abort"
-        (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
-        assert len(output.outputs[0].token_ids) == 3
+        prompts = ["The engine stopped because", "Once upon a time", "To pause the engine,", "What is a block?"]
+        params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.prompt == prompt
+        assert output.outputs[0].token_ids == reference.greedy(folder, output.prompt_token_ids, STEPS)
+        assert output.outputs[0].finish_reason == "length"

@@ -21,7 +21,7 @@ from ppengine import LLM, SamplingParams
 from ppengine.offline.launch import EngineError
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot, Verdict
-from ppengine.protocol.verbs import Abort, Continue, SetMemory, Submit
+from ppengine.protocol.verbs import Abort, ClearFaults, Continue, Fault, SetMemory, Submit
 from serving import Served, process_state, stage_pids
 
 from profiles import small
@@ -46,9 +46,9 @@ def engine(folder: Path) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lost_engine(folder: Path) -> Iterator[Served]:
-    """An engine that loses a stage and stays without it."""
+    """An engine that loses a stage and stays without it, until a test restarts it (`Operator.repair`)."""
     with Served(small(folder, stages=STAGES, model={"max_model_len": 2048}, parallel={"restart": "never"})) as served:
         yield served
 
@@ -78,8 +78,7 @@ async def holding_on(op: Operator, name: str, least: int, folder: Path) -> None:
     """Check that a request goes on, well past the `least` tokens that it had, with the right ones; then end it."""
     tokens = await op.written(name, least + STEPS)
     assert len(tokens) >= least + STEPS
-    # Aside: it takes seconds, and a console that answers no pings for so long takes its link for lost.
-    assert tokens == await asyncio.to_thread(reference.greedy, folder, PROMPT, len(tokens))
+    assert tokens == await reference.greedy_aside(folder, PROMPT, len(tokens))
     await op.abort(name)
 
 
@@ -97,6 +96,7 @@ async def test_stopped_stage_is_named_and_cleared(engine: Served, folder: Path, 
             text = f"stage {stage} is stopped by a signal (pid {engine.pids[f'stage{stage}']}, state T)"
             assert verdict.summary.startswith(text)
             assert f"ppconsole continue {stage}" in verdict.suggest
+            held = [len((await op.detail(name)).output_token_ids) for name in names]
             ran = await op.cli("explain")
             assert ran.code == 10
             assert text in ran.out
@@ -114,8 +114,8 @@ async def test_stopped_stage_is_named_and_cleared(engine: Served, folder: Path, 
             await content(op)
         ran = await op.cli("explain")
         assert (ran.code, ran.out[:8]) == (0, "no fault")
-        for name in names:
-            await holding_on(op, name, len((await op.detail(name)).output_token_ids), folder)
+        for name, least in zip(names, held, strict=True):
+            await holding_on(op, name, least, folder)
         await op.idle()
 
 
@@ -205,28 +205,18 @@ async def kill_and_name(op: Operator, stage: int) -> float:
 
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
 async def test_killed_stage_is_named_in_time(lost_engine: Served, load: bool) -> None:
-    """The best of three tries, each with an engine of its own."""
-    tries = []
-    for _ in range(TRIES):
-        async with lost_engine.operator() as op:
-            if load:
-                await op.written(await op.submit(PROMPT, max_tokens=LONG), 4)
-            tries.append(await kill_and_name(op, 1 if load else LAST))
-        if tries[-1] < KILLED_S:
-            return
-        lost_engine.restart()
-    raise AssertionError(f"never within {KILLED_S:g} s: {tries}")
-
-
-@pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
-async def test_killed_stage_is_named(lost_engine: Served, load: bool) -> None:
+    """In time in the best of three tries."""
     engine, stage = lost_engine, 1 if load else LAST
     async with engine.operator() as op:
-        name = ""
-        if load:
-            name = await op.submit(PROMPT, max_tokens=LONG)
-            await op.written(name, 4)
-        await kill_and_name(op, stage)
+        tries: list[float] = []
+        while not tries or (min(tries) >= KILLED_S and len(tries) < TRIES):
+            if tries:
+                await op.repair(stage)
+            name = await op.submit(PROMPT, max_tokens=LONG) if load else ""
+            if load:
+                await op.written(name, 4)
+            tries.append(await kill_and_name(op, stage))
+        assert min(tries) < KILLED_S, f"named in time, once in {tries}"
         ran = await op.cli("explain")
         assert ran.code == 10
         assert f"stage {stage} was killed by SIGKILL" in ran.out
@@ -243,9 +233,7 @@ async def test_killed_stage_is_named(lost_engine: Served, load: bool) -> None:
             assert ran.code == 1
             assert f"stage {stage} is lost" in ran.error
             assert json.loads(ran.out.splitlines()[0])["token_ids"], "what was written is there"
-        ran = await op.cli("stop", "--json")
-        assert ran.code == 0, ran
-        assert engine.engine.wait(15) == 0
+        await op.repair(stage)
 
 
 async def test_operation_under_way_ends_with_the_stage(lost_engine: Served) -> None:
@@ -260,7 +248,30 @@ async def test_operation_under_way_ends_with_the_stage(lost_engine: Served) -> N
         assert re.match("stage 1 is lost: .*; how far it came is not known", end.text)
         refused = await op.ask(Abort(request=name))
         assert isinstance(refused, Refused)
-    engine.stop()
+        await op.repair(1)
+
+
+async def test_stop_ends_a_degraded_engine(lost_engine: Served) -> None:
+    """The last test of this engine."""
+    async with lost_engine.operator() as op:
+        await kill_and_name(op, LAST)
+        ran = await op.cli("stop", "--json")
+        assert ran.code == 0, ran
+        lost_engine.ended(0, "stopped by command")
+
+
+async def test_engine_without_the_option_cannot_be_broken(engine: Served, folder: Path) -> None:
+    async with engine.operator() as op:
+        text = await op.refused(Fault(kind="sigkill", stage=0), "DENIED")
+        assert text.endswith("ppconsole serve PROFILE --allow-faults")
+        await op.refused(ClearFaults(), "DENIED")
+        expected = await reference.greedy_aside(folder, PROMPT, 5)
+        assert await op.tokens(await op.submit(PROMPT, max_tokens=5)) == expected
+    ran = engine.cli("fault", "sigkill", "--stage", "0")
+    assert ran.code == 4
+    assert "--allow-faults" in ran.err
+    assert engine.cli("fault", "--list").code == 4
+    assert not (engine.engine.run_dir / "faults").exists()
 
 
 def test_generate_raises_when_a_stage_is_killed(folder: Path) -> None:

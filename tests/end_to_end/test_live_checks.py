@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,31 @@ def folder(checkpoint_root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[Served]:
-    with Served(small(folder, stages=STAGES, scheduler={"schedule_ahead": True})) as served:
+def on_disk(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkpoint: the engine reads it, and tests change its weights and put them back."""
+    return Path(shutil.copytree(folder, tmp_path_factory.mktemp("checks") / "on_disk"))
+
+
+@pytest.fixture(scope="module")
+def engine(on_disk: Path) -> Iterator[Served]:
+    with Served(small(on_disk, stages=STAGES, scheduler={"schedule_ahead": True})) as served:
         yield served
+
+
+@contextlib.contextmanager
+def changed(folder: Path, weight: str, change: Callable[[torch.Tensor], object]) -> Iterator[None]:
+    """Change the one weight whose name ends in `weight`. Files are replaced: stages may have the old one mapped."""
+    file, new, kept = (folder / name for name in ("model.safetensors", "new", "kept"))
+    tensors = load_file(file)
+    (name,) = [key for key in tensors if key.endswith(weight)]
+    change(tensors[name])
+    save_file(tensors, new, metadata={"format": "pt"})
+    file.rename(kept)
+    new.rename(file)
+    try:
+        yield
+    finally:
+        kept.replace(file)
 
 
 def told(op: Operator) -> list[Event]:
@@ -80,12 +103,12 @@ async def test_switched_on_and_off_under_load_with_the_same_tokens(engine: Serve
         for check in ("ledger", "finite", "strict"):
             await op.do(SetCheck(check=check, mode="off"))
         for name, prompt in zip(names, PROMPTS, strict=True):
-            assert await op.tokens(name) == reference.greedy(folder, prompt, STEPS)
+            assert await op.tokens(name) == await reference.greedy_aside(folder, prompt, STEPS)
         for check in ("ledger", "finite", "strict"):
             await op.do(SetCheck(check=check))
         names = await op.submit_all(PROMPTS, max_tokens=40)
         for name, prompt in zip(names, PROMPTS, strict=True):
-            assert await op.tokens(name) == reference.greedy(folder, prompt, 40)
+            assert await op.tokens(name) == await reference.greedy_aside(folder, prompt, 40)
         detail = await drawn_anew(op)
         assert [ledger.stage for ledger in detail.stages] == list(range(STAGES))
         names = [{stream.name for stream in ledger.streams} for ledger in detail.stages]
@@ -121,28 +144,23 @@ def test_from_the_command_line(engine: Served) -> None:
     ("weight", "stage", "part"),
     [("layers.3.fc2.weight", 1, "layer 3 MLP"), ("layers.5.self_attn.v_proj.weight", 2, "layer 5 attention")],
 )
-async def test_a_poisoned_layer_is_named(folder: Path, tmp_path: Path, weight: str, stage: int, part: str) -> None:
-    """A NaN in one weight of the checkpoint: the engine serves on, and says where it comes from once it looks."""
-    poisoned = tmp_path / "poisoned"
-    shutil.copytree(folder, poisoned)
-    file = poisoned / "model.safetensors"
-    tensors = load_file(file)
-    (name,) = [key for key in tensors if key.endswith(weight)]
-    tensors[name][2, 3] = torch.nan
-    save_file(tensors, file, metadata={"format": "pt"})
-    with Served(small(poisoned, stages=STAGES)) as engine:
-        async with engine.operator() as op:
-            await op.do(SetCheck(check="finite"))
-            request = await op.submit(PROMPTS[0], max_tokens=10)
-            event = await finding(op, "non_finite")
-            assert event.stage == stage
-            assert event.text.startswith(f"stage {stage}: {part} gives NaN in m")
-            assert event.text.endswith(f", request {request}")
-            await op.tokens(request)
-            picture = await op.until(lambda picture: picture.engine.checks.findings, "it is counted")
-            assert picture.engine.checks.findings == 1, "the stages behind it only pass it on"
-            await op.do(SetCheck(check="finite", mode="off"))
-            await op.until(lambda picture: not picture.engine.checks.findings, "off forgets it")
+async def test_a_poisoned_layer_is_named(engine: Served, on_disk: Path, weight: str, stage: int, part: str) -> None:
+    """A NaN in a weight that a restarted stage reads: the engine serves, and names the part once the check is on."""
+    async with engine.operator() as op:
+        with changed(on_disk, weight, lambda tensor: tensor[2, 3].fill_(torch.nan)):
+            await op.repair(stage)
+        await op.do(SetCheck(check="finite"))
+        request = await op.submit(PROMPTS[0], max_tokens=10)
+        event = await finding(op, "non_finite")
+        assert event.stage == stage
+        assert event.text.startswith(f"stage {stage}: {part} gives NaN in m")
+        assert event.text.endswith(f", request {request}")
+        await op.tokens(request)
+        picture = await op.until(lambda picture: picture.engine.checks.findings, "it is counted")
+        assert picture.engine.checks.findings == 1, "the stages behind it only pass it on"
+        await op.do(SetCheck(check="finite", mode="off"))
+        await op.until(lambda picture: not picture.engine.checks.findings, "off forgets it")
+        await op.repair(stage)
 
 
 async def test_the_reference_agrees_and_ends_with_its_switch(engine: Served) -> None:
@@ -159,30 +177,25 @@ async def test_the_reference_agrees_and_ends_with_its_switch(engine: Served) -> 
         assert op.picture.engine.state == "serving"
 
 
-async def test_a_pipeline_that_differs_from_its_checkpoint_is_found(folder: Path, tmp_path: Path) -> None:
+async def test_a_pipeline_that_differs_from_its_checkpoint_is_found(
+    engine: Served, folder: Path, on_disk: Path, tmp_path: Path
+) -> None:
     """The weights on disk change after the stages have read them: what the reference gives is another text."""
-    changed = tmp_path / "changed"
-    shutil.copytree(folder, changed)
-    with Served(small(changed, stages=2)) as engine:
-        async with engine.operator() as op:
-            file = changed / "model.safetensors"
-            tensors = load_file(file)
-            (name,) = [key for key in tensors if key.endswith("layers.1.fc2.weight")]
-            tensors[name].neg_()
-            # Not in place: the stages may have the old file mapped.
-            save_file(tensors, changed / "new", metadata={"format": "pt"})
-            (changed / "new").replace(file)
+    async with engine.operator() as op:
+        with changed(on_disk, "layers.1.fc2.weight", torch.Tensor.neg_):
+            other = Path(shutil.copytree(on_disk, tmp_path / "other"))
             await op.do(SetCheck(check="shadow", share=1.0))
             request = await op.submit(PROMPTS[1], max_tokens=30)
             event = await finding(op, "mismatch")
-            theirs = reference.greedy(changed, PROMPTS[1], 30)
-            ours = await op.tokens(request)
-            at = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
-            position = len(PROMPTS[1]) + at
-            assert event.text == (
-                f"request {request}: token {ours[at]} at position {position}, the reference gives {theirs[at]}"
-            )
-            assert ours == reference.greedy(folder, PROMPTS[1], 30)
+        theirs = await reference.greedy_aside(other, PROMPTS[1], 30)
+        ours = await op.tokens(request)
+        at = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        position = len(PROMPTS[1]) + at
+        assert event.text == (
+            f"request {request}: token {ours[at]} at position {position}, the reference gives {theirs[at]}"
+        )
+        assert ours == await reference.greedy_aside(folder, PROMPTS[1], 30)
+        await op.do(SetCheck(check="shadow", mode="off"))
 
 
 def children_named(module: str, parent: int) -> list[int]:

@@ -38,12 +38,11 @@ class Case(NamedTuple):
 
 
 def case(family: str, stages: int, threads: int = 1, **sections: Any) -> Any:
-    executor = sections.get("parallel", {}).get("executor", "local")
-    return pytest.param(Case(family, stages, threads, sections), id=f"{family}-{stages}-{executor}")
+    return pytest.param(Case(family, stages, threads, sections), id=f"{family}-{stages}")
 
 
-SWAP, AHEAD, RAY = {"preemption": "swap"}, {"schedule_ahead": True}, {"executor": "ray"}
-# Every family, the bundled model, each number of stages and both executors; the first one also has errors planted.
+SWAP, AHEAD = {"preemption": "swap"}, {"schedule_ahead": True}
+# Every family, the bundled model and each number of stages; the first one also has errors planted. Ray: `test_ray`.
 CASES = [
     case("llama", 2),
     case("opt", 4, scheduler=SWAP),
@@ -54,7 +53,6 @@ CASES = [
     case("tiny", 1),
     case("tiny", 3, scheduler={**SWAP, **AHEAD}),
 ]
-ON_RAY = [case("qwen2", 3, parallel=RAY), case("tiny", 2, scheduler=AHEAD, parallel=RAY)]
 
 
 class World(NamedTuple):
@@ -96,34 +94,15 @@ async def test_planted_errors_fail_the_same_check(world: World, seed: int, word:
     world.injector.plant(stage, "uproot")
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("world", ON_RAY, indirect=True)
-async def test_stages_as_ray_actors(world: World) -> None:
-    await disturbed.check(world.engine, world.folder, world.vocab)
-
-
-def test_texts_through_the_offline_api() -> None:
-    """One stage with more than one thread is what `LLM` has by default on most machines."""
-    prompts = ["The engine stopped because", "Once upon a time", "To pause the engine,", "What is a block?"]
-    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
-    profile = small(TINY, stages=1, threads=2, model={"skip_tokenizer": False}, memory={"device_mib": 128})
-    with LLM(profile) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.prompt == prompt
-        assert output.outputs[0].token_ids == reference.greedy(TINY, output.prompt_token_ids, STEPS)
-        assert output.outputs[0].finish_reason == "length"
-
-
 # The random checkpoints wander by design; in bfloat16 transformers itself is lost on them: the bundled model judges.
 @pytest.mark.parametrize(
     ("family", "dtype", "stages", "threads"),
     [
-        ("opt", "float32", 2, 1), ("opt", "float16", 2, 1), ("llama", "float32", 1, 2), ("llama", "float16", 2, 1),
+        ("llama", "float32", 1, 2),
+        ("opt", "float16", 2, 1),
         ("tiny", "bfloat16", 2, 1),
     ],
-)  # fmt: skip
+)
 def test_lower_precision_is_as_near_as_transformers(
     family: str, dtype: str, stages: int, threads: int, checkpoint_root: Path
 ) -> None:

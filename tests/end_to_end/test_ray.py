@@ -1,0 +1,97 @@
+"""Stages as Ray actors: the same tokens, actors that are restarted, and nothing left at the end of the engine.
+
+Ray starts a dozen processes before the first stage: two engines serve all tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import disturbed
+import pytest
+import reference
+from checkpoints import make_checkpoint
+from engines import wait_until
+from operators import BACK_S
+from ppengine.common.config import profiles_dir
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verbs import RestartStage
+from serving import Served
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+STAGES, STEPS, ENDS_S = 3, 80, 15.0
+RAY = {"executor": "ray"}
+PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
+TINY = profiles_dir() / "models" / "tiny"
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_root: Path) -> Path:
+    return make_checkpoint(checkpoint_root / "ray", "qwen2", dtype="float64", layers=4)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Served]:
+    with Served(disturbed.profile(folder, STAGES, 1, 32, parallel=RAY)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Served]:
+    """An engine that its last test ends."""
+    served = Served(disturbed.profile(TINY, 2, 1, 128, scheduler={"schedule_ahead": True}, parallel=RAY))
+    try:
+        yield served
+    finally:
+        served.remove()
+
+
+def roots(picture: Snapshot) -> list[tuple[int | None, str]]:
+    return [(verdict.stage, verdict.cause) for verdict in picture.verdicts if verdict.root]
+
+
+async def test_through_all_that_may_befall_a_request(engine: Served, folder: Path) -> None:
+    await disturbed.check(engine, folder)
+
+
+async def test_an_actor_that_is_killed_or_stopped_is_restarted(engine: Served, folder: Path) -> None:
+    async with engine.operator() as op:
+        await op.clean(disturbed.FULL)
+        names = await op.submit_all(PROMPTS, max_tokens=STEPS)
+        await op.written(names[0], 8)
+        first, *_, last = [stage.pid for stage in (await op.now()).stages]
+        os.kill(last, signal.SIGKILL)
+        await op.until(lambda picture: (STAGES - 1, "dead") in roots(picture), "the dead actor is named")
+        picture = await op.until(
+            lambda picture: picture.engine.state == "serving" and not picture.verdicts, "it serves again", BACK_S
+        )
+        assert picture.stages[0].pid == first, "an actor that was not lost stays"
+        assert picture.stages[-1].pid != last
+        os.kill(first, signal.SIGSTOP)
+        await op.until(lambda picture: roots(picture) == [(0, "stopped")], "the stopped actor is named")
+        end = await (await op.begin(RestartStage(stage=0))).applied()
+        assert "all stages are back" in end.text
+        assert (await op.now()).stages[0].pid != first
+        assert await op.all_tokens(names) == [await reference.greedy_aside(folder, prompt, STEPS) for prompt in PROMPTS]
+        await op.idle()
+
+
+def test_interrupt(engine: Served) -> None:
+    """The last test of this engine."""
+    engine.engine.process.send_signal(signal.SIGINT)
+    engine.ended(0, "SIGINT received")
+    assert engine.engine.leftovers() == []
+
+
+async def test_through_all_with_steps_scheduled_ahead(tiny: Served) -> None:
+    await disturbed.check(tiny, TINY, 2000)
+
+
+def test_supervisor_killed(tiny: Served) -> None:
+    """The last test of this engine."""
+    tiny.engine.process.kill()
+    tiny.engine.wait()
+    wait_until(tiny.engine.nothing_left, "all leaves with the supervisor", ENDS_S)
