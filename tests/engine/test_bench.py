@@ -243,6 +243,6 @@ def test_both_sides_have_a_round_that_does_not_count(
     bench_main.against_baseline(None, iter(rounds), baseline, 1)  # type: ignore[arg-type]
     assert engine.seen == baseline.seen == rounds[:2]
     out = capfd.readouterr().out
-    assert '"ratio": 2.0' in out and "2.00 (of one pair: --rounds 3 tells how far to trust it)" in out
+    assert '"ratio": 2.0' in out and "2.00 (from one pair; --rounds 3 gives a spread)" in out
     bench_main.against_baseline(None, iter(rounds), baseline, 2)  # type: ignore[arg-type]
     assert "2.00 (pairs 2.00 to 2.00)" in capfd.readouterr().out
