@@ -11,7 +11,7 @@ import msgspec
 
 from ppengine.common.config import EngineConfig
 from ppengine.common.procfs import read_stat, tracer
-from ppengine.common.ptrace_pauses import Held
+from ppengine.common.ptrace_pauses import PauseHistory
 from ppengine.diagnosis import diagnose, tripped, waits
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S
 from ppengine.diagnosis.device_evidence import with_xids
@@ -94,7 +94,7 @@ class Collector:
         seen_ns = report.mono_ns if here else time.monotonic_ns()
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
-        self._tracker.held.setdefault(report.node, Held()).note(seen_ns, report.held_ns)
+        self._tracker.pauses.setdefault(report.node, PauseHistory()).note(seen_ns, report.held_ns)
         self.news = True
         self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
         for sample in report.stages:
@@ -254,7 +254,7 @@ class Collector:
 
     def begin_anew(self) -> None:
         """Do not hold against anybody what was not done until now."""
-        self._tracker.begin_anew(time.monotonic_ns())
+        self._tracker.restart_clock(time.monotonic_ns())
 
     def pids(self) -> dict[int | None, int]:
         """Return the process of each stage, as far as it was looked at, and (None) of a core that nobody has stopped.
