@@ -357,10 +357,10 @@ def test_a_pid_of_another_host_is_never_signalled(config, executor, node, reache
         seen = [sample(0, pid=process.pid, process_start=start)]
         collector.take(AgentReport(mono_ns=1, node=name, stages=seen))
         collector.take(processes(stage_process(0, pid=process.pid)))
-        assert (collector.stage_process(0) == (process.pid, start)) is reached
-        assert (collector.others() == {process.pid: start}) is reached
+        assert (collector.processes.stage(0) == (process.pid, start)) is reached
+        assert (collector.processes.others() == {process.pid: start}) is reached
         collector.take(processes(stage_process(0, pid=process.pid, exit_code=0)))
-        assert collector.stage_process(0) is None and collector.others() == {}
+        assert collector.processes.stage(0) is None and collector.processes.others() == {}
     finally:
         process.kill()
         process.wait()
@@ -410,7 +410,7 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     quiet = SimpleNamespace(look=lambda *_: None, stacks={})
     gateway = SimpleNamespace(
         _take_report=lambda: None, _collector=collector, _consoles=SimpleNamespace(commands=commands), _probe=quiet,
-        _box=quiet, _refresh=shown, _core_was_there=True,
+        _recorder=quiet, _refresh=shown, _core_was_there=True,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
@@ -442,7 +442,7 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
     gateway = SimpleNamespace(
         _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
         _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
-        _access=SimpleNamespace(faults=None), _sockets=nothing, _config=config,
+        _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config,
     )  # fmt: skip
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
 
