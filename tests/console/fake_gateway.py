@@ -53,7 +53,7 @@ from ppengine.protocol.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     TOPIC_EVENT,
-    TOPIC_HUGZ,
+    TOPIC_HEARTBEAT,
     TOPIC_SNAPSHOT,
     TOPIC_SNAPSHOT_SLOW,
     Codec,
@@ -345,7 +345,7 @@ class FakeGateway:
                     slow_due = now + 1
                     self.slow_published += 1
                     self._publish(TOPIC_SNAPSHOT_SLOW, self.snapshot, sequence)
-                    self._publish(TOPIC_HUGZ, None, 0)
+                    self._publish(TOPIC_HEARTBEAT, None, 0)
             self._answer_fetches(now)
 
     def _advance(self) -> None:

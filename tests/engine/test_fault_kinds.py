@@ -27,17 +27,17 @@ def test_table_of_kinds():
     for name, kind in table.items():
         assert name == kind.name == kind.name.lower()
         assert kind.does.endswith("."), name
-        assert kind.told.endswith("."), name
+        assert kind.verdict.endswith("."), name
         assert set(kind.expects) <= set(get_args(Cause)), name
-        assert kind.expects or kind.effect == "none", f"{name}: an operator must be told something"
+        assert kind.expects or kind.effect == "none", f"{name}: an operator must read something"
         assert (kind.how == "strike") == bool(kind.point), name
         assert any(kind.fits(stage, 2) for stage in (0, 1)), name
         info = kind.info()
-        assert (info.kind, info.does, info.told) == (name, kind.does, kind.told)
+        assert (info.kind, info.does, info.told) == (name, kind.does, kind.verdict)
 
 
-def test_kind_needs_a_docstring_that_tells():
-    with pytest.raises(ValueError, match="Told"):
+def test_kind_needs_a_docstring_with_a_verdict():
+    with pytest.raises(ValueError, match="Verdict"):
         strike("send", "hang", "self_stuck")(lambda: None)
     with pytest.raises(ValueError, match="no point 'nowhere'"):
         strike("nowhere", "hang", "self_stuck")
@@ -82,7 +82,7 @@ def test_pair_is_the_edge_behind_a_stage():
 
 
 def fault(act) -> Fault:
-    kind = Kind(name="x", how="strike", act=act, does="", told="", effect="hang", expects=(), clears=True)
+    kind = Kind(name="x", how="strike", act=act, does="", verdict="", effect="hang", expects=(), clears=True)
     return Fault(kind, StageParts(0, 2, None, None), 0)
 
 

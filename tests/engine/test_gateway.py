@@ -361,9 +361,9 @@ def test_the_snapshot_shows_the_reports_and_counts_consoles(world):
 
 
 def test_a_sign_of_life_each_second(world):
-    client = world.client(frames.TOPIC_HUGZ, greet=False)
+    client = world.client(frames.TOPIC_HEARTBEAT, greet=False)
     signs = [client.published() for _ in range(1 + TRIES)]
-    assert {topic for topic, _, _ in signs} == {frames.TOPIC_HUGZ}
+    assert {topic for topic, _, _ in signs} == {frames.TOPIC_HEARTBEAT}
     heads = [head for _, head, _ in signs]
     assert [head.seq for head in heads] == list(range(heads[0].seq, heads[0].seq + len(heads)))
     between = [(after.mono_ns - before.mono_ns) / 1e9 for before, after in pairwise(heads)]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from ppengine.agent.last_steps import read_rings
 from ppengine.common.ring import Gauge, Kind, RingWriter
-from ppengine.gateway.fault_record import NONCE, STEPS, BlackBox
+from ppengine.gateway.fault_record import NONCE, STEPS, FaultRecorder
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import RingsDetail, StacksDetail, StageStacks
@@ -88,7 +88,7 @@ def stacks(*stages: int, text: str = "x") -> StacksDetail:
 
 def test_a_fault_is_kept_once_and_stays_until_the_next():
     agent = Agent()
-    box = BlackBox(agent)
+    box = FaultRecorder(agent)
     box.look([verdict(0, "starved", root=False)], [], [3, 3])
     assert box.kept is None and not agent.asked
     box.look([verdict(1, "undetermined"), verdict(0, "starved", root=False)], [], [3, 2])
@@ -111,7 +111,7 @@ def test_a_fault_is_kept_once_and_stays_until_the_next():
 
 def test_what_comes_while_a_fault_stands_does_not_take_its_record():
     agent = Agent()
-    box = BlackBox(agent)
+    box = FaultRecorder(agent)
     box.look([verdict(1)], [], [3, 3])
     box.take(rings(7))
     box.look([verdict(0, "dead"), verdict(1)], [], [4, 4])
@@ -127,7 +127,7 @@ def test_what_comes_while_a_fault_stands_does_not_take_its_record():
 def test_what_could_not_be_kept_is_told():
     agent = Agent()
     agent.why = "the agent has not reported yet"
-    box = BlackBox(agent)
+    box = FaultRecorder(agent)
     box.look([verdict(0)], [], [])
     box.take(Failed(nonce=NONCE, code="FAILED", text="no answer"))
     assert box.kept.missing == ["rings: the agent has not reported yet", "rings: no answer"]

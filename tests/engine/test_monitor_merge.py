@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
-from ppengine.common.ptrace_pauses import Held, Holds, Unheld
+from ppengine.common.ptrace_pauses import PauseFilter, PauseHistory, PtracePauses
 from ppengine.diagnosis.tracker import EvidenceTracker, Sighting, newest_process
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.events import EventLog
@@ -236,49 +236,49 @@ def test_a_phase_that_nobody_has_looked_at_for_long_is_not_known(config):
     assert stale.phase is None and stale.sample_age_s == 3.0
 
 
-def test_what_we_hold_a_stage_for_is_in_no_age(config):
-    teller, held = Teller(config), Held()
-    teller.tracker.held["here"] = held
+def test_pauses_for_stacks_are_in_no_age(config):
+    teller, pauses = Teller(config), PauseHistory()
+    teller.tracker.pauses["here"] = pauses
     core = core_report(config, stages=[view(0, oldest_unretired_age_ms=2600.0), view(1)])
     for second, total_s in ((1.0, 0.0), (7.0, 0.0), (7.4, 0.1), (9.5, 2.2), (10.0, 2.5)):
-        held.note(int(second * S), int(total_s * S))
+        pauses.note(int(second * S), int(total_s * S))
     stood = {"op_age_ms": 2600.0, "progress_age_ms": 2600.0, "tick_age_ms": 2600.0}
     healthy, stuck = teller.at(10.0, [sample(0, **stood), sample(1, op_age_ms=20_000.0)], core).stages
     assert [healthy.op_age_s, healthy.progress_age_s, healthy.tick_age_s, healthy.unretired_age_s] == [
         pytest.approx(0.2)
     ] * 4
     assert healthy.tick_stale_for_s is None
-    assert stuck.op_age_s == pytest.approx(17.5), "what stands by itself stands on"
-    assert teller.at(13.0, [sample(0, **stood)]).stages[0].op_age_s == pytest.approx(2.6), "a hold before it began"
+    assert stuck.op_age_s == pytest.approx(17.5), "a hang of its own goes on"
+    assert teller.at(13.0, [sample(0, **stood)]).stages[0].op_age_s == pytest.approx(2.6), "a pause before it began"
 
 
-def test_a_sum_of_holds_that_begins_anew_is_another_agents():
-    held = Held()
-    assert held.within_s(0) == 0.0
+def test_a_sum_of_pauses_that_falls_is_another_agents():
+    pauses = PauseHistory()
+    assert pauses.within_s(0) == 0.0
     for second, total_s in ((1.0, 5.0), (2.0, 6.0), (3.0, 0.5), (4.0, 0.5), (5.0, 0.5), (6.0, 1.5)):
-        held.note(int(second * S), int(total_s * S))
-    assert held.within_s(0) == pytest.approx(1.0)
-    assert held.within_s(int(5.5 * S)) == pytest.approx(0.5) and held.within_s(int(6.5 * S)) == 0.0
+        pauses.note(int(second * S), int(total_s * S))
+    assert pauses.within_s(0) == pytest.approx(1.0)
+    assert pauses.within_s(int(5.5 * S)) == pytest.approx(0.5) and pauses.within_s(int(6.5 * S)) == 0.0
 
 
-def test_a_stage_that_we_hold_is_where_it_was_before():
-    holds = Holds()
-    unheld = Unheld(holds)
+def test_a_paused_stage_keeps_its_state_from_before():
+    pauses = PtracePauses()
+    pause_filter = PauseFilter(pauses)
     waits = {"process_state": "S", "main_state": "S", "wchan": "poll_schedule_timeout"}
     traced = {"process_state": "t", "main_state": "t", "wchan": "ptrace_stop"}
-    assert unheld.see(sample(1, **traced), 0) == sample(1, **traced), "somebody else does"
-    assert unheld.see(sample(0, **waits), 0) == sample(0, **waits)
+    assert pause_filter.apply(sample(1, **traced), 0) == sample(1, **traced), "another tracer has it"
+    assert pause_filter.apply(sample(0, **waits), 0) == sample(0, **waits)
     begun_ns = time.monotonic_ns()
-    with holds.hold(sample(0).pid):
-        assert unheld.see(sample(0, **traced), begun_ns) == sample(0, **waits)
-        assert unheld.see(sample(0, **{**waits, "wchan": "ptrace_stop"}), begun_ns) == sample(0, **waits)
+    with pauses.pause(sample(0).pid):
+        assert pause_filter.apply(sample(0, **traced), begun_ns) == sample(0, **waits)
+        assert pause_filter.apply(sample(0, **{**waits, "wchan": "ptrace_stop"}), begun_ns) == sample(0, **waits)
         stopped = sample(0, **{**waits, "process_state": "T"})
-        assert unheld.see(stopped, begun_ns) == stopped, "what nobody does by looking counts"
-        assert unheld.see(sample(1, **traced), begun_ns) == sample(1, **traced)
-    assert unheld.see(sample(0, **traced), begun_ns) == stopped, "it was held while /proc was read"
-    assert unheld.see(sample(0, **traced), time.monotonic_ns()) == sample(0, **traced)
-    with holds.hold(77):
-        fresh = unheld.see(sample(0, **{**traced, "pid": 77}), begun_ns)
+        assert pause_filter.apply(stopped, begun_ns) == stopped, "no look makes a T, so it counts"
+        assert pause_filter.apply(sample(1, **traced), begun_ns) == sample(1, **traced)
+    assert pause_filter.apply(sample(0, **traced), begun_ns) == stopped, "it was paused while /proc was read"
+    assert pause_filter.apply(sample(0, **traced), time.monotonic_ns()) == sample(0, **traced)
+    with pauses.pause(77):
+        fresh = pause_filter.apply(sample(0, **{**traced, "pid": 77}), begun_ns)
         assert (fresh.process_state, fresh.wchan) == ("S", None), "a successor was never seen"
 
 
@@ -357,10 +357,10 @@ def test_a_pid_of_another_host_is_never_signalled(config, executor, node, reache
         seen = [sample(0, pid=process.pid, process_start=start)]
         collector.take(AgentReport(mono_ns=1, node=name, stages=seen))
         collector.take(processes(stage_process(0, pid=process.pid)))
-        assert (collector.stage_process(0) == (process.pid, start)) is reached
-        assert (collector.others() == {process.pid: start}) is reached
+        assert (collector.processes.stage(0) == (process.pid, start)) is reached
+        assert (collector.processes.others() == {process.pid: start}) is reached
         collector.take(processes(stage_process(0, pid=process.pid, exit_code=0)))
-        assert collector.stage_process(0) is None and collector.others() == {}
+        assert collector.processes.stage(0) is None and collector.processes.others() == {}
     finally:
         process.kill()
         process.wait()
@@ -410,7 +410,7 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     quiet = SimpleNamespace(look=lambda *_: None, stacks={})
     gateway = SimpleNamespace(
         _take_report=lambda: None, _collector=collector, _consoles=SimpleNamespace(commands=commands), _probe=quiet,
-        _box=quiet, _refresh=shown, _core_was_there=True,
+        _recorder=quiet, _refresh=shown, _core_was_there=True,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
@@ -442,7 +442,7 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
     gateway = SimpleNamespace(
         _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
         _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
-        _access=SimpleNamespace(faults=None), _sockets=nothing, _config=config,
+        _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config,
     )  # fmt: skip
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
 

@@ -212,7 +212,7 @@ def counted(monkeypatch, cores, *busy_s):
     seen = iter(busy_s)
     monkeypatch.setattr(procfs, "busy_s", lambda: next(seen))
     monkeypatch.setattr(host_load.os, "cpu_count", lambda: cores)
-    return host_load.Neighbours()
+    return host_load.HostLoad()
 
 
 def test_neighbours_are_all_but_the_stages(monkeypatch):
@@ -255,7 +255,7 @@ def test_a_process_beside_this_one_is_a_neighbour_and_a_stage_is_not():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             begun = procfs.read_stat(busy.pid).cpu_s
-            without, with_it = host_load.Neighbours(), host_load.Neighbours()
+            without, with_it = host_load.HostLoad(), host_load.HostLoad()
             without.look({busy.pid: begun})
             time.sleep(1.5)
             now = procfs.read_stat(busy.pid).cpu_s

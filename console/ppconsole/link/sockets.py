@@ -12,7 +12,7 @@ from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.frames import (
     MAX_FRAME_BYTES,
     TOPIC_EVENT,
-    TOPIC_HUGZ,
+    TOPIC_HEARTBEAT,
     Codec,
     Header,
     decode_header,
@@ -32,7 +32,7 @@ class Sockets:
         self._context = context
         self._record = record
         self._linger_ms = 0
-        self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HUGZ)
+        self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HEARTBEAT)
         self.control = self._connect(zmq.DEALER, record.control_endpoint)
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
         self.state = self._subscribe()

@@ -1,7 +1,7 @@
-"""The agent: one process a node that looks at the stages from outside, so that it also sees one that cannot answer.
+"""The agent: one process a node that observes its stages from outside, also those that cannot answer.
 
-`python -m ppengine.agent.agent --engine RUN_DIR/engine.json --lifeline FD`. Never touches a device, never blocks:
-a report that the gateway does not take is dropped and counted.
+`python -m ppengine.agent.agent --engine RUN_DIR/engine.json --lifeline FD`. It never touches
+a device and never blocks: it drops and counts the reports that the gateway does not take.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import zmq
 
 from ppengine.agent import last_steps, nvml
 from ppengine.agent.edge_messages import Comparer
-from ppengine.agent.host_load import Neighbours
+from ppengine.agent.host_load import HostLoad
 from ppengine.agent.stack_dumps import Ability, self_test, take
 from ppengine.agent.stage_watch import DEVICE_PAGE, StageWatch
 from ppengine.common import debug_attach, lifeline, logs, procfs
 from ppengine.common.config import EngineConfig
-from ppengine.common.ptrace_pauses import Holds, Unheld
+from ppengine.common.ptrace_pauses import PauseFilter, PtracePauses
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail, StageStacks
@@ -38,35 +38,35 @@ from ppengine.protocol.reports import AgentReport, StageSample
 log = logging.getLogger("ppengine.agent")
 
 CALM_S, ALERT_S = 0.3, 0.1
-"""From one look to the next: most of what one costs is to wake up, so that it is seldom while all goes well."""
+"""Seconds between two samples. Most of the cost is waking up, so healthy stages are sampled seldom."""
 CALM_MS = 400.0
-"""A stage that serves moves within this, also an idle one; one that does not is looked at more closely."""
+"""Milliseconds in which a serving stage makes progress, also an idle one; otherwise it is sampled more often."""
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.(?:([A-Za-z0-9_-]+)\.ring|device\.page)")
 _SPIES = 4
 CORE = "ppengine.core"
 STACKS_FILE = "stacks.txt"
-"""In the run folder: what the self-test of the stacks found."""
+"""File in the run folder with the result of the stack self-test."""
 _SETTLED_NS = 1_000_000_000
 
 
 class Sampler:
-    """All stages of this node."""
+    """Samples all stages of this node."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(config.ring_dir)
         self._watches: dict[tuple[int, int], StageWatch] = {}
         self._node = socket.gethostname()
         self._comparer = Comparer()
-        self._neighbours = Neighbours()
+        self._host_load = HostLoad()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
         self._scanned_ns = 0
         self.files: Mapping[tuple[int, int], last_steps.Files] = {}
-        """Ring files of each stage and rank; replaced as a whole, too."""
+        """Ring files of each stage and rank; replaced as a whole."""
         self.pids: dict[int, int] = {}
-        """Process of each stage. Replaced as a whole, so that another thread may read it."""
+        """Pid of each stage; replaced as a whole, so that another thread may read it."""
 
     def look(self) -> AgentReport:
-        """Return what is seen now."""
+        """Sample every stage and return the report."""
         found = self._scan()
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
@@ -80,17 +80,17 @@ class Sampler:
             watch.update(found[key])
             if watch.pid not in (before, None):
                 log.info("watching stage %d, pid %d", key[0], watch.pid)
-        beside_ns = self._neighbours.beside_ns
+        beside_ns = self._host_load.beside_ns
         seen = [(self._watches[key], self._watches[key].look(beside_ns)) for key in sorted(self._watches)]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
         if not all(watch.by_device for watch, _ in seen):
-            self._neighbours.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
+            self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
         self._compare(stages)
         return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
 
     def _compare(self, stages: list[StageSample]) -> None:
-        """Hold both ends of every edge of this node against each other, and tell the sender's sample."""
+        """Compare both ends of every edge of this node; note a conflict in the sender's sample."""
         now_ns = time.monotonic_ns()
         for sample in stages:
             for index, edge in enumerate(sample.edges):
@@ -107,7 +107,7 @@ class Sampler:
         """Return path and inode of every ring by stage; the folder is read only after it has changed."""
         try:
             changed_ns = self._folder.stat().st_mtime_ns
-            # A folder's time is coarse: what came in the same tick as the last look would be missed.
+            # A folder's time is coarse: a file of the same tick as the last scan would be missed.
             if changed_ns == self._scanned_ns and time.time_ns() - changed_ns > _SETTLED_NS:
                 return self._found
             entries = list(os.scandir(self._folder))
@@ -125,12 +125,12 @@ class Sampler:
 class StackServer:
     """Answers `Inspect` of stacks and rings on a socket and thread of its own: a slow py-spy never stops the sampling.
 
-    One question after the other: who wants both asks for the rings first, which takes milliseconds.
+    It answers one question after the other. A caller that wants both asks for the rings first: they take milliseconds.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
         self._sampler, self._config = sampler, config
-        self.holds = Holds()
+        self.pauses = PtracePauses()
         self._codec = frames.Codec(Inspect)
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -172,7 +172,7 @@ class StackServer:
 
     def _take(self, stage: int, ability: Ability) -> StageStacks:
         pid = self._sampler.pids.get(stage)
-        with self.holds.hold(pid or 0):
+        with self.pauses.pause(pid or 0):
             return take(stage, pid, debug_attach.stack_file(self._config.run_dir, stage), ability.native)
 
     def _take_core(self) -> StageStacks:
@@ -186,7 +186,7 @@ class StackServer:
 
 
 def is_calm(sample: StageSample) -> bool:
-    """Return whether nothing about a stage asks for a closer look: it loads, or runs and moves."""
+    """Return whether a stage is healthy: it loads, or it runs and makes progress."""
     if sample.process_state not in ("R", "S", "D"):
         return False
     moves = max(sample.progress_age_ms or 0.0, sample.tick_age_ms or 0.0) < CALM_MS
@@ -203,20 +203,20 @@ def run(config: EngineConfig, stop: threading.Event) -> None:
     sampler = Sampler(config)
     gpus = nvml.start()
     stacks = StackServer(context, config, sampler)
-    unheld = Unheld(stacks.holds)
+    pause_filter = PauseFilter(stacks.pauses)
     dropped, due = 0, time.monotonic()
     while not stop.is_set():
         begun_ns = time.monotonic_ns()
         report = sampler.look()
-        report.stages = [unheld.see(sample, begun_ns) for sample in report.stages]
+        report.stages = [pause_filter.apply(sample, begun_ns) for sample in report.stages]
         report.dropped = dropped
-        report.held_ns = stacks.holds.total_ns()
+        report.held_ns = stacks.pauses.total_ns()
         report.gpus = gpus.latest() if gpus is not None else []
         try:
             push.send(frames.encode(report), zmq.NOBLOCK)
         except zmq.Again:
             dropped += 1
-        # After a pause (a stop, a slow /proc) the rhythm begins anew: no burst.
+        # After a pause (a stop, a slow /proc) the period restarts: no burst.
         due = max(due + (CALM_S if all(map(is_calm, report.stages)) else ALERT_S), time.monotonic())
         stop.wait(due - time.monotonic())
 
@@ -230,12 +230,12 @@ def main() -> None:
     lifeline.adopt(args.lifeline)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    # Ctrl-C in a terminal is for the supervisor, which ends us in order.
+    # Ctrl-C in a terminal is for the supervisor, which ends this process in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.start()
     config = EngineConfig.load(args.engine)
     log.info("agent of %s (%s) started on %s", config.name, config.id, socket.gethostname())
     run(config, stop)
-    log.info("leaving: told to")
+    log.info("leaving on SIGTERM")
     # The stack server may wait in its socket; nothing here needs tidying.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A stage's device seen from outside: the progress of its streams, read from its page."""
+"""The progress of a stage's device streams, read from outside, from its page."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ppengine.common.device_page import DevicePageReader, Line
 from ppengine.protocol.snapshot import StreamInfo
 
 OWNER = "main"
-"""The thread that launches on all of them."""
+"""The thread that launches on all streams."""
 
 
 class DeviceWatch:
-    """Reader of one page. Ages are from look to look: the device writes no time."""
+    """Reads one page. Ages begin at a look, because the device writes no time."""
 
     def __init__(self, path: Path, inode: int) -> None:
         self.inode = inode
         self._path = path
         self._page: DevicePageReader | None = None
         self._seen: dict[str, tuple[Line, int]] = {}
-        """By stream: the newest line, and when the device was first seen so far."""
+        """Newest line of each stream, and the time of the first look with it."""
 
     def look(self, pid: int) -> list[StreamInfo]:
         """Return the streams now; none before the page of process `pid` is whole."""

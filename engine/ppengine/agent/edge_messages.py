@@ -1,4 +1,4 @@
-"""What a stage sent and posted on its edges, message by message, from the records of its transport."""
+"""The messages that a stage sent and posted on its edges, from the records of its transport."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ppengine.common.ring import Kind, Record, Row
 from ppengine.protocol.reports import EdgeSample, Message
 
 SHOWN_DONE = 12
-"""Of the messages that are done, so many of the newest: both sides look at the same ones, within a few steps."""
+"""Number of finished messages shown, the newest: both sides show the same ones, within a few steps."""
 _KEPT = 256
-"""More than an edge carries between two looks."""
+"""Number of messages kept: more than an edge carries between two looks."""
 CONFLICT_KEPT_NS = 300_000_000_000
-"""What differed once has spoiled results: it is told for five minutes, also when all is well again."""
+"""Nanoseconds for which a conflict is reported: it has spoiled results, also if later messages agree."""
 _KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
 _edge_of = itemgetter(*map(Record._fields.index, ("kind", "peer", "generation")))
 _content = itemgetter(*map(Record._fields.index, ("step", "size", "code")))
-"""What both ends of an edge record alike."""
+"""The fields that both ends of an edge record alike."""
 
 
 class _Edge:
@@ -29,7 +29,7 @@ class _Edge:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.known: dict[int, Row] = {}
-        """In the order in which they were begun, which is that of their numbers."""
+        """Rows by number, in the order in which they began, which is that of the numbers."""
         self.open: set[int] = set()
 
     def take(self, rows: Sequence[Row]) -> None:
@@ -52,7 +52,7 @@ class _Edge:
 
 
 class MessageTrack:
-    """Remembers the newest messages of every edge of one ring. A new generation of an edge begins anew."""
+    """Keeps the newest messages of every edge of one ring. A new generation of an edge starts empty."""
 
     def __init__(self) -> None:
         self._edges: dict[tuple[int, int], _Edge] = {}
@@ -68,27 +68,27 @@ class MessageTrack:
                 edge.take(list(mine))
 
     def samples(self, now_ns: int) -> list[EdgeSample]:
-        """Return every edge as this side sees it."""
+        """Return every edge of this side."""
         return [
             EdgeSample(kind=_KINDS[kind], peer=peer, generation=edge.generation, messages=edge.shown(now_ns))
             for (kind, peer), edge in self._edges.items()
         ]
 
     def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Row]]:
-        """Return generation and rows by number of one edge; without rows where there is none."""
+        """Return generation and rows by number of one edge; without rows if there is none."""
         edge = self._edges.get((kind.value, peer))
         return (-1, {}) if edge is None else (edge.generation, edge.known)
 
 
 class Comparer:
-    """Holds the records of both ends of an edge against each other, each message once."""
+    """Compares the records of both ends of an edge, each message once."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}
         self._found: dict[tuple[int, int], tuple[int, Row | None, Row]] = {}
 
     def look(self, now_ns: int, sender: int, receiver: int, sent: MessageTrack, posted: MessageTrack) -> None:
-        """Compare what is new on the edge from `sender` to `receiver`."""
+        """Compare the new messages of the edge from `sender` to `receiver`."""
         edge = sender, receiver
         generation, out = sent.edge(Kind.SEND, receiver)
         other, into = posted.edge(Kind.RECEIVE, sender)
@@ -98,7 +98,7 @@ class Comparer:
         if known != generation:
             last = 0
             self._found.pop(edge, None)
-        # Up to the newest that both have seen: what only one side has by now is looked at again.
+        # Up to the newest of both sides: a message that one side lacks yet is compared later.
         first, both = max(last + 1, next(iter(out))), min(next(reversed(out)), next(reversed(into)))
         for number in range(first, both + 1):
             one, two = out.get(number), into.get(number)

@@ -1,6 +1,6 @@
-"""The last steps of a stage, read from its rings when somebody asks: for a screen, an export, or the record of a fault.
+"""The last steps of a stage, read from its rings on request: for a screen, an export, or the record of a fault.
 
-Rings are mapped anew for each question, so this may run in any thread beside the one that samples.
+Each request maps the rings for itself, so this may run in any thread beside the one that samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings, Thre
 
 STEPS_MOST = 512
 _RECORDS_A_STEP = 16
-"""More than a step has, so that the steps asked for are among what is read."""
+"""Records read per step: more than a step has, so that all requested steps are read."""
 
 Files = Mapping[str, tuple[Path, int]]
 """Path and inode of each ring of a stage, by its name."""
@@ -65,7 +65,7 @@ def read_stage(stage: int, rank: int, files: Files, steps: int) -> StageRings:
 
 
 def _of_steps(records: list[Record], above: int) -> list[OpRecord]:
-    """Return the records of steps above that number, and what is of no step since the first of them."""
+    """Return the records of steps above that number, and later records that belong to no step."""
     since = min((record.enqueued_ns for record in records if record.step > above), default=0)
     return [
         OpRecord(

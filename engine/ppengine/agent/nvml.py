@@ -1,6 +1,6 @@
-"""What NVML says of this node's GPUs, asked in a thread of its own: the driver may take its time, or never answer.
+"""NVML's figures of this node's GPUs, read in a thread of its own: the driver may be slow, or never answer.
 
-A stage's GPU is found by its UUID. A figure that a card does not have is None and not asked for again. Errors of the
+A stage's GPU is found by its UUID. A figure that a card does not have is None and not read again. Errors of the
 driver (XIDs) come as events, for which the thread waits between two rounds.
 """
 
@@ -24,17 +24,17 @@ log = logging.getLogger("ppengine.agent")
 
 PERIOD_S = 1.0
 SILENT_S = 3.0
-"""After so long without an answer the call that hangs is named."""
+"""Seconds without an answer after which the report names the call that hangs."""
 _XIDS_KEPT = 8
 _DRIVER = Path("/dev/nvidiactl")
 _ALL_LINKS = 0xFFFFFFFF
 _IDLE = 0x1
-"""The reason that is no throttling: nothing runs."""
+"""The bit of an idle card, which is no throttling."""
 _THROTTLE = {
     0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "thermal",
     0x40: "hardware thermal", 0x80: "power brake", 0x100: "display clocks",
 }  # fmt: skip
-"""nvmlClocksEventReasons, by bit."""
+"""Names of nvmlClocksEventReasons, by bit."""
 
 
 class _Gpu:
@@ -47,7 +47,7 @@ class _Gpu:
         self.counters: dict[str, tuple[int, int]] = {}
 
     def rate(self, name: str, count: int) -> float | None:
-        """Return by how much a counter rises a second; None at first, and where it began anew."""
+        """Return by how much a counter rises a second; None at first, and after a reset."""
         now_ns = time.monotonic_ns()
         before = self.counters.get(name)
         self.counters[name] = count, now_ns
@@ -127,35 +127,35 @@ _READERS: tuple[Reader, ...] = (
 
 
 class Poller:
-    """Asks NVML every `period_s`. `nvml` is the module `pynvml`.
+    """Polls NVML every `period_s`. `nvml` is the module `pynvml`.
 
-    What its thread leaves for others is replaced as a whole, never changed.
+    Its thread replaces the values that others read as a whole and never changes them.
     """
 
     def __init__(self, nvml: Any, period_s: float = PERIOD_S) -> None:
         self._nvml = nvml
         self._period_s = period_s
         self._figures: dict[str, tuple[GpuInfo, int]] = {}
-        """By UUID, and when they were read."""
+        """Figures by UUID, and the time of the reading."""
         self._calling: tuple[str, int] = ("", 0)
-        """The call under way, and since when."""
+        """Name and begin of the call under way."""
         self._xids: dict[str, tuple[tuple[int, int], ...]] = {}
-        """By UUID: code, and when it came."""
+        """Codes by UUID, with the time of each."""
         self._events: Any = None
         self._uuids: dict[int | None, str] = {}
-        """By handle: a card that is lost does not tell its UUID any more."""
+        """UUIDs by handle: a lost card no longer returns its own."""
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin; nobody ever waits for the thread."""
+        """Start the thread, which nothing waits for."""
         threading.Thread(target=self._run, name="nvml", daemon=True).start()
 
     def stop(self) -> None:
-        """Let the thread end after the call that it is in."""
+        """End the thread after its present call."""
         self._stop.set()
 
     def latest(self) -> list[GpuInfo]:
-        """Return the newest figures of every GPU with their ages, at once, whatever the driver does."""
+        """Return the newest figures of every GPU with their ages, without waiting for the driver."""
         now_ns = time.monotonic_ns()
         call, since_ns = self._calling
         silent_s = (now_ns - since_ns) / 1e9
@@ -177,20 +177,20 @@ class Poller:
             log.warning("no figures of GPUs: %s", error)
             return
         self._figures = {gpu.uuid: (GpuInfo(uuid=gpu.uuid), 0) for gpu in gpus}
-        self._listen(gpus)
+        self._register(gpus)
         while not self._stop.is_set():
             due = time.monotonic() + self._period_s
             for gpu in gpus:
-                info, read_ns = self._ask(gpu), time.monotonic_ns()
+                info, read_ns = self._read(gpu), time.monotonic_ns()
                 if info.problem:
-                    # A card that answers nothing keeps what was known, and its age.
+                    # A card that answers nothing keeps its last figures, and their age.
                     known, read_ns = self._figures[gpu.uuid]
                     info = msgspec.structs.replace(known, problem=info.problem)
                 self._figures = {**self._figures, gpu.uuid: (info, read_ns)}
             self._wait(due)
 
-    def _ask(self, gpu: _Gpu) -> GpuInfo:
-        """Return one round of figures; `problem` where not one could be had."""
+    def _read(self, gpu: _Gpu) -> GpuInfo:
+        """Return one round of figures; `problem` is set if none could be read."""
         nvml, found, problem = self._nvml, dict[str, Any](), ""
         for reader in list(gpu.readers):
             self._calling = f"{reader.__name__.strip('_').replace('_', ' ')} of {gpu.uuid}", time.monotonic_ns()
@@ -206,8 +206,8 @@ class Poller:
         self._calling = "", 0
         return GpuInfo(uuid=gpu.uuid, problem="" if found else problem or "NVML has no figures of this card", **found)
 
-    def _listen(self, gpus: list[_Gpu]) -> None:
-        """Have XIDs reported, of the cards that can."""
+    def _register(self, gpus: list[_Gpu]) -> None:
+        """Register for XIDs of the cards that report them."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -220,7 +220,7 @@ class Poller:
                 self._events, self._uuids[_address(gpu.handle)] = events, gpu.uuid
 
     def _wait(self, due: float) -> None:
-        """Pause until `due`, and take the XIDs that come meanwhile."""
+        """Wait until `due`, and record the XIDs that come meanwhile."""
         nvml = self._nvml
         while not self._stop.is_set() and (left_s := due - time.monotonic()) > 0:
             if self._events is None:
@@ -239,7 +239,7 @@ class Poller:
 
 
 def start() -> Poller | None:
-    """Return a poller that runs; None where there is no NVIDIA driver, or not the module to ask it."""
+    """Return a running poller; None without an NVIDIA driver or without the module pynvml."""
     if not _DRIVER.exists():
         return None
     try:

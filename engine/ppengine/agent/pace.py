@@ -1,10 +1,11 @@
-"""Is a stage slower than it was? Own compute time of its steps beside what like steps took it before.
+"""Is a stage slower than it was? Compares the own compute time of its steps with that of similar earlier steps.
 
-Only a stage's own past counts: stages differ in layers and devices. Steps are alike when tokens and context fall into
-the same class; of each second in which the stage was well, the mean time of every class is remembered. A second is
-judged by the sum over its steps, of what they took and of what their classes have taken. What is remembered of the
-host, waits for a core and how busy others were beside it, is of the same seconds: a class known from when it was quiet
-says so.
+Only a stage's own past counts: stages differ in layers and devices. Steps are similar if tokens and context fall into
+the same class. Every healthy second keeps the mean time of each of its classes. A second is judged by the sum over
+its steps: their times beside the usual times of their classes.
+
+The same seconds keep the load of the host: waits for a core, and how busy others were beside the stage. So a class that
+was learned on an idle host says so.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from ppengine.protocol.reports import PaceSample
 SLOW_RATIO = 1.3
 WINDOW_NS = 1_000_000_000
 CLASSES = 3
-"""Classes of work in a factor of two: within one, work differs by 1.26 at most, which is less than `SLOW_RATIO`."""
+"""Classes of work per factor of two: within one, work differs by at most 1.26, less than `SLOW_RATIO`."""
 LEAST_STEPS, LEAST_SECONDS = 10, 2
-"""So many steps make a class known, and so many seconds the stage."""
+"""Least number of steps of a known class, and of seconds of a known stage."""
 COVERED = 0.5
-"""The least share of a second's steps that must be of known classes."""
+"""Least share of a second's steps that must be of known classes."""
 MOST = 15
-"""Of so many newest seconds the means of a class are kept."""
+"""Number of newest seconds of which the means of a class are kept."""
 _SMALL_CONTEXT = 256
-"""Of a token: below this its context costs little beside its weights."""
+"""Context of a token below which it costs little beside the weights."""
 _APART_NS = 3_000_000_000
-"""Two slow moments so far apart, with nothing between them that could be judged, are not one long slowness."""
+"""Nanoseconds without a judgement after which two slow moments are no longer one slowness."""
 _UNJUDGED = 10
-"""After so many seconds of work without like, what was slow is forgotten."""
+"""Seconds of work of unknown classes after which a slowness is forgotten."""
 
 Class = tuple[int, int]
-"""Of tokens and of context, each a logarithm."""
+"""Class of the tokens and of the context, each a logarithm."""
 
 
 class Work(NamedTuple):
@@ -44,13 +45,13 @@ class Work(NamedTuple):
     steps: int
     ms: float
     waits: float = 0.0
-    """In that second: without a core, the quota's part excluded, for each ms of own work."""
+    """Time without a core in that second, per ms of own work, without the quota's part."""
     beside: float = 0.0
-    """In that second: the share of it in which others worked on each other processor, on an average."""
+    """Share of that second in which others worked, averaged over the other processors."""
 
 
 class Host(NamedTuple):
-    """What a second saw of the machine: ms without a core, share that others were busy beside, that of the quota."""
+    """The machine in one second: ms without a core, busy share of others beside the stage, throttled share."""
 
     waited_ms: float
     beside: float
@@ -66,21 +67,21 @@ class Pace:
     def __init__(self) -> None:
         self._known: dict[Class, deque[Work]] = {}
         self._seconds = 0
-        """So many were learned from."""
+        """Number of seconds that were learned from."""
         self._second: dict[Class, list[float]] = {}
-        """Steps and milliseconds; changed in place, for hundreds are added a second."""
+        """Steps and milliseconds by class; changed in place, because hundreds are added a second."""
         self._since_ns = 0
         self._waited_ns: int | None = None
         self._throttled_us: int | None = None
         self._beside_ns: int | None = None
         self._slow_ns = 0
-        """The seconds that were judged to be slow, with none between them that was well: a gap is not counted."""
+        """Nanoseconds judged slow, with no healthy second in between; a gap is not counted."""
         self._slow_until_ns = 0
         self._unjudged = 0
         self._newest: tuple[int, PaceSample] | None = None
 
     def add(self, tokens: int, context: int, own_ms: float) -> None:
-        """Take one step that has ended: its work, and its own compute time, waits and memory work excluded."""
+        """Add a finished step: its work and its own compute time, without waits and memory work."""
         kind = int(CLASSES * log2(tokens)), int(CLASSES * log2(context + _SMALL_CONTEXT * tokens))
         sums = self._second.get(kind)
         if sums is None:
@@ -100,9 +101,9 @@ class Pace:
         throttled_us: int | None = None,
         beside_ns: int | None = None,
     ) -> None:
-        """End the second if it is over. So far: `waited_ns` all threads without a core, `throttled_us` by the quota.
+        """End the second if it is over. All three are totals so far.
 
-        `beside_ns`: what others worked on each of the other processors (see `neighbours`).
+        `waited_ns`: all threads without a core; `throttled_us`: by the quota; `beside_ns`: see `HostLoad`.
         """
         if not self.due(now_ns):
             return
@@ -114,13 +115,13 @@ class Pace:
         second = {kind: Work(int(steps), ms) for kind, (steps, ms) in self._second.items()}
         self._second = {}
         if second and begun:
-            # A core that others have is not this stage's fault; a quota of its own is.
+            # A core taken by others is not this stage's fault; a quota of its own is.
             self._judge(second, Host(max(0.0, waited_ms - throttled_ms), beside, share), begun, now_ns)
         self._since_ns, self._waited_ns, self._throttled_us = now_ns, waited_ns, throttled_us
         self._beside_ns = beside_ns
 
     def sample(self, now_ns: int) -> PaceSample | None:
-        """Return the newest judgement; None while there is nothing to compare with."""
+        """Return the newest judgement; None while nothing similar is known."""
         if self._newest is None:
             return None
         at_ns, found = self._newest
@@ -143,7 +144,7 @@ class Pace:
         slow = took.ms >= SLOW_RATIO * usual.ms
         held_back = (host.throttled or 0.0) > HELD_BACK
         if slow and not held_back and _explained_ms(usual, host) > (took.ms - usual.ms) / 2:
-            return  # The host may explain it: such a second tells nothing.
+            return  # The host may explain it: such a second proves nothing.
         self._unjudged = 0
         if not slow:
             self._slow_ns = 0
@@ -163,9 +164,9 @@ class Pace:
         self._newest = now_ns, found
 
     def _compare(self, second: dict[Class, Work]) -> tuple[Work, Work]:
-        """Return, of the steps that can be compared, what they took and what like ones did before.
+        """Return the time of the steps that can be compared, and the usual time of their classes.
 
-        No steps where these are too few.
+        Both have no steps if too few can be compared.
         """
         if self._seconds < LEAST_SECONDS:
             return _NO_WORK, _NO_WORK
@@ -181,11 +182,11 @@ class Pace:
         return Work(compared, took), Work(compared, expected, waited / expected, beside / expected)
 
     def _usual(self, kind: Class) -> Work | None:
-        """Return what a step of a class takes; None where that is not known."""
+        """Return the usual time of one step of a class; None if unknown."""
         if (known := self._typical(kind)) is not None or not self._slow_ns:
             return known
-        # Contexts grow on. What is slow is not learned from, so work that grew is compared with less work: made
-        # as much longer as the work is more, which no cost of it exceeds.
+        # Contexts keep growing, and slow seconds are not learned from. So larger work is compared with smaller work,
+        # lengthened in proportion, which no cost of it exceeds.
         tokens, context = kind
         for less in range(1, CLASSES + 1):
             if (known := self._typical((tokens, context - less))) is not None:
@@ -193,7 +194,7 @@ class Pace:
         return None
 
     def _typical(self, kind: Class) -> Work | None:
-        """Return one step of a class as the middle one of its seconds had it."""
+        """Return one step of a class, the median of its seconds."""
         works = self._known.get(kind, ())
         if sum(work.steps for work in works) < LEAST_STEPS:
             return None
@@ -213,10 +214,10 @@ class Pace:
 
 
 def _explained_ms(usual: Work, host: Host) -> float:
-    """Return how much longer work may have taken because of the host, beside when it was learned.
+    """Return how much longer the work may have taken because of the host than when it was learned.
 
-    A wait is time lost. While others work on another thread of the core, or empty its caches, work takes up to twice as
-    long, as was measured: what is much slower than that is so for another reason, whoever is beside it.
+    A wait is time lost. Others that work on another thread of the core, or empty its caches, make work up to twice as
+    long (measured). Work that is slower still has another reason.
     """
     waited_ms = max(0.0, host.waited_ms - usual.waits * usual.ms)
     return waited_ms + max(0.0, host.beside - usual.beside) * usual.ms

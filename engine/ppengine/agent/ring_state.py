@@ -1,6 +1,6 @@
-"""From ring records to what a thread is in now, and the words for it. `history` has what its stage did before.
+"""The present operation of a thread, from its ring records, and its text. `step_history` has the stage's past.
 
-Records come in twice, begun and ended; what is still open is read again at each look.
+A record comes twice, begun and ended; open ones are read again at each look.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from ppengine.protocol.snapshot import StreamInfo, Waiting
 
 MAX_PENDING = 64
 WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN})
-"""Operations in which a stage does no work of its own. A send is work: the kernel takes the message at once."""
+"""Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
 _ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 _WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
 SEQ, KIND, _, STEP, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
 """Places of the fields of a `Record` in a `Row`."""
 _OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
-"""A thread that begins one of these is in nothing else."""
+"""Operations that begin only when their thread is in no other."""
 
 
 def kind_name(kind: int) -> str:
@@ -35,9 +35,9 @@ def op_text(record: Record) -> str:
 
 
 def waiting_on(op: Record | None, now_ns: int) -> Waiting | None:
-    """Return whom an open operation waits for; None if it is work, or there is none.
+    """Return the peer that an open operation waits for; None if it is work, or there is none.
 
-    A message waits for its peer once the call that began to send it has come back.
+    A send waits for its peer once its call has returned.
     """
     if op is None or not (op.kind in WAITS or (op.kind == Kind.SEND and op.returned_ns)):
         return None
@@ -60,21 +60,21 @@ def stream_info(name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
 
 
 class Track:
-    """What is open in one ring."""
+    """The open operations of one ring."""
 
     def __init__(self) -> None:
         self.seen = 0
-        """Newest sequence number that was fed."""
+        """Newest sequence number fed."""
         self._pending: dict[int, Record] = {}
 
     def pending(self) -> list[int]:
-        """Return the sequence numbers to look at again."""
+        """Return the sequence numbers to read again."""
         return list(self._pending)
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
-        """Take rows by rising number, those that were pending and new ones; return those that have ended.
+        """Take pending and new rows by rising number; return those that have ended.
 
-        `gone`: pending ones that the ring has lapped.
+        `gone`: pending ones that the ring has overwritten.
         """
         pending = self._pending
         for seq in gone:
@@ -84,7 +84,7 @@ class Track:
                 break
             pending.pop(row[SEQ], None)
         pending.update((row[SEQ], Record._make(row)) for row in rows if not row[DONE_NS])
-        # What an exception left open: a new step, or waiting for one, means that the thread is out of it.
+        # An exception leaves operations open: a new step, or a wait for one, means that the thread has left them.
         newest = next((row[SEQ] for row in reversed(rows) if row[KIND] in _OUTERMOST), 0)
         left = [seq for seq, record in pending.items() if seq < newest and not record.returned_ns]
         for seq in left:
@@ -96,15 +96,15 @@ class Track:
         return [row for row in rows if row[DONE_NS]]
 
     def open_op(self) -> Record | None:
-        """Return the operation that the thread is in now: the newest open one, `step` only if nothing is inside it.
+        """Return the thread's present operation: the newest open one, `step` only if nothing is inside it.
 
-        An asynchronous operation whose call came back does not hold the thread.
+        An asynchronous operation whose call has returned does not occupy the thread.
         """
-        held = [record for record in self._pending.values() if not record.returned_ns]
-        return max(held, key=lambda record: record.seq, default=None)
+        occupying = [record for record in self._pending.values() if not record.returned_ns]
+        return max(occupying, key=lambda record: record.seq, default=None)
 
     def unfinished(self) -> list[Record]:
-        """Return the asynchronous operations whose call came back and which are not done."""
+        """Return the asynchronous operations whose call has returned and that are not done."""
         return [record for record in self._pending.values() if record.returned_ns]
 
 

@@ -1,4 +1,4 @@
-"""Stacks of a live process from outside: py-spy first, the process's own faulthandler where py-spy fails."""
+"""Stacks of a live process from outside: py-spy first, the process's own faulthandler if py-spy fails."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ppengine.common.procfs import catches, read_stat
 from ppengine.protocol.inspection import MAIN_THREAD, StageStacks, ThreadStack
 
 NATIVE_S, PLAIN_S, FALLBACK_S = 2.5, 1.5, 0.8
-"""How long each way may take; all together less than the five seconds in which a verdict is to have its stacks."""
+"""Time limits of the three ways in seconds: less, together, than the five in which a verdict gets its stacks."""
 SELF_TEST_S = 10.0
-"""Nobody waits for it, and a machine that is busy while an engine starts must not count as one without py-spy."""
+"""Time limit in seconds: nothing waits for the test, and a machine that is busy at a start must pass it."""
 _MAX_CHARACTERS = 200_000
 _FAULT_THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
 _FAULT_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 class Ability(NamedTuple):
-    """What this machine lets us see. `text` says it in a line, and why not where something is missing."""
+    """The stacks that this machine allows. `text` is one line for users, with the reason if some are missing."""
 
     spy: bool
     native: bool
@@ -63,7 +63,7 @@ def self_test() -> Ability:
 
 
 def take(stage: int | None, pid: int | None, stack_file: Path, native: bool = False) -> StageStacks:
-    """Return the stacks of `pid`, of a stage or (None) the core; where there are none, `error` says why."""
+    """Return the stacks of `pid`, a stage's or (None) the core's; without any, `error` has the reason."""
     stat = None if pid is None else read_stat(pid)
     if pid is None or stat is None or stat.state == "Z":
         return StageStacks(stage=stage, pid=pid, error="there is no such process any more")
@@ -82,7 +82,7 @@ def take(stage: int | None, pid: int | None, stack_file: Path, native: bool = Fa
 def spy(
     pid: int, *, native: bool = False, stopped: bool = False, timeout: float = PLAIN_S
 ) -> tuple[list[ThreadStack], str]:
-    """Return (threads, error) of py-spy. A stopped process cannot be paused again: it is read as it stands."""
+    """Return (threads, error) of py-spy. A stopped process is read without a pause."""
     program = _find()
     if program is None:
         return [], "py-spy is not installed: pip install py-spy"
@@ -135,7 +135,7 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
 
 def _frame_text(frame: _Frame) -> str:
     file = frame.short_filename or frame.filename
-    # An address without a symbol is another one in every process, and tells nothing.
+    # An address without a symbol differs in every process and means nothing to a reader.
     name = "?" if frame.name.startswith("0x") else frame.name
     return f"{name} {file}:{frame.line}" if frame.line else f"{name} ({file})"
 

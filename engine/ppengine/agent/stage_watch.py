@@ -1,4 +1,4 @@
-"""One stage as the agent sees it from outside: its rings, /proc, its cgroup."""
+"""One stage observed from outside: its rings, /proc, its cgroup."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ppengine.common.ring import MAP_RING, Gauge, Kind, Phase, RingReader, Row, 
 from ppengine.protocol.reports import TRACED, CpuShares, StageSample
 
 SLOW_S = 1.0
-"""Percentiles, cgroup and smaps are read at most this often, and shares of time are over so long."""
+"""Least seconds between two readings of percentiles, cgroup and smaps; also the window of time shares."""
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
-"""smaps costs milliseconds: it takes 1/1000 of a core, but is read every 5 s, and whenever the mapping changes."""
+"""Reading smaps costs milliseconds: it may take 1/1000 of a core, but is read every 5 s and after each mapping."""
 _RSS_PAGES = 256
-"""It is not read again before so much more or less of the whole process is resident: 1 MiB."""
+"""Change of the process's resident pages (1 MiB) after which smaps is read again."""
 _STEPS_SHOWN = 8
 _MESSAGE_RINGS = frozenset({"send", "receive"})
-"""Rings whose records are messages; of the thousands of others none is looked at for one."""
+"""Rings whose records are messages; the thousands of others are not searched for one."""
 DEVICE_PAGE = "device.page"
-"""What is not a ring among the files of a stage (see `ppengine.common.device_page`)."""
+"""The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
 
 class RingFile:
-    """One ring file and what was learned from it. Another inode under the same path is another ring."""
+    """One ring file and the state read from it. Another inode under the same path is another ring."""
 
     def __init__(self, path: Path, inode: int, track: Track) -> None:
         """Open `path`. Raises OSError or ValueError while the writer is still making it."""
@@ -41,7 +41,7 @@ class RingFile:
         self.messages = MessageTrack()
 
     def read(self) -> None:
-        """Take in what is new."""
+        """Read the new records, and the open ones again."""
         known = {seq: self.reader.record(seq) for seq in sorted(self.track.pending())}
         rows: list[Row] = [record for record in known.values() if record is not None]
         rows += self.reader.rows(self.track.seen)
@@ -57,7 +57,7 @@ class CpuClock:
         self._marks: deque[tuple[int, tuple[float, ...]]] = deque()
 
     def shares(self, now_ns: int, process: procfs.Stat, main: procfs.Stat, waited_ns: int | None) -> CpuShares | None:
-        """Return the shares; None before there is something to compare with."""
+        """Return the shares; None at the first reading."""
         figures = (process.user_s, process.system_s, main.user_s, main.system_s, (waited_ns or 0) / 1e9)
         self._marks.append((now_ns, figures))
         while len(self._marks) > 2 and now_ns - self._marks[1][0] >= SLOW_S * 1e9:
@@ -73,14 +73,14 @@ class CpuClock:
 
 
 class StageWatch:
-    """Reader of one stage (one tensor rank). `look` returns a sample, None before its main ring is there."""
+    """Reads one stage (one tensor rank). `look` returns a sample, None before its main ring exists."""
 
     def __init__(self, stage: int, rank: int) -> None:
         self.stage, self.rank = stage, rank
         self._files: dict[str, RingFile] = {}
         self._device: DeviceWatch | None = None
         self._history = History()
-        """Of the main ring."""
+        """Past of the main ring."""
         self._slow_due = 0.0
         self._step_ms: tuple[float | None, float | None] = (None, None)
         self._pid = 0
@@ -88,7 +88,7 @@ class StageWatch:
         self._cgroup_files: list[Path] = []
         self._cgroup: dict[str, int] = {}
         self._kills_before = 0
-        """What the count of out-of-memory kills of its cgroup is short of that of the groups it was in before."""
+        """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
         self._before: tuple[int, int | None] | None = None
         self._cpu = CpuClock()
         self._resident: int | None = None
@@ -98,7 +98,7 @@ class StageWatch:
 
     @property
     def by_device(self) -> bool:
-        """Whether its work is a device's, for which it is no matter what the processors do."""
+        """Whether a device does its work, so that the load of the processors does not matter."""
         return self._history.by_device
 
     @property
@@ -114,7 +114,7 @@ class StageWatch:
             self._files.pop(name).reader.close()
         for name, (path, inode) in paths.items():
             if name not in self._files:
-                # A ring that is being made is whole at the next look.
+                # A ring under construction is complete at the next look.
                 with contextlib.suppress(OSError, ValueError):
                     track = History() if name == "main" else Track()
                     self._files[name] = RingFile(path, inode, track)
@@ -124,7 +124,7 @@ class StageWatch:
         pid = main.reader.word(Word.PID) if main else 0
         if pid != self._pid:
             if self._pid:
-                # Its successor is there within a moment: nobody else may have looked since its end.
+                # Its successor starts at once: this may be the first look since its end.
                 self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
                 self._before = self._pid, self._oom_kills()
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
@@ -132,7 +132,7 @@ class StageWatch:
             self._slow_due = self._resident_due = 0.0
 
     def look(self, beside_ns: int | None = None) -> StageSample | None:
-        """Return what is seen now. `beside_ns`: what neighbours had on this host so far (see `neighbours`)."""
+        """Return a sample of this moment. `beside_ns`: work of others on this host so far (see `HostLoad`)."""
         main, past = self._files.get("main"), self._history
         if main is None:
             return None
@@ -143,10 +143,10 @@ class StageWatch:
         stat, thread = procfs.read_stat(self._pid), procfs.read_stat(self._pid, self._pid)
         alive = stat is not None and stat.state not in ("Z", "X")
         if stat is not None and stat.exiting and alive:
-            # To give back much memory takes seconds, in which it looks as if it ran.
+            # Freeing much memory takes seconds, in which it seems to run.
             stat, alive = stat._replace(state="X"), False
         waited_ns = procfs.waited_ns(self._pid) if alive else None
-        if stat is not None and not stat.exiting:  # Where groups are of version 1, who exits is seen in the root's.
+        if stat is not None and not stat.exiting:  # In cgroup v1 an exiting process is listed in the root's.
             self._follow(groups)
         self._slowly(main, alive=alive)
         if past.pace.due(now_ns):
@@ -205,7 +205,7 @@ class StageWatch:
         )
 
     def _mapping_ms(self, now_ns: int) -> float | None:
-        """Return for how long the thread that maps memory has been at a change; None: it is at none."""
+        """Return the age of the mapping thread's present change; None without one."""
         file = self._files.get(MAP_RING)
         # The ring of a dead process stays until its successor gets to its device.
         if file is None or file.reader.word(Word.PID) != self._pid:
@@ -214,7 +214,7 @@ class StageWatch:
         return None if op is None or op.kind != Kind.MAP else _age(now_ns, op.enqueued_ns)
 
     def messages(self, ring: str) -> MessageTrack | None:
-        """Return what the ring `send` or `receive` tells of messages."""
+        """Return the messages of the ring `send` or `receive`."""
         file = self._files.get(ring)
         return None if file is None else file.messages
 
@@ -226,7 +226,7 @@ class StageWatch:
         self._follow_page(Path(), 0)
 
     def _follow_page(self, path: Path, inode: int) -> None:
-        """Look at the page of that inode from here on; 0: there is none."""
+        """Read the page of that inode from now on; 0: there is none."""
         if self._device is not None and self._device.inode != inode:
             self._device.close()
             self._device = None
@@ -234,13 +234,13 @@ class StageWatch:
             self._device = DeviceWatch(path, inode)
 
     def _follow(self, groups: str) -> None:
-        """Go along to another cgroup, at once: where a dead process was, can be known from before alone."""
+        """Switch to the process's present cgroup, at once: a dead process no longer names its own."""
         if not groups or groups == self._groups:
             return
         before, self._groups = self._oom_kills(), groups
         self._cgroup_files = procfs.cgroup_files(groups)
         self._cgroup = procfs.cgroup_counts(self._cgroup_files)
-        # Kills that another group has counted so far were none of this process's.
+        # Earlier kills in another group were none of this process's.
         self._kills_before = 0
         if before is not None:
             self._kills_before = before - self._cgroup.get("oom_kill", 0)
@@ -251,7 +251,7 @@ class StageWatch:
         return None if count is None else count + self._kills_before
 
     def _slowly(self, main: RingFile, *, alive: bool) -> None:
-        """Refresh what is dear to read, seldom."""
+        """Read the expensive figures, seldom."""
         now = time.monotonic()
         if now < self._slow_due and alive:
             return

@@ -1,6 +1,6 @@
-"""The recent past of a stage, from what its main thread has ended: own work, idle time, forwards, the timeline.
+"""The recent past of a stage, from the finished operations of its main thread: work, idle time, forwards, timeline.
 
-Of a stage on a device, work is what the device did (`Kind.ON_DEVICE`): the thread's own steps are their launches.
+The work of a stage on a device is the device's (`Kind.ON_DEVICE`): the thread's own steps only launch it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ppengine.agent.ring_state import BEGUN_NS, DETAIL, DONE_NS, KIND, RETURNED_
 from ppengine.common.ring import Kind, Record, Row
 
 WINDOW_NS = 10_000_000_000
-"""Percentiles and the idle fraction look back this far."""
+"""Window of percentiles and idle fraction, in nanoseconds."""
 MOST_STEPS = 2048
-"""Percentiles are of so many newest steps at most: thousands more take a while to sort."""
+"""Most steps in the percentiles, the newest: thousands more would be slow to sort."""
 TIMELINE = 48
 _LAUNCHED = 8
-"""More than a stage has launched and not retired."""
+"""Number of launches kept: more than a stage has launched and not retired."""
 
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
 _FORWARD, _STEP, _ON_DEVICE = Kind.FORWARD.value, Kind.STEP.value, Kind.ON_DEVICE.value
@@ -36,51 +36,51 @@ _done_ns = itemgetter(DONE_NS)
 
 
 class History(Track):
-    """What the main thread did, as far as anything is shown or judged of it."""
+    """The past of a stage's main thread, as far as it is shown or judged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.newest_ns = 0
-        """Time of the newest thing that any record tells."""
+        """Newest time in any record."""
         self._first_ns = 0
         self._recent: deque[Row] = deque(maxlen=TIMELINE)
         self._waits: deque[tuple[int, int]] = deque()
-        """From when to when, oldest first."""
+        """Begin and end of each wait, oldest first."""
         self._waited_ns = 0
         """Sum of `_waits`."""
         self._own_ms: deque[float] = deque(maxlen=MOST_STEPS)
         self._ends_ns: deque[int] = deque(maxlen=MOST_STEPS)
-        """Of the steps whose own work that is."""
+        """Ends of the steps in `_own_ms`."""
         self._works: dict[int, float] = {}
         self._step = 0
         self._sums = [0, 0, 0]
-        """Nanoseconds of the parts of step `_step` that have ended."""
+        """Nanoseconds of the finished parts of step `_step`."""
         self.by_device = False
-        """Whether what counts is the device's work; it says so with its first step."""
+        """Whether a device does the work; known from its first step."""
         self._launches: deque[tuple[int, float]] = deque(maxlen=_LAUNCHED)
-        """Newest steps and their launches' own time in ms, of a stage on a device."""
+        """Newest steps of a stage on a device, and the own time of their launches in ms."""
         self._worked: deque[tuple[int, int]] = deque()
-        """From when to when the device did, oldest first."""
+        """Begin and end of the device's work, oldest first."""
         self._worked_ns = 0
         """Sum of `_worked`."""
         self.pace = Pace()
 
     def feed(self, rows: Sequence[Row], gone: Iterable[int] = ()) -> list[Row]:
-        """See `Track.feed`."""
+        """Take rows as `Track.feed` does, and enter the finished ones into the history."""
         ended = super().feed(rows, gone)
-        # What is inside a step began later, and goes first where both ended in one tick of the clock.
+        # An operation inside a step began later, and comes first if both ended in one tick of the clock.
         ended.reverse()
         ended.sort(key=_done_ns)
         waits, waited_ns, sums = self._waits, 0, self._sums
         for row in ended:
             kind, begun_ns, over_ns = row[KIND], row[BEGUN_NS], row[DONE_NS]
             if kind in _WAITS:
-                # An asynchronous one holds the thread only until its call comes back.
+                # An asynchronous one occupies the thread only until its call returns.
                 over_ns = row[RETURNED_NS] or over_ns
                 waits.append((begun_ns, over_ns))
                 waited_ns += over_ns - begun_ns
                 continue
-            if kind == _ON_DEVICE:  # of a step that is over, while others are launched
+            if kind == _ON_DEVICE:  # Its step is over, while others are launched.
                 self._end_on_device(row)
                 continue
             if row[STEP] != self._step:
@@ -92,7 +92,7 @@ class History(Track):
             elif (part := _PARTS.get(kind)) is not None:
                 sums[part] += over_ns - begun_ns
                 if kind == _FORWARD and not row[STEP] and not self.by_device:
-                    # Boot tries the largest ones, in no step, so that no stage is without a history.
+                    # Boot runs the largest ones outside of a step, so that every stage has a history.
                     self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
         self._waited_ns += waited_ns
         # A step is one row of several: twice as many hold enough of the others.
@@ -110,7 +110,7 @@ class History(Track):
         return None if row is None else Record._make(row)
 
     def step_ms(self, now_ns: int) -> tuple[float | None, float | None]:
-        """Return p50 and p99 of the own work of the steps that ended in the window."""
+        """Return p50 and p99 of the own work, in ms, of the steps that ended in the window."""
         while self._ends_ns and self._ends_ns[0] < now_ns - WINDOW_NS:
             self._ends_ns.popleft()
             self._own_ms.popleft()
@@ -122,7 +122,7 @@ class History(Track):
     def idle_fraction(self, now_ns: int) -> float | None:
         """Return the share of the window (or of the time since the first record) spent waiting.
 
-        Of a device: the share in which it had nothing to do, as far as steps are done.
+        For a device it is the share without work, as far as steps are done.
         """
         begin = max(now_ns - WINDOW_NS, self._first_ns)
         if not self._first_ns or now_ns <= begin:
@@ -151,14 +151,14 @@ class History(Track):
         ]
 
     def work_ms(self) -> list[tuple[int, float]]:
-        """Return how long layers, head and sampling take: (up to so many tokens, longest of the recent, ms), rising."""
+        """Return the longest recent times of layers, head and sampling as (most tokens, ms), by rising tokens."""
         return [(1 << bucket, round(self._works[bucket], 3)) for bucket in sorted(self._works)]
 
     def _end_step(self, row: Row) -> None:
         begun_ns, done_ns, size = row[BEGUN_NS], row[DONE_NS], row[SIZE]
         memory_ns, sampled_ns, worked_ns = self._sums
         own_ns = done_ns - begun_ns
-        # By time: a wait for tokens is of the step that samples them.
+        # By time: a wait for tokens counts for the step that samples them.
         for from_ns, to_ns in reversed(self._waits):
             if to_ns <= begun_ns:
                 break
@@ -170,13 +170,13 @@ class History(Track):
         self._own_ms.append(own_ms)
         self._ends_ns.append(done_ns)
         if size:
-            # What is sampled how may change with every request: no slowness of the stage.
+            # Sampling may change with every request: it is no slowness of the stage.
             self.pace.add(size, row[DETAIL], own_ms - (memory_ns + sampled_ns) / 1e6)
             self._expect(size, (worked_ns + sampled_ns) / 1e6)
 
     def _end_on_device(self, row: Row) -> None:
         if not self.by_device:
-            # Launches that came before are nothing to compare with.
+            # Earlier launches cannot be compared with device work.
             self.by_device, self.pace = True, Pace()
             self._works.clear()
             self._own_ms.clear()
@@ -184,17 +184,17 @@ class History(Track):
         begun_ns, done_ns = row[BEGUN_NS], row[DONE_NS]
         took = (done_ns - begun_ns) / 1e6
         self._expect(row[SIZE], took)
-        if row[STEP]:  # else of boot, which tries the largest ones
+        if row[STEP]:  # Otherwise it is of boot, which runs the largest ones.
             self._own_ms.append(took)
             self._ends_ns.append(done_ns)
             self._worked.append((begun_ns, done_ns))
             self._worked_ns += done_ns - begun_ns
-            # Without the sampling behind it, as above. Whichever takes longer, launch or work, is what a step takes.
+            # Without the sampling behind it, as above. A step takes as long as the longer of launch and work.
             launch_ms = next((ms for step, ms in self._launches if step == row[STEP]), 0.0)
             self.pace.add(row[SIZE], row[DETAIL], max(launch_ms, (row[RETURNED_NS] - begun_ns) / 1e6))
 
     def _worked_since(self, begin_ns: int) -> int:
-        """Return for how long the device worked behind `begin_ns`; what lies before is forgotten."""
+        """Return the nanoseconds of device work since `begin_ns`; forget earlier work."""
         while self._worked and self._worked[0][1] <= begin_ns:
             begun_ns, done_ns = self._worked.popleft()
             self._worked_ns -= done_ns - begun_ns

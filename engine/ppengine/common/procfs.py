@@ -1,4 +1,4 @@
-"""What /proc and the cgroup say of one process. Every answer may be None: unknown, or the process is gone."""
+"""Reads /proc and the cgroup of one process. Every answer may be None: unknown, or the process is gone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
 class Stat(NamedTuple):
-    """Of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds.
+    """Fields of a stat file: state letter (R, S, D, T, Z, ...), start in clock ticks since boot, CPU seconds.
 
-    `exiting`: it is on its way out, which takes as long as its memory is large, and may not be Z yet.
+    `exiting`: the process is ending, which takes longer the more memory it has; it may not be Z yet.
     """
 
     state: str
@@ -27,7 +27,7 @@ class Stat(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """User and system time."""
+        """User and system time in seconds."""
         return self.user_s + self.system_s
 
 
@@ -49,7 +49,7 @@ def wchan(pid: int) -> str | None:
 
 
 def tracer(pid: int) -> str | None:
-    """Return name and pid of the process that traces `pid`; None: nobody, or not readable."""
+    """Return name and pid of the process that traces `pid`; None: not traced, or not readable."""
     thread = _number(f"/proc/{pid}/status", b"TracerPid")
     process = _number(f"/proc/{thread}/status", b"Tgid") if thread else None
     if not process:
@@ -64,9 +64,9 @@ def _number(path: str, name: bytes) -> int | None:
 
 
 def waited_ns(thread: int, pid: int | None = None) -> int | None:
-    """Return for how long a thread could run and had no core, the main one of its process if `pid` is None.
+    """Return the nanoseconds in which a runnable thread had no core, the main thread if `pid` is None.
 
-    None: the kernel does not say.
+    None: the kernel does not count them.
     """
     text = _read(f"/proc/{thread if pid is None else pid}/task/{thread}/schedstat")
     fields = text.split() if text else []
@@ -74,7 +74,7 @@ def waited_ns(thread: int, pid: int | None = None) -> int | None:
 
 
 def threads_waited_ns(pid: int) -> int | None:
-    """Return what `waited_ns` does of all threads together: work shared by threads ends with the last of them."""
+    """Return `waited_ns` summed over all threads: work shared by threads ends with the last of them."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  paths of them would cost more than reading them
     except OSError:
@@ -84,14 +84,14 @@ def threads_waited_ns(pid: int) -> int | None:
 
 
 def busy_s() -> float | None:
-    """Return for how long the processors of this machine were busy, or stolen, in all; None: not readable."""
+    """Return the seconds in which this machine's processors were busy or stolen, in all; None: not readable."""
     found = re.match(rb"cpu +(\d+) (\d+) (\d+) \d+ \d+ (\d+) (\d+) (\d+)", _read("/proc/stat") or b"")
     return None if found is None else sum(map(int, found.groups())) / _TICKS
 
 
 def _read(path: str) -> bytes | None:
     try:
-        # Many times a second for every stage: a file object would cost four times as much.
+        # This runs many times a second per stage: a file object would cost four times as much.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, 4096)
@@ -117,7 +117,7 @@ def resident(pid: int, base: int, length: int) -> int | None:
         with Path(f"/proc/{pid}/smaps").open("rb") as file:
             for line in file:
                 if line.startswith(b"Rss:"):
-                    # A mapping may be merged with a neighbour: no more than what lies in the range counts.
+                    # A mapping may be merged with a neighbour: only the part in the range counts.
                     total += min(int(line.split()[1]) * 1024, overlap) if overlap else 0
                     overlap = 0
                 elif line[:1] in b"0123456789abcdef":
@@ -131,12 +131,12 @@ def resident(pid: int, base: int, length: int) -> int | None:
 
 
 def cgroups(pid: int) -> str:
-    """Return the cgroups of `pid` as /proc tells them, a line a hierarchy; empty: not readable."""
+    """Return the cgroups of `pid` as /proc lists them, one line per hierarchy; empty: not readable."""
     return (_read(f"/proc/{pid}/cgroup") or b"").decode()
 
 
 def cgroup_files(groups: str) -> list[Path]:
-    """Return the files that count what `groups` were denied: version 2, else version 1."""
+    """Return the files with the counts of denied memory and CPU of `groups`: version 2, else version 1."""
     found = []
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -166,7 +166,7 @@ def cgroup_counts(files: list[Path]) -> dict[str, int]:
 
 
 def sibling(module: str) -> int | None:
-    """Return the process that our parent runs `module` in (`python -m module`); None: there is none."""
+    """Return the pid of this process's sibling that runs `module` (`python -m module`); None without one."""
     for children in Path(f"/proc/{os.getppid()}/task").glob("*/children"):
         for pid in (_read(str(children)) or b"").split():
             if module.encode() in (_read(f"/proc/{int(pid)}/cmdline") or b"").split(b"\0"):

@@ -28,7 +28,7 @@ from ppengine.diagnosis.evidence import Evidence
 from ppengine.diagnosis.wait_graph import build
 from ppengine.protocol.snapshot import Cause, Verdict, WaitInfo
 
-__all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "stuck_limit_s", "tripped", "waits"]
+__all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "failure", "stuck_limit_s", "waits"]
 
 RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     message_rules.mismatched,
@@ -72,7 +72,7 @@ def waits(evidence: Evidence) -> list[WaitInfo]:
     ]
 
 
-def tripped(error: Exception) -> Verdict:
+def failure(error: Exception) -> Verdict:
     """Return the verdict for a diagnosis that raised `error`, with the place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     evidence = [f"in {frame.name}, {Path(frame.filename).name}:{frame.lineno}: {frame.line}" for frame in frames[-1:]]

@@ -1,99 +1,23 @@
-"""From reports that come and stay away to `Evidence`, with the little memory that ages need.
+"""Turns the newest reports, and missing ones, into `Evidence`, with the little memory that its ages need.
 
-Since when a process is stopped, dead or silent, when a step last retired, how often the out-of-memory killer struck.
+This is the memory of the pipeline: the last retirement, slowing checks, cards. `process_history` has that of a process.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 import msgspec
 
-from ppengine.common.ptrace_pauses import Held
-from ppengine.diagnosis.budgets import TRACED_AFTER_S, UNSEEN_AFTER_S, expected_ms
+from ppengine.common.ptrace_pauses import PauseHistory
+from ppengine.diagnosis.budgets import UNSEEN_AFTER_S, expected_ms
 from ppengine.diagnosis.device_evidence import aged_stream
 from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, StageEvidence
+from ppengine.diagnosis.process_history import ProcessHistory, Run
 from ppengine.protocol.reports import TRACED, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
 
-TICK_OLD_S = 1.0
-"""The control thread ticks ten times a second; older than this is not bad luck."""
-OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
-"""A kill is counted before its victim is gone, which can take a while; and read a moment later."""
-
 SLOWED_NS = 3_000_000_000
-"""Until the steps of a stage have been as they are without a check for more than a second."""
-
-
-class Run(msgspec.Struct):
-    """An unbroken run of one observation, in monotonic ns."""
-
-    first_ns: int
-    last_ns: int
-
-    @property
-    def length_s(self) -> float:
-        """How long it has lasted."""
-        return (self.last_ns - self.first_ns) / 1e9
-
-
-class Tracked(msgspec.Struct):
-    """Memory of one process; reset with another pid."""
-
-    pid: int
-    stopped: Run | None = None
-    traced: bool = False
-    """Whether the newest stop was a tracer's."""
-    dead_ns: int | None = None
-    lost: tuple[str, int] = "", 0
-    """The core's reason why the stage cannot go on, the generation of that process, and the time."""
-    lost_ns: int = 0
-    resumed_ns: int | None = None
-    stale: Run | None = None
-    kills: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
-    """Counts of out-of-memory kills with their times, over `OOM_WINDOW_NS`."""
-    grown: int | None = None
-
-    def saw(self, state: str | None, at_ns: int) -> bool:
-        """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
-        ended = self.stopped
-        if state in ("T", TRACED):
-            self.traced = state == TRACED
-            self.stopped = self.stopped or Run(at_ns, at_ns)
-            self.stopped.last_ns = max(self.stopped.last_ns, at_ns)
-        else:
-            self.stopped = None
-        if state in (None, "Z", "X"):
-            self.dead_ns = self.dead_ns or at_ns
-        if ended is None or self.stopped is not None:
-            return False
-        if self.traced and ended.length_s < TRACED_AFTER_S:
-            return False  # Somebody had a look: who hung before hangs on.
-        self.resumed_ns = at_ns
-        return True
-
-    def since_resumed(self, age_s: float, at_ns: int) -> float:
-        """Return an age without the time of a stop."""
-        return age_s if self.resumed_ns is None else min(age_s, (at_ns - self.resumed_ns) / 1e9)
-
-    def ticked(self, age_s: float, at_ns: int) -> float:
-        """Enter the age of the control thread's tick; return it without the time of a stop."""
-        age_s = self.since_resumed(age_s, at_ns)
-        if age_s < TICK_OLD_S or self.stopped is not None:
-            self.stale = None
-        else:
-            self.stale = self.stale or Run(at_ns, at_ns)
-            self.stale.last_ns = max(self.stale.last_ns, at_ns)
-        return age_s
-
-    def killed(self, count: int | None, at_ns: int) -> int | None:
-        """Enter a count of out-of-memory kills; return by how much it grew around the death, or lately."""
-        if count is not None and (self.dead_ns is None or at_ns - self.dead_ns < OOM_LATE_NS):
-            self.kills.append((at_ns, count))
-            while self.dead_ns is None and at_ns - self.kills[0][0] > OOM_WINDOW_NS:
-                self.kills.popleft()
-            self.grown = max(0, count - self.kills[0][1])
-        return self.grown
+"""Nanoseconds after a check in which steps may still be slow: the paces need a whole second without it."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -110,15 +34,15 @@ class EvidenceTracker:
     def __init__(self, stages: int, publish_hz: float) -> None:
         self._keys = [(stage, 0) for stage in range(stages)]
         self._limit_s = max(2.0, 3.0 / publish_hz)
-        self._processes: dict[object, Tracked] = {}
+        self._processes: dict[object, ProcessHistory] = {}
         self._retired: dict[Key, int] = {}
         self._retired_ns: int | None = None
         self._unscheduled: Run | None = None
         self._slowed_ns: int | None = None
         self._cards: dict[Key, str] = {}
         """UUIDs of GPUs, kept while a stage restarts."""
-        self.held: dict[str, Held] = {}
-        """By node: when its stages were held for their stacks."""
+        self.pauses: dict[str, PauseHistory] = {}
+        """By node: the pauses of its stages for their stacks."""
 
     def build(
         self,
@@ -134,7 +58,7 @@ class EvidenceTracker:
     ) -> Evidence:
         """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
 
-        `core_tracer`: who has the core in state t.
+        `core_tracer`: name and pid of the tracer of a core in state t.
         """
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
@@ -154,18 +78,18 @@ class EvidenceTracker:
             findings=tuple(core.findings) if core else (),
             losses=_aged(core, now_ns) if core else (),
             slowed=self._note_slowed(now_ns, core),
-            since_retired_s=self._unheld(
+            since_retired_s=self._without_pauses(
                 None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9, now_ns
             ),
             stopping=stopping,
         )
 
-    def begin_anew(self, now_ns: int) -> None:
-        """Restart the clock of retirements: no process had a turn until now."""
+    def restart_clock(self, now_ns: int) -> None:
+        """Restart the clock of retirements: no process was scheduled until now."""
         self._retired_ns = now_ns
 
     def _note_slowed(self, now_ns: int, core: CoreReport | None) -> bool:
-        """Return whether a check is on, or was a moment ago, behind which steps are slow."""
+        """Return whether a check that slows down steps is on, or was a moment ago."""
         if core is not None and (core.engine.checks.finite or core.engine.checks.strict):
             self._slowed_ns = now_ns
         return self._slowed_ns is not None and now_ns - self._slowed_ns < SLOWED_NS
@@ -175,17 +99,17 @@ class EvidenceTracker:
         if retired != self._retired:
             self._retired, self._retired_ns = retired, now_ns
 
-    def _unheld(self, age_s: float | None, at_ns: int) -> float | None:
-        """Return an age of `at_ns` without the time in which we held stages: one that is held holds up the others."""
+    def _without_pauses(self, age_s: float | None, at_ns: int) -> float | None:
+        """Return an age of `at_ns` without the pauses of any stage: a paused one delays the others."""
         if age_s is None:
             return None
         from_ns = at_ns - int(age_s * 1e9)
-        return max(0.0, age_s - sum(held.within_s(from_ns) for held in self.held.values()))
+        return max(0.0, age_s - sum(pauses.within_s(from_ns) for pauses in self.pauses.values()))
 
-    def _tracked(self, name: object, pid: int) -> Tracked:
+    def _history(self, name: object, pid: int) -> ProcessHistory:
         known = self._processes.get(name)
         if known is None or known.pid != pid:
-            known = self._processes[name] = Tracked(pid)
+            known = self._processes[name] = ProcessHistory(pid)
         return known
 
     def _stage(
@@ -200,7 +124,7 @@ class EvidenceTracker:
             pid=pid,
             generation=process.generation if process else view.lost_generation if view else 1,
             retired_step=view.retired_step if view else None,
-            unretired_age_s=self._unheld(_seconds(view.oldest_unretired_age_ms), now_ns) if view else None,
+            unretired_age_s=self._without_pauses(_seconds(view.oldest_unretired_age_ms), now_ns) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
             unretired_tokens=view.oldest_unretired_tokens if view else 0,
             unretired_moved=view.oldest_unretired_moved * (view.block_bytes or 0) if view else 0,
@@ -209,22 +133,22 @@ class EvidenceTracker:
         )
         if pid is None:
             return base
-        tracked = self._tracked(key, pid)
+        history = self._history(key, pid)
         lost = (view.lost, view.lost_generation) if view is not None else ("", 0)
-        if lost != tracked.lost:
-            tracked.lost, tracked.lost_ns = lost, now_ns
+        if lost != history.lost:
+            history.lost, history.lost_ns = lost, now_ns
         if lost[0]:
-            since_s = (now_ns - tracked.lost_ns) / 1e9
+            since_s = (now_ns - history.lost_ns) / 1e9
             base = msgspec.structs.replace(base, lost=lost[0], lost_for_s=since_s, lost_generation=lost[1])
         if seen is not None and seen.sample.pid == pid:
-            base = self._with_sample(base, tracked, seen, now_ns)
+            base = self._with_sample(base, history, seen, now_ns)
         if process is not None and process.exit_code is not None:
-            tracked.dead_ns = tracked.dead_ns or now_ns
+            history.dead_ns = history.dead_ns or now_ns
             base = msgspec.structs.replace(base, exit_code=process.exit_code, exit_detail=process.detail)
-        dead_for = None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9
-        stopped = None if tracked.stopped is None else tracked.stopped.length_s
+        dead_for = None if history.dead_ns is None else (now_ns - history.dead_ns) / 1e9
+        stopped = None if history.stopped is None else history.stopped.length_s
         if stopped is not None and base.process_state == TRACED:
-            # Who is only listened to is stopped at every system call, and moves.
+            # A process under strace is stopped at every system call, and makes progress.
             stopped = min(stopped, base.progress_age_s or 0.0)
         return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
 
@@ -233,29 +157,29 @@ class EvidenceTracker:
             self._cards[key] = view.device_uuid
         return self._cards.get(key)
 
-    def _with_sample(self, base: StageEvidence, tracked: Tracked, seen: Sighting, now_ns: int) -> StageEvidence:
+    def _with_sample(self, base: StageEvidence, history: ProcessHistory, seen: Sighting, now_ns: int) -> StageEvidence:
         sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
-        if tracked.saw(sample.process_state, seen.mono_ns):
-            self._retired_ns = now_ns  # It takes up its work again: the time for it begins anew.
-        tick = self._unheld(_seconds(sample.tick_age_ms), seen.mono_ns)
-        tick = None if tick is None else tracked.ticked(tick, seen.mono_ns)
-        progress = self._unheld(_seconds(sample.progress_age_ms), seen.mono_ns)
-        progress = None if progress is None else tracked.since_resumed(progress, seen.mono_ns)
-        op_age = self._unheld(_seconds(sample.op_age_ms), seen.mono_ns)
-        mapping = self._unheld(_seconds(sample.mapping_ms), seen.mono_ns)
-        mapping = None if mapping is None else tracked.since_resumed(mapping, seen.mono_ns)
+        if history.note_state(sample.process_state, seen.mono_ns):
+            self._retired_ns = now_ns  # It resumes its work: the time limit for it restarts.
+        tick = self._without_pauses(_seconds(sample.tick_age_ms), seen.mono_ns)
+        tick = None if tick is None else history.note_tick(tick, seen.mono_ns)
+        progress = self._without_pauses(_seconds(sample.progress_age_ms), seen.mono_ns)
+        progress = None if progress is None else history.since_resumed(progress, seen.mono_ns)
+        op_age = self._without_pauses(_seconds(sample.op_age_ms), seen.mono_ns)
+        mapping = self._without_pauses(_seconds(sample.mapping_ms), seen.mono_ns)
+        mapping = None if mapping is None else history.since_resumed(mapping, seen.mono_ns)
         expected = expected_ms(sample.work_ms, base.unretired_tokens)
         return msgspec.structs.replace(
             base,
             process_state=sample.process_state,
-            oom_kills=tracked.killed(sample.oom_kills, seen.mono_ns),
+            oom_kills=history.note_kills(sample.oom_kills, seen.mono_ns),
             main_state=sample.main_state,
             tracer=sample.tracer,
             wchan=sample.wchan,
             cpu=sample.cpu,
             tick_age_s=tick,
-            tick_stale_for_s=None if tracked.stale is None else tracked.stale.length_s,
-            # Nobody has looked for too long: what it was at then excuses nothing now.
+            tick_stale_for_s=None if history.stale is None else history.stale.length_s,
+            # The sample is too old: its phase excuses nothing now.
             phase=None if age > UNSEEN_AFTER_S else sample.phase,
             phase_age_s=sample.phase_age_ms / 1e3 + age,
             sample_age_s=age,
@@ -287,14 +211,14 @@ class EvidenceTracker:
         age = None if core is None else (now_ns - core.mono_ns) / 1e9
         if pid is None:
             return CoreEvidence(report_age_s=age, report_limit_s=self._limit_s)
-        tracked = self._tracked("core", pid)
-        if state is not None and state[0] == pid and tracked.saw(state[1], now_ns):
+        history = self._history("core", pid)
+        if state is not None and state[0] == pid and history.note_state(state[1], now_ns):
             self._retired_ns = now_ns
         if process is not None and process.exit_code is not None:
-            tracked.dead_ns = tracked.dead_ns or now_ns
-        stopped = None if tracked.stopped is None else tracked.stopped.length_s
-        if stopped is not None and tracked.traced:
-            stopped = min(stopped, age or 0.0)  # As of a stage: who reports on is only listened to.
+            history.dead_ns = history.dead_ns or now_ns
+        stopped = None if history.stopped is None else history.stopped.length_s
+        if stopped is not None and history.traced:
+            stopped = min(stopped, age or 0.0)  # As for a stage: a core that reports is only under strace.
         unscheduled = self._note_unscheduled(now_ns, core)
         return CoreEvidence(
             pid=pid,
@@ -303,7 +227,7 @@ class EvidenceTracker:
             process_state=state[1] if state else None,
             stopped_for_s=stopped,
             tracer=tracer,
-            dead_for_s=None if tracked.dead_ns is None else (now_ns - tracked.dead_ns) / 1e9,
+            dead_for_s=None if history.dead_ns is None else (now_ns - history.dead_ns) / 1e9,
             report_age_s=age,
             report_limit_s=self._limit_s,
             unscheduled_for_s=unscheduled,
@@ -311,7 +235,7 @@ class EvidenceTracker:
         )
 
     def _note_unscheduled(self, now_ns: int, core: CoreReport | None) -> float | None:
-        """Return for how long requests have run without a step in flight."""
+        """Return the seconds for which requests have run without a step in flight."""
         if core is None or core.engine.state != "serving" or not core.queues.running or core.steps_in_flight:
             self._unscheduled = None
             return None
@@ -321,7 +245,7 @@ class EvidenceTracker:
 
 
 def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None) -> ProcessInfo | None:
-    """Return the process of a role (and stage): one that runs, else the last one listed."""
+    """Return the process of a role (and stage): a running one, otherwise the last one listed."""
     mine = [
         process
         for process in listed
@@ -332,7 +256,7 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
 
 
 def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:
-    """Return the losses of a report with what the report itself has aged."""
+    """Return the losses of a report, older by the age of the report."""
     age = (now_ns - core.mono_ns) / 1e9
     return tuple(
         msgspec.structs.replace(

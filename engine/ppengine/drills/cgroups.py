@@ -1,6 +1,6 @@
-"""A cgroup of its own for one process, below the one that it is in: cgroup v1 or v2, whichever has the controller.
+"""A cgroup of its own for one process, below its present one: in cgroup v1 or v2, by the controller.
 
-Only a child of the process's own group is ever made, so that every limit that holds for it goes on to hold.
+The new group is a child of the process's own, so that all limits of the process stay in force.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST_US, _PERIOD_US, _LONGEST_US = 1000, 100_000, 1_000_000
 
 
 class Group:
-    """The child group of one process for one controller. Raises FaultError where it may not be made."""
+    """The child group of one process for one controller. Raises FaultError if it may not be made."""
 
     def __init__(self, pid: int, controller: str) -> None:
         self._pid = pid
@@ -39,12 +39,12 @@ class Group:
             raise FaultError(f"{self.folder / name} does not take {value}: {error.strerror}") from None
 
     def enter(self) -> Callable[[], None]:
-        """Move the process in; return what moves it back and removes the group. Raises FaultError."""
+        """Move the process in; return the function that moves it back and removes the group. Raises FaultError."""
         self.write("cgroup.procs", self._pid)
         return self.leave
 
     def leave(self) -> None:
-        """Move back what is in the group, and remove it; what cannot be done is left."""
+        """Move back the processes of the group, and remove it; ignore errors."""
         with contextlib.suppress(OSError):
             for line in (self.folder / "cgroup.procs").read_text().split():
                 (self._parent / "cgroup.procs").write_text(line)
@@ -52,7 +52,7 @@ class Group:
 
 
 def throttle(pid: int, share: float) -> Callable[[], None]:
-    """Give process `pid` at most `share` of one processor; return what ends that. Raises FaultError."""
+    """Give process `pid` at most `share` of one processor; return the undoing. Raises FaultError."""
     group = Group(pid, "cpu")
     # The kernel takes no quota below 1 ms: a small share needs the longest period.
     period_us = _PERIOD_US if share * _PERIOD_US >= _LEAST_US else _LONGEST_US
@@ -66,7 +66,7 @@ def throttle(pid: int, share: float) -> Callable[[], None]:
 
 
 def freeze(pid: int) -> Callable[[], None]:
-    """Freeze process `pid`; return what thaws it. Raises FaultError."""
+    """Freeze process `pid`; return the thawing. Raises FaultError."""
     group = Group(pid, "freezer")
     leave = group.enter()
     name, frozen, thawed = ("cgroup.freeze", "1", "0") if group.unified else ("freezer.state", "FROZEN", "THAWED")
@@ -80,7 +80,7 @@ def freeze(pid: int) -> Callable[[], None]:
 
 
 def limit_memory(pid: int, size: int) -> Callable[[], None]:
-    """Let process `pid` charge at most `size` further bytes; return what ends that. Raises FaultError."""
+    """Let process `pid` charge at most `size` further bytes; return the undoing. Raises FaultError."""
     group = Group(pid, "memory")
     group.write("memory.max" if group.unified else "memory.limit_in_bytes", size)
     return group.enter()

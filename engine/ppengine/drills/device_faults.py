@@ -1,7 +1,7 @@
-"""Stages whose GPU does what no host code would: kernels that never end, fail, or find no memory.
+"""Faults of a stage's GPU: kernels that never end, fail, or find no memory.
 
-They strike on the compute stream behind the layers of a step, where the host has long gone on. torch is imported where
-it is needed: the gateway, which lists the kinds, does without.
+They strike on the compute stream behind the layers of a step, when the host has long continued. The kinds import torch
+themselves, because the gateway, which lists them, has none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES = 4096
 
 
 def _spinner(parts: StageParts) -> Any:
-    """Compile the kernel before it strikes: that takes longer than naming it may."""
+    """Compile the kernel before it strikes: compiling takes longer than its verdict may."""
     import torch
 
     from ppengine.drills.spin_kernel import Spinner
@@ -32,7 +32,7 @@ def _spinner(parts: StageParts) -> Any:
 def kernel_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """A kernel on the compute stream never ends (by itself after two minutes at most). Cleared: it ends.
 
-    Told: stage K's stream compute is stuck in step n, begun on the device so long ago, not done.
+    Verdict: stage K's stream compute is stuck in step n, begun on the device T seconds ago, not done.
     """
     answer = go(*args)
     if fault.first():
@@ -45,7 +45,7 @@ def kernel_hang(fault: Fault, go: Go, *args: Any) -> Any:
 def device_assert(fault: Fault, go: Go, *args: Any) -> Any:
     """A kernel's assertion fails, of an index that is out of range. The CUDA context is lost, the process stays.
 
-    Told: stage K crashed in step n: the CUDA error by its text, device-side assert.
+    Verdict: stage K crashed in step n: the CUDA error by its text, device-side assert.
     """
     import torch
 
@@ -60,7 +60,7 @@ def device_assert(fault: Fault, go: Go, *args: Any) -> Any:
 def illegal_access(fault: Fault, go: Go, *args: Any) -> Any:
     """A kernel writes to addresses with no memory behind them. The CUDA context is lost, the process stays.
 
-    Told: stage K crashed in step n: the CUDA error by its text, illegal access; the driver's XID where it tells.
+    Verdict: stage K crashed in step n: the CUDA error by its text, illegal access; the driver's XID if there is one.
     """
     from ppengine.stage.backends.cuda.dlpack import tensor_over
 
@@ -74,9 +74,9 @@ def illegal_access(fault: Fault, go: Go, *args: Any) -> Any:
 
 @arm("death", "out_of_memory", gpu=True, needs="restart")
 def profile_oom(parts: StageParts) -> None:
-    """When the stage is started anew, once, its profile run gets no memory beyond what its weights take.
+    """At the stage's next restart, once, its profile run gets no memory beyond its weights.
 
-    Told: stage K ran out of memory in phase profile, how much was asked for and what there was.
+    Verdict: stage K ran out of memory in phase profile, with the requested and the available bytes.
     """
     from ppengine.drills.start_faults import leave_no_room
 

@@ -1,4 +1,4 @@
-"""Edges that lose, add, cut or hold back what they should carry: between stages, and from a stage to the core."""
+"""Edges that lose, add, cut or delay messages: between stages, and from a stage to the core."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ppengine.protocol.steps import FromStage, Retired
 
 Go = Callable[..., Any]
 _CYCLE_BYTES = 64 << 20
-"""More than the kernel holds for a connection."""
+"""More bytes than the kernel buffers for a connection."""
 _NUMBER_BYTES = 8
 """A header begins with the number of its message, from 1."""
 _LOOK_S = 0.001
 _BOTH_S = 0.05
-"""After so long the neighbour is told as well, and has begun a step since."""
+"""Seconds after which the neighbour has its fault as well, and has begun a step since."""
 
 
 @strike("send", "hang", "mismatch", "link", clears=True, where="not last")
 def drop_send(fault: Fault, go: Go, *args: Any) -> Any:
-    """Hidden states are not sent from now on, though the step loop goes on as if they were. Cleared: they are sent.
+    """Hidden states are not sent from now on, though the step loop continues as if they were. Cleared: they are sent.
 
-    Told: stage K never sent step n, and says that it finished it; stage K+1 waits for it.
+    Verdict: stage K never sent step n although it reported it finished; stage K+1 waits for it.
     """
     step, tensor = args
     fault.keep(partial(go, step, tensor.clone()))
@@ -42,7 +42,7 @@ def drop_send(fault: Fault, go: Go, *args: Any) -> Any:
 def drop_token_return(fault: Fault, go: Go, *args: Any) -> Any:
     """The last stage does not send its sampled tokens to the first one from now on. Cleared: they are sent.
 
-    Told: the last stage never sent the tokens of step n; stage 0 waits for them.
+    Verdict: the last stage never sent the tokens of step n; stage 0 waits for them.
     """
     step, tensor = args
     fault.keep(partial(go, step, tensor.clone()))
@@ -52,7 +52,7 @@ def drop_token_return(fault: Fault, go: Go, *args: Any) -> Any:
 def skip_send(fault: Fault, go: Go, *args: Any) -> Any:
     """One message is not sent; the next stage takes those after it for the ones before.
 
-    Told: stage K sent one message less than its steps: step n was never sent, and what follows is off by one.
+    Verdict: stage K sent one message less than its steps: step n was never sent, and later messages are off by one.
     """
     return None if fault.first() else go(*args)
 
@@ -61,7 +61,7 @@ def skip_send(fault: Fault, go: Go, *args: Any) -> Any:
 def extra_send(fault: Fault, go: Go, *args: Any) -> Any:
     """One message is sent twice; the next stage takes the second one for the next step's.
 
-    Told: stage K sent one message more than its steps: step n twice.
+    Verdict: stage K sent one message more than its steps: step n twice.
     """
     if fault.first():
         go(*args)
@@ -72,7 +72,7 @@ def extra_send(fault: Fault, go: Go, *args: Any) -> Any:
 def short_send(fault: Fault, go: Go, *args: Any) -> Any:
     """One message is sent without its last value.
 
-    Told: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
+    Verdict: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
     """
     step, tensor = args
     return go(step, tensor.flatten()[:-1].contiguous() if fault.first() else tensor)
@@ -82,7 +82,7 @@ def short_send(fault: Fault, go: Go, *args: Any) -> Any:
 def long_send(fault: Fault, go: Go, *args: Any) -> Any:
     """One message is sent with all of its values twice.
 
-    Told: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
+    Verdict: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
     """
     step, tensor = args
     return go(step, tensor.flatten().repeat(2) if fault.first() else tensor)
@@ -92,7 +92,7 @@ def long_send(fault: Fault, go: Go, *args: Any) -> Any:
 def wrong_dtype(fault: Fault, go: Go, *args: Any) -> Any:
     """Messages are sent in a narrower type than the next stage expects.
 
-    Told: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
+    Verdict: a mismatch at step n: stage K sent X bytes, the next stage expects Y.
     """
     step, tensor = args
     return go(step, tensor.half() if tensor.is_floating_point() else tensor.int())
@@ -102,7 +102,7 @@ def wrong_dtype(fault: Fault, go: Go, *args: Any) -> Any:
 def wrong_metadata(fault: Fault, go: Go, *args: Any) -> Any:
     """The stage reads one token too many out of a step, and posts a receive that is too big.
 
-    Told: a mismatch at step n: the stage before sent X bytes, stage K expects Y.
+    Verdict: a mismatch at step n: the stage before sent X bytes, stage K expects Y.
     """
     step, tokens = args
     return go(step, tokens + 1)
@@ -112,7 +112,7 @@ def wrong_metadata(fault: Fault, go: Go, *args: Any) -> Any:
 def send_cycle(fault: Fault, go: Go, *args: Any) -> Any:
     """Two neighbours send to each other over their edge, and neither receives.
 
-    Told: stages K and K+1 wait for each other, both in a send.
+    Verdict: stages K and K+1 wait for each other, both in a send.
     """
     parts = fault.parts
     before, behind = edge_of(fault.aim, parts.stages)
@@ -130,9 +130,9 @@ def send_cycle(fault: Fault, go: Go, *args: Any) -> Any:
 
 
 def _is_cycle(edge: Any) -> bool:
-    """Wait for the next message; whether it is a neighbour's part of the cycle: zeros, with which no header begins.
+    """Wait for the next message; return whether it is a neighbour's part of the cycle: zeros, unlike any header.
 
-    Both must begin with the same message, or the one takes for a message what the other has sent.
+    Both must begin with the same message, otherwise one reads the zeros of the other as a message.
     """
     while not edge.wire.readable:
         if edge.meanwhile is None or not edge.meanwhile():
@@ -142,18 +142,18 @@ def _is_cycle(edge: Any) -> bool:
 
 @strike("ack", "hang", "link", clears=True)
 def drop_ack(fault: Fault, go: Go, *args: Any) -> Any:
-    """The stage finishes its steps and tells the core of none. Cleared: it tells of all.
+    """The stage finishes its steps and acknowledges none to the core. Cleared: it acknowledges all.
 
-    Told: stage K has finished step n, and the core does not know: the acknowledgement was lost.
+    Verdict: stage K has finished step n, but the core has no acknowledgement: it was lost.
     """
     fault.late.append(partial(go, *args))
 
 
 @strike("ack", "hang", "link", "mismatch", held_out=True)
 def stale_ack(fault: Fault, go: Go, *args: Any) -> Any:
-    """The stage acknowledges steps of another generation, which the core rightly does not take.
+    """The stage acknowledges steps of another generation, which the core rightly ignores.
 
-    Told: stage K has finished step n, and the core does not know: what it acknowledged is of another generation.
+    Verdict: stage K has finished step n, but its acknowledgement to the core is of another generation.
     """
     message = Codec(FromStage).decode(args[0])
     if not isinstance(message, Retired):
@@ -165,7 +165,7 @@ def stale_ack(fault: Fault, go: Go, *args: Any) -> Any:
 def link_reset(target: Target) -> None:
     """The connection between two stages is shut down from outside; both processes live.
 
-    Told: the link between stages K and K+1 is broken: both lost the connection, neither process has ended.
+    Verdict: the link between stages K and K+1 is broken: both lost the connection, neither process has ended.
     """
     for connection in tcp_sockets.between(*target.edge_pids):
         connection.shut_down()
@@ -173,9 +173,9 @@ def link_reset(target: Target) -> None:
 
 @outside("hang", "link", pair=True, clears=True, held_out=True)
 def link_stall(target: Target) -> Undo:
-    """The connection between two stages delivers nothing more: what arrives stays in the kernel, and no side is told.
+    """The connection between two stages delivers nothing more: arriving bytes stay in the kernel, unnoticed.
 
-    Told: the link between stages K and K+1 has stalled: one has sent what the other does not get.
+    Verdict: the link between stages K and K+1 has stalled: one has sent messages that the other does not get.
     """
     undoings = [connection.stall() for connection in tcp_sockets.between(*target.edge_pids)]
 

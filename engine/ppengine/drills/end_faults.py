@@ -27,14 +27,14 @@ _SEEN_S = 0.3
 
 
 class InjectedError(Exception):
-    """What a step fails with."""
+    """The exception of the fault `exception`."""
 
 
 @outside("death", "dead")
 def sigkill(target: Target) -> None:
     """The stage gets SIGKILL.
 
-    Told: stage K was killed by SIGKILL, and no cgroup ran out of memory.
+    Verdict: stage K was killed by SIGKILL, and no cgroup ran out of memory.
     """
     os.kill(target.pid, signal.SIGKILL)
 
@@ -43,16 +43,16 @@ def sigkill(target: Target) -> None:
 def sigterm(target: Target) -> None:
     """The stage gets SIGTERM, as from an operator's kill or a machine that goes down.
 
-    Told: stage K was killed by SIGTERM.
+    Verdict: stage K was killed by SIGTERM.
     """
     os.kill(target.pid, signal.SIGTERM)
 
 
 @strike("forward", "death", "crashed")
 def sigsegv(fault: Fault, go: Go, *args: Any) -> Any:
-    """The stage reads where it has no memory, inside a forward.
+    """The stage reads an address without memory, inside a forward.
 
-    Told: stage K crashed by SIGSEGV in a forward.
+    Verdict: stage K crashed by SIGSEGV in a forward.
     """
     return ctypes.string_at(1)
 
@@ -61,7 +61,7 @@ def sigsegv(fault: Fault, go: Go, *args: Any) -> Any:
 def sigabrt(fault: Fault, go: Go, *args: Any) -> Any:
     """C code aborts inside a forward.
 
-    Told: stage K crashed by SIGABRT in a forward.
+    Verdict: stage K crashed by SIGABRT in a forward.
     """
     os.abort()
 
@@ -70,7 +70,7 @@ def sigabrt(fault: Fault, go: Go, *args: Any) -> Any:
 def sigbus(fault: Fault, go: Go, *args: Any) -> Any:
     """The stage reads shared memory whose file was cut short behind it, inside a forward.
 
-    Told: stage K crashed by SIGBUS in a forward.
+    Verdict: stage K crashed by SIGBUS in a forward.
     """
     descriptor = os.memfd_create("cut")
     os.ftruncate(descriptor, mmap.PAGESIZE)
@@ -81,9 +81,9 @@ def sigbus(fault: Fault, go: Go, *args: Any) -> Any:
 
 @strike("forward", "death", "crashed")
 def exception(fault: Fault, go: Go, *args: Any) -> Any:
-    """A step raises an exception that nobody expects. The process stays, and does nothing more.
+    """A step raises an unexpected exception. The process stays, and does nothing more.
 
-    Told: stage K crashed in step n: InjectedError.
+    Verdict: stage K crashed in step n: InjectedError.
     """
     raise InjectedError(f"fault on demand at stage {fault.parts.stage}")
 
@@ -92,25 +92,25 @@ def exception(fault: Fault, go: Go, *args: Any) -> Any:
 def sys_exit(fault: Fault, go: Go, *args: Any) -> Any:
     """The step loop calls sys.exit(3).
 
-    Told: stage K ended with exit code 3 though nobody had told it to leave.
+    Verdict: stage K ended with exit code 3 although it was not stopped.
     """
     sys.exit(3)
 
 
 @strike("step", "death", "dead", "crashed", held_out=True)
 def quiet_exit(fault: Fault, go: Go, *args: Any) -> Any:
-    """The process ends with exit code 0 in the middle of a step, without a word.
+    """The process ends with exit code 0 in the middle of a step, without a log line.
 
-    Told: stage K ended with exit code 0 though nobody had told it to leave.
+    Verdict: stage K ended with exit code 0 although it was not stopped.
     """
     os._exit(0)
 
 
 @strike("forward", "death", "out_of_memory")
 def memory_error(fault: Fault, go: Go, *args: Any) -> Any:
-    """The stage asks for 1 GiB where its address space is limited to 64 MiB more than it has.
+    """The stage allocates 1 GiB while its address space is limited to 64 MiB more than it uses.
 
-    Told: stage K ran out of memory in step n.
+    Verdict: stage K ran out of memory in step n.
     """
     have = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (have + _ROOM, resource.RLIM_INFINITY))
@@ -126,9 +126,9 @@ def _limit(target: Target) -> Undo:
 def oom_kill(fault: Fault, go: Go, *args: Any) -> Any:
     """The stage gets a memory cgroup of 64 MiB and, a moment later, writes to 1 GiB: the kernel's OOM killer ends it.
 
-    Told: stage K was killed by the OOM killer of its cgroup (oom_kill +1).
+    Verdict: stage K was killed by the OOM killer of its cgroup (oom_kill +1).
     """
-    # In life a process is in its group long before: who watches looks five times a second.
+    # A real process is in its group long before: the agent samples a few times a second.
     time.sleep(_SEEN_S)
     bytearray(_WANTED)[:: resource.getpagesize()] = b"x" * (_WANTED // resource.getpagesize())
     return go(*args)
@@ -138,7 +138,7 @@ def oom_kill(fault: Fault, go: Go, *args: Any) -> Any:
 def sigstop(target: Target) -> Undo:
     """The stage gets SIGSTOP.
 
-    Told: stage K is stopped by a signal (state T); SIGCONT lets it go on.
+    Verdict: stage K is stopped by a signal (state T); SIGCONT continues it.
     """
     pid = target.pid
     os.kill(pid, signal.SIGSTOP)
@@ -147,17 +147,17 @@ def sigstop(target: Target) -> Undo:
 
 @outside("hang", "stopped", clears=True)
 def traced(target: Target) -> Undo:
-    """Somebody's debugger attaches to the stage's main thread and leaves it stopped.
+    """A debugger attaches to the stage's main thread and leaves it stopped.
 
-    Told: stage K is stopped by a tracer (state t), whose pid is known.
+    Verdict: stage K is stopped by a tracer (state t), with the tracer's pid.
     """
     return Tracer(target.pid).detach
 
 
 @outside("hang", "stopped", "self_stuck", clears=True, held_out=True)
 def frozen(target: Target) -> Undo:
-    """The stage is frozen by the cgroup freezer, which no signal and no state T tells of.
+    """The stage is frozen by the cgroup freezer, which shows in no signal and no state T.
 
-    Told: stage K is stopped: its cgroup is frozen.
+    Verdict: stage K is stopped: its cgroup is frozen.
     """
     return cgroups.freeze(target.pid)

@@ -1,4 +1,4 @@
-"""The gateway's side: carries a fault command out, from outside or by a word to the stage, and answers it."""
+"""The gateway's side: executes a fault command, from outside or by a message to the stage, and answers it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.verbs import ClearFaults, Fault
 
 ANSWER_S = 3.0
-"""For the fault thread of a stage; one that holds the GIL has none."""
+"""Time limit in seconds for a stage's fault thread; without the GIL it never answers."""
 Reply = Accepted | Outcome | Refused
 
 
 @dataclass
 class _On:
-    """A fault that was begun in process `pid`. `undo`: of what was done from outside."""
+    """A fault in process `pid`. `undo` reverts its part from outside."""
 
     kind: Kind
     stage: int | None
@@ -33,7 +33,7 @@ class _On:
     undo: Callable[[], None] | None = None
 
     def take_back(self) -> None:
-        """Undo what was done from outside, as far as the process is still there for it."""
+        """Revert the part from outside, as far as the process still exists."""
         if self.undo is not None:
             with contextlib.suppress(OSError, FaultError):
                 self.undo()
@@ -46,7 +46,7 @@ class _On:
 
 @dataclass
 class _Open:
-    """A command that stages are to answer."""
+    """A command that waits for the answers of stages."""
 
     command: Command
     missing: set[int]
@@ -54,18 +54,18 @@ class _Open:
     texts: list[str] = field(default_factory=list)
     failed: bool = False
     begins: _On | None = None
-    """The fault that is on unless it fails."""
+    """The fault of the command; it is on unless the command fails."""
 
 
 class FaultDesk:
-    """One engine's faults. `socket` is to be polled; `answers` and `expire` give what has become of commands."""
+    """The faults of one engine. Poll `socket`; `answers` and `expire` return the ends of commands."""
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], pids: Pids) -> None:
         self._config, self._pids = config, pids
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # The successor of a stage that was killed comes under its name, maybe before its socket is known to be gone.
+        # A killed stage's successor takes its name, maybe before the old socket is known to be gone.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.bind(config.endpoint("faults"))
         self._codec = Codec(FromFaults)
@@ -73,18 +73,18 @@ class FaultDesk:
         self._on: list[_On] = []
 
     def listing(self) -> FaultsDetail:
-        """Return what can be injected, and what is on."""
+        """Return the kinds that can be injected, and the faults that are on."""
         on = [fault.text for fault in self._on if self._lives(fault)]
         return FaultsDetail(faults=[kind.info() for kind in kinds().values()], on=on)
 
     def close(self) -> None:
-        """Undo what was done from outside, so that nothing stays frozen or limited, and close the socket."""
+        """Revert all parts from outside, so that nothing stays frozen or limited, and close the socket."""
         for fault in self._on:
             fault.take_back()
         self.socket.close()
 
     def begin(self, command: Command) -> list[Reply]:
-        """Carry out a `Fault` or `ClearFaults`; return the answers so far. The end may come by `answers`."""
+        """Execute a `Fault` or `ClearFaults`; return the answers so far. The end may come by `answers`."""
         try:
             if isinstance(command.verb, Fault):
                 return self._inject(command, command.verb)
@@ -95,7 +95,7 @@ class FaultDesk:
             return [Refused(id=command.id, code="FAILED", text=f"{_name(command)}: {error.strerror or error}")]
 
     def answers(self) -> list[Reply]:
-        """Take what stages have answered; return the commands that have come to their end by it."""
+        """Take the answers of stages; return the ends of the commands that they complete."""
         ends: list[Reply] = []
         while self.socket.poll(0):
             try:
@@ -113,14 +113,14 @@ class FaultDesk:
         return ends
 
     def expire(self, now: float) -> list[Reply]:
-        """Return the ends of commands whose stage is gone, or that some stage has not answered in time."""
+        """Return the ends of commands whose stage is gone, or has not answered in time."""
         struck = []
         for waiting in self._open.values():
             fault = waiting.begins
             gone = fault is not None and fault.pid is not None and not self._lives(fault)
             if fault is None or not gone or fault.stage not in waiting.missing:
                 continue
-            # It killed before the thread that was asked had answered: that is what such a fault is for.
+            # It killed the stage before the fault thread had answered, as such a fault should.
             waiting.texts.append(f"{fault.text}: its process ended before it answered")
             waiting.missing.discard(fault.stage)
             if not waiting.missing:
@@ -153,7 +153,7 @@ class FaultDesk:
         assert verb.stage is not None  # only stages have points
         stages = kind.stages(verb.stage, self._config.stages)
         waiting = _Open(command, set(), time.monotonic() + ANSWER_S, begins=on)
-        return self._tell(waiting, stages, Inject(command.id, kind.name, verb.stage))
+        return self._send(waiting, stages, Inject(command.id, kind.name, verb.stage))
 
     def _clear(self, command: Command) -> list[Reply]:
         on = self._on
@@ -171,12 +171,12 @@ class FaultDesk:
         waiting.texts += ["cleared " + ", ".join(fault.text for fault in cleared)] if cleared else []
         inside = [fault for fault in cleared if fault.kind.how != "outside"]
         stages = {at for fault in inside for at in fault.kind.stages(fault.stage or 0, self._config.stages)}
-        return self._tell(waiting, sorted(stages), Lift(command.id))
+        return self._send(waiting, sorted(stages), Lift(command.id))
 
     def _lives(self, fault: _On) -> bool:
         return fault.pid is not None and self._pids(fault.kind.on, fault.stage) == fault.pid
 
-    def _tell(self, waiting: _Open, stages: Sequence[int], message: Inject | Lift) -> list[Reply]:
+    def _send(self, waiting: _Open, stages: Sequence[int], message: Inject | Lift) -> list[Reply]:
         waiting.missing.update(stages)
         self._open[waiting.command.id] = waiting
         for stage in stages:

@@ -1,4 +1,4 @@
-"""What the gateway's fault desk says to a stage's fault thread, and what comes back."""
+"""Messages from the gateway's fault desk to a stage's fault thread, and its answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Inject(msgspec.Struct, tag="inject", array_like=True):
-    """Begin the fault `kind`, aimed at `stage`: the one told, or its neighbour."""
+    """Begin the fault `kind`, aimed at `stage`: the receiver, or its neighbour."""
 
     id: str
     kind: str
@@ -20,7 +20,7 @@ class Lift(msgspec.Struct, tag="lift", array_like=True):
 
 
 class Done(msgspec.Struct, tag="done", array_like=True):
-    """What the stage did of it; `error` says why it did not."""
+    """The stage's answer; `error` has the reason of a failure."""
 
     id: str
     stage: int

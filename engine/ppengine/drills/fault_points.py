@@ -1,6 +1,6 @@
-"""Where a fault can strike in a stage: the stage's own parts, each behind a stand-in that asks the points first.
+"""Points at which a fault can strike a stage: its own parts, each behind a stand-in that checks the points first.
 
-The hot path knows nothing of this: a stage that may fail on demand is put together from stand-ins once, after boot.
+The hot path has no code for this: a stage with faults on demand is assembled from stand-ins once, after boot.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Fault:
         self.kind, self.parts, self.aim = kind, parts, aim
         self.since = time.monotonic()
         self.tool: Any = None
-        """What `Kind.prepare` made."""
+        """The result of `Kind.prepare`."""
         self.over = threading.Event()
         self.late: deque[Callable[[], object]] = deque()
-        """What it kept back, to be done by the step loop once it is lifted: a socket belongs to one thread."""
+        """Calls for the step loop after the fault is lifted: a socket belongs to one thread."""
         self._kept: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
         self._struck = False
@@ -55,7 +55,7 @@ class Fault:
         self.over.wait()
 
     def keep(self, call: Callable[[], object]) -> None:
-        """Keep `call` back until the fault is lifted; then the fault thread does it, in order."""
+        """Defer `call` until the fault is lifted; then the fault thread makes the calls in order."""
         with self._lock:
             if not self.over.is_set():
                 self._kept.append(call)
@@ -63,42 +63,42 @@ class Fault:
         call()
 
     def lift(self) -> None:
-        """Do what was kept back, and let go who waits."""
+        """Make the deferred calls, and release waiting threads."""
         with self._lock:
             while self._kept:
                 self._kept.popleft()()
             self.over.set()
 
     def first(self) -> bool:
-        """Whether it strikes for the first time."""
+        """Return whether it strikes for the first time."""
         struck, self._struck = self._struck, True
         return not struck
 
     def strike(self, go: Callable[..., Any], *args: Any) -> Any:
-        """Do the fault's thing in place of `go(*args)`."""
+        """Act in place of `go(*args)`."""
         return self.kind.act(self, go, *args)
 
 
 class Points:
-    """The faults that are on, by the point where they strike. The fault thread changes it, the others read it."""
+    """The faults that are on, by the point where they strike. The fault thread changes them, the others read them."""
 
     def __init__(self) -> None:
         self._at: dict[str, Fault] = {}
         self._late: deque[Callable[[], object]] = deque()
 
     def add(self, fault: Fault, point: str) -> None:
-        """Let `fault` strike at `point` from now on, in place of what struck there."""
+        """Let `fault` strike at `point` from now on, in place of an earlier one."""
         self._at[point] = fault
 
     def lift(self, fault: Fault) -> None:
-        """Take `fault` away, let go who waits in it, and see to what it kept back."""
+        """Remove `fault`, release its waiting threads, and make its deferred calls."""
         fault.lift()
         for point in [point for point, other in self._at.items() if other is fault]:
             del self._at[point]
         self._late.extend(fault.late)
 
     def through(self, point: str, go: Callable[..., Any], *args: Any) -> Any:
-        """Do `go(*args)`, or what a fault at `point` makes of it."""
+        """Return `go(*args)`, or the result of a fault at `point`."""
         while point == "poll" and self._late:
             self._late.popleft()()
         fault = self._at.get(point)
@@ -106,7 +106,7 @@ class Points:
 
 
 class _StandIn:
-    """Stands for one part: all that a subclass does not name is the part's own."""
+    """Wraps one part: all attributes except a subclass's own are the part's."""
 
     def __init__(self, part: Any, points: Points) -> None:
         self._part, self._points = part, points

@@ -1,4 +1,4 @@
-"""Stages that stand still while their process lives."""
+"""Stages that make no progress while their process lives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Go = Callable[..., Any]
 def sleep_before_send(fault: Fault, go: Go, *args: Any) -> Any:
     """The step loop sleeps before it hands its hidden states to the next stage.
 
-    Told: stage K is stuck in itself, in Python; the stages after it starve.
+    Verdict: stage K is stuck in itself, in Python; the stages after it starve.
     """
     fault.hold()
     return go(*args)
@@ -30,7 +30,7 @@ def sleep_before_send(fault: Fault, go: Go, *args: Any) -> Any:
 def sleep_before_receive(fault: Fault, go: Go, *args: Any) -> Any:
     """The step loop sleeps before it takes the hidden states of a step (at the first stage: before it begins a step).
 
-    Told: stage K is stuck in itself; the stages before it are blocked on K, those after it starve.
+    Verdict: stage K is stuck in itself; the stages before it are blocked on K, those after it starve.
     """
     fault.hold()
     return go(*args)
@@ -40,7 +40,7 @@ def sleep_before_receive(fault: Fault, go: Go, *args: Any) -> Any:
 def sleep_in_forward(fault: Fault, go: Go, *args: Any) -> Any:
     """The step loop sleeps in the middle of its layers.
 
-    Told: stage K is stuck in itself, in a forward, in Python; the stages before it wait for K, those after it starve.
+    Verdict: stage K is stuck in itself, in a forward, in Python; stages before it wait for K, stages after it starve.
     """
     fault.hold()
     return go(*args)
@@ -50,7 +50,7 @@ def sleep_in_forward(fault: Fault, go: Go, *args: Any) -> Any:
 def python_loop(fault: Fault, go: Go, *args: Any) -> Any:
     """The step loop spins in Python without end, inside a forward.
 
-    Told: stage K is stuck in itself: it computes without getting on, in this frame; the GIL is passed on as usual.
+    Verdict: stage K is stuck in itself: it computes without progress, in this frame; the GIL changes hands as usual.
     """
     while not fault.over.is_set():
         pass
@@ -61,7 +61,7 @@ def python_loop(fault: Fault, go: Go, *args: Any) -> Any:
 def gil_regex(fault: Fault, go: Go, *args: Any) -> Any:
     """A regular expression that backtracks for years runs inside a forward. It is C code that keeps the GIL.
 
-    Told: stage K's main thread holds the GIL in C code; its ticks are frozen.
+    Verdict: stage K's main thread holds the GIL in C code; its ticks are frozen.
     """
     re.match(r"(a+)+$", "a" * 64 + "b")
     return go(*args)
@@ -71,7 +71,7 @@ def gil_regex(fault: Fault, go: Go, *args: Any) -> Any:
 def gil_sleep(fault: Fault, go: Go, *args: Any) -> Any:
     """C code sleeps without end and keeps the GIL: the process uses no processor time at all.
 
-    Told: stage K's main thread holds the GIL in C code; its ticks are frozen.
+    Verdict: stage K's main thread holds the GIL in C code; its ticks are frozen.
     """
     libc = ctypes.PyDLL(None)
     while True:
@@ -82,7 +82,7 @@ def gil_sleep(fault: Fault, go: Go, *args: Any) -> Any:
 def c_loop(fault: Fault, go: Go, *args: Any) -> Any:
     """C code without the GIL computes for an hour inside a forward.
 
-    Told: stage K is stuck in itself: its main thread computes in C; its other threads tick.
+    Verdict: stage K is stuck in itself: its main thread computes in C; its other threads tick.
     """
     hashlib.pbkdf2_hmac("sha256", b"ppconsole", b"salt", 2**31 - 1)
     return go(*args)
@@ -90,9 +90,9 @@ def c_loop(fault: Fault, go: Go, *args: Any) -> Any:
 
 @strike("forward", "hang", "self_stuck", clears=True, held_out=True)
 def pipe_read(fault: Fault, go: Go, *args: Any) -> Any:
-    """The step loop reads from a pipe into which nobody writes.
+    """The step loop reads from a pipe without a writer.
 
-    Told: stage K is stuck in itself, in a read that nobody answers.
+    Verdict: stage K is stuck in itself, in a read that never returns.
     """
     read_end, write_end = os.pipe()
 
@@ -109,9 +109,9 @@ def pipe_read(fault: Fault, go: Go, *args: Any) -> Any:
 
 @strike("send", "hang", "self_stuck", "deadlock", clears=True)
 def internal_deadlock(fault: Fault, go: Go, *args: Any) -> Any:
-    """The step loop takes a lock before it sends, and another thread of its own process has it and keeps it.
+    """The step loop takes a lock before it sends, and another thread of its own process has it and never releases it.
 
-    Told: stage K is stuck in itself: its step loop waits for a lock in a send that its peer does not hold up.
+    Verdict: stage K is stuck in itself: its step loop waits for a lock in a send that its peer does not block.
     """
     lock, taken = threading.Lock(), threading.Event()
 
@@ -128,9 +128,9 @@ def internal_deadlock(fault: Fault, go: Go, *args: Any) -> Any:
 
 @arm("hang", "self_stuck", clears=True)
 def send_thread_stuck(parts: StageParts) -> Undo:
-    """Messages wait for the send thread, as big ones do, and it does not get on with them; they pile up.
+    """Messages wait for the send thread, as big ones do, and it sends none; they pile up.
 
-    Told: stage K is stuck in itself, in its send thread; the next stage waits for data that K has and does not send.
+    Verdict: stage K is stuck in itself, in its send thread; the next stage waits for data that K has and does not send.
     """
     sender, over = _crowded(parts, "send-thread-stuck"), threading.Event()
     deliver = sender._deliver
@@ -151,9 +151,9 @@ def send_thread_stuck(parts: StageParts) -> Undo:
 
 @arm("hang", "self_stuck", clears=True, held_out=True)
 def send_thread_gone(parts: StageParts) -> Undo:
-    """Messages wait for the send thread, as big ones do, and it has ended without a word.
+    """Messages wait for the send thread, as big ones do, and it has ended without a log line.
 
-    Told: stage K is stuck in itself: it has data to send and no thread that sends.
+    Verdict: stage K is stuck in itself: it has data to send and no thread that sends.
     """
     sender = _crowded(parts, "send-thread-gone")
     if sender._thread is None:
@@ -171,7 +171,7 @@ def send_thread_gone(parts: StageParts) -> Undo:
 def swap_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """A copy between device and host blocks never ends. It shows when a request is swapped.
 
-    Told: stage K is stuck in itself, in a swap.
+    Verdict: stage K is stuck in itself, in a swap.
     """
     fault.hold()
     return go(*args)
@@ -181,7 +181,7 @@ def swap_hang(fault: Fault, go: Go, *args: Any) -> Any:
 def map_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """Mapping memory never ends. It shows when memory utilization is changed.
 
-    Told: stage K is stuck in itself, in a map; the resize waits for it, and on a CPU so do the steps.
+    Verdict: stage K is stuck in itself, in a map; the resize waits for it, and on a CPU so do the steps.
     """
     fault.hold()
     return go(*args)
@@ -189,9 +189,9 @@ def map_hang(fault: Fault, go: Go, *args: Any) -> Any:
 
 @strike("poll", "hang", "link", "self_stuck", clears=True)
 def socket_unread(fault: Fault, go: Go, *args: Any) -> Any:
-    """The step loop turns, but does not look into its steps socket: what the core sends stays in there.
+    """The step loop turns, but does not read its steps socket: the core's messages stay in it.
 
-    Told: steps for stage K have been sent and not been taken up; its loop turns and sees none.
+    Verdict: the core has sent steps to stage K that it has not read; its loop turns and receives none.
     """
     fault.over.wait(args[0] / 1e3)
     return 0

@@ -22,7 +22,7 @@ log = logging.getLogger("ppengine.stage")
 def stale_seqstart(parts: StageParts) -> Undo:
     """Sequence offsets are read back on a metadata stream while their copy waits on the compute stream.
 
-    Told: metadata reads seqstart without waiting for compute, which writes it; both call sites.
+    Verdict: metadata reads seqstart without waiting for compute, which writes it; both call sites.
     """
     return _play(parts, "stale-seqstart")
 
@@ -31,8 +31,8 @@ def stale_seqstart(parts: StageParts) -> Undo:
 def global_stream(parts: StageParts) -> Undo:
     """A KV connector's thread redirects the process-global current stream, and a collective follows it there.
 
-    Told: a thread launches on stream kv-load, which thread kv-connector owns; who made it the
-    current one, and where.
+    Verdict: a thread launches on stream kv-load, which thread kv-connector owns; and the call that
+    made it current.
     """
     return _play(parts, "global-stream")
 
@@ -41,7 +41,7 @@ def global_stream(parts: StageParts) -> Undo:
 def foreign_device(parts: StageParts) -> Undo:
     """As global-stream, and the connector's thread never set its device: its stream is of device 0.
 
-    Told: stream kv-load of one device is used with a thread of another.
+    Verdict: stream kv-load of one device is used with a thread of another.
     """
     return _play(parts, "foreign-device")
 
@@ -50,7 +50,7 @@ def foreign_device(parts: StageParts) -> Undo:
 def overwritten_in_flight(parts: StageParts) -> Undo:
     """A persistent buffer is filled for the next micro-batch while the send stream still reads the last one.
 
-    Told: compute rewrites hidden while send may still read it; both call sites, and the wait that
+    Verdict: compute rewrites hidden while send may still read it; both call sites, and the wait that
     is missing.
     """
     return _play(parts, "overwritten-in-flight")
@@ -60,7 +60,7 @@ def overwritten_in_flight(parts: StageParts) -> Undo:
 def freed_in_flight(parts: StageParts) -> Undo:
     """A buffer goes back to the allocator while the send stream still reads it, and is handed out again.
 
-    Told: compute frees hidden while send may still read it; both call sites, and what would keep
+    Verdict: compute frees hidden while send may still read it; both call sites, and what would keep
     the memory.
     """
     return _play(parts, "freed-in-flight")

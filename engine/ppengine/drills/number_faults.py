@@ -13,12 +13,12 @@ Go = Callable[..., Any]
 
 @strike("forward", "wrong", "non_finite", clears=True, lossless=False, needs="finite")
 def nan(fault: Fault, go: Go, *args: Any) -> Any:
-    """One value of every forward's output becomes NaN. What was computed with it stays wrong after a clear.
+    """One value of every forward's output becomes NaN. Results computed with it stay wrong after a clear.
 
-    Told: the first value that is not finite came from stage K, layer L, step n.
+    Verdict: the first value that is not finite came from stage K, layer L, step n.
     """
     answer = go(*args)
-    # A graph has more to give than its output; and graphs run again once the check has found what it looks for.
+    # A graph has more results than its output; and graphs run again once the check has a finding.
     out: Any = getattr(answer, "out", answer)
     out.view(-1)[0] = float("nan")
     return answer
@@ -26,9 +26,9 @@ def nan(fault: Fault, go: Go, *args: Any) -> Any:
 
 @arm("wrong", "non_finite", clears=True, lossless=False, held_out=True, needs="finite")
 def inf_weight(parts: StageParts) -> Undo:
-    """One weight of the stage's first layer becomes infinite. What was computed with it stays wrong after a clear.
+    """One weight of the stage's first layer becomes infinite. Results computed with it stay wrong after a clear.
 
-    Told: the first value that is not finite came from stage K, layer L, step n.
+    Verdict: the first value that is not finite came from stage K, layer L, step n.
     """
     weight = next(iter(parts.runner._model.parameters())).data.view(-1)
     before = weight[0].item()

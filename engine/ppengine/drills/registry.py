@@ -1,7 +1,7 @@
-"""What a kind of fault is, and the table of all kinds. A kind is one decorated function with a docstring.
+"""Kinds of faults and the table of all of them. A kind is one decorated function with a docstring.
 
-The docstring says what the fault does and, after `Told:`, what an operator should read. `expects` has the causes of
-`protocol.snapshot.Cause` that are right, the best first; empty where nothing is to be said at all.
+The docstring describes the fault and, after `Verdict:`, the text that an operator should read. `expects` has the right
+causes of `protocol.snapshot.Cause`, the best first; it is empty if no alarm is right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppengine.protocol.snapshot import Cause
 How = Literal["strike", "arm", "outside"]
 """`strike`: at a point of the step loop; `arm`: once, by the stage's fault thread; `outside`: by the gateway."""
 Effect = Literal["hang", "death", "slow", "wrong", "blind", "none"]
-"""What becomes of the engine. `blind`: it works, but is no longer seen. `none`: it works and is seen."""
+"""Effect on the engine. `blind`: it works, but is no longer observed. `none`: it works and is observed."""
 On = Literal["stage", "core", "agent", "gateway"]
 Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]
@@ -33,40 +33,40 @@ _KINDS: dict[str, Kind] = {}
 
 
 class FaultError(Exception):
-    """The fault cannot be injected here. One line: why, and what would be right."""
+    """The fault cannot be injected here. One line: the reason and the right usage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of fault. `before`: done from outside first, for kinds that need both sides."""
+    """One kind of fault. `before`: the first part, from outside, of kinds that need both sides."""
 
     name: str
     how: How
     act: Action
     does: str
-    told: str
+    verdict: str
     effect: Effect
     expects: tuple[Cause, ...]
     point: str = ""
     clears: bool = False
     lossless: bool = True
-    """Once it is cleared, requests in flight come to the right tokens; else to some tokens."""
+    """Whether requests in flight still get the right tokens once the fault is cleared."""
     held_out: bool = False
-    """Not injected before the rules of the diagnosis were written: they were not shaped to it."""
+    """Whether it was first injected after the rules of the diagnosis were written, so that they do not target it."""
     on: On = "stage"
     where: Where = "any"
     pair: bool = False
-    """It strikes the edge behind the stage (at the last one, the edge before it): both ends are right."""
+    """Whether it strikes the edge behind the stage (for the last one, before it): both ends are right."""
     needs: Literal["", "swap", "resize", "restart", "ledger", "finite"] = ""
-    """What must be asked of the engine for the fault to show: an act, or a live check that is on."""
+    """Operation or live check without which the fault does not show."""
     before: Callable[[Any], Undo] | None = None
     gpu: bool = False
-    """It strikes what only a stage on a GPU has."""
+    """Whether it strikes a part that only a stage on a GPU has."""
     prepare: Callable[[Any], Any] | None = None
     """Called with the parts in the fault thread, ahead of the first strike; what it returns is `Fault.tool`."""
 
     def stages(self, stage: int, count: int) -> tuple[int, ...]:
-        """Return the stages that it strikes, and any of which is rightly named; none where it strikes no stage."""
+        """Return the stages that it strikes, any of which is a right verdict; none if it strikes no stage."""
         if self.on != "stage":
             return ()
         return edge_of(stage, count) if self.pair else (stage,)
@@ -85,13 +85,13 @@ class Kind:
             raise FaultError(f"{self.name} strikes {self.where_words()}, stage {stage} of {count} is none of these")
 
     def fits(self, stage: int, count: int) -> bool:
-        """Whether the kind can strike at `stage` of `count`."""
+        """Return whether the kind can strike at `stage` of `count`."""
         first, last = stage == 0, stage == count - 1
         allowed = {"any": True, "last": last, "not first": not first, "not last": not last}[self.where]
         return allowed and (count > 1 or not self.pair)
 
     def where_words(self) -> str:
-        """Return where it strikes, in words."""
+        """Return the struck place, in words."""
         if self.on != "stage":
             return f"the {self.on}"
         pair = "an edge, by the stage before it" if self.pair else "any stage on a GPU" if self.gpu else "any stage"
@@ -103,11 +103,11 @@ class Kind:
         }[self.where]
 
     def info(self) -> FaultInfo:
-        """Return what a console shows of it."""
+        """Return the row of the kind for consoles."""
         return FaultInfo(
             kind=self.name,
             does=self.does,
-            told=self.told,
+            told=self.verdict,
             where=self.where_words(),
             expects=list(self.expects),
             clears=self.clears,
@@ -116,7 +116,7 @@ class Kind:
 
 
 def edge_of(stage: int, count: int) -> tuple[int, int]:
-    """Return the two ends of the edge behind `stage`, of the one before it where it is the last."""
+    """Return the two ends of the edge behind `stage`, for the last stage of the edge before it."""
     return (stage, stage + 1) if stage + 1 < count else (stage - 1, stage)
 
 
@@ -144,12 +144,12 @@ def _register(how: How, effect: Effect, expects: tuple[Cause, ...], **more: Any)
 
     def register(function: Action) -> Action:
         name = function.__name__.replace("_", "-")
-        does, separator, told = inspect.cleandoc(function.__doc__ or "").partition("\n\nTold: ")
+        does, separator, verdict = inspect.cleandoc(function.__doc__ or "").partition("\n\nVerdict: ")
         if not separator:
-            raise ValueError(f"the docstring of fault {name} must say what is done, and after 'Told: ' what is told")
-        does, told = " ".join(does.split()), " ".join(told.split())
+            raise ValueError(f"the docstring of fault {name} must have an effect and, after 'Verdict: ', a verdict")
+        does, verdict = " ".join(does.split()), " ".join(verdict.split())
         _KINDS[name] = Kind(
-            name=name, how=how, act=function, effect=effect, expects=expects, does=does, told=told, **more
+            name=name, how=how, act=function, effect=effect, expects=expects, does=does, verdict=verdict, **more
         )
         return function
 

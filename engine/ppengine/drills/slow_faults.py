@@ -1,4 +1,4 @@
-"""Stages that get on, but slowly."""
+"""Stages that make progress, but slowly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ppengine.drills.target import Target
 
 Go = Callable[..., Any]
 _FACTOR = 4.0
-"""How much longer than its own work a slow forward takes."""
+"""Added time of a slow forward, in multiples of its own work."""
 _LEAST_S = 0.005
 _SEND_S = 0.05
 _WIDTH = 384
@@ -25,7 +25,7 @@ _CORE_SHARE = 0.001
 def slow_sleep(fault: Fault, go: Go, *args: Any) -> Any:
     """Every forward takes five times as long, asleep.
 
-    Told: stage K is a straggler: its forwards take 5 times its own baseline.
+    Verdict: stage K is a straggler: its forwards take 5 times its own baseline.
     """
     begun = time.monotonic()
     answer = go(*args)
@@ -35,9 +35,9 @@ def slow_sleep(fault: Fault, go: Go, *args: Any) -> Any:
 
 @strike("forward", "slow", "straggler", clears=True, held_out=True)
 def slow_matmul(fault: Fault, go: Go, *args: Any) -> Any:
-    """Every forward takes five times as long, in matrix products that nobody needs.
+    """Every forward takes five times as long, in useless matrix products.
 
-    Told: stage K is a straggler: its forwards take 5 times its own baseline.
+    Verdict: stage K is a straggler: its forwards take 5 times its own baseline.
     """
     begun = time.monotonic()
     answer = go(*args)
@@ -52,7 +52,7 @@ def slow_matmul(fault: Fault, go: Go, *args: Any) -> Any:
 def cpu_throttle(target: Target) -> Undo:
     """The stage gets a tenth of a processor from its cgroup.
 
-    Told: stage K is a straggler: throttled by its cgroup.
+    Verdict: stage K is a straggler: throttled by its cgroup.
     """
     return cgroups.throttle(target.pid, _SHARE)
 
@@ -61,7 +61,7 @@ def cpu_throttle(target: Target) -> Undo:
 def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
     """Every message to the next stage waits for 50 ms before it is sent.
 
-    Told: the link behind stage K is slow.
+    Verdict: the link behind stage K is slow.
     """
     fault.over.wait(_SEND_S)
     return go(*args)
@@ -71,6 +71,6 @@ def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
 def core_throttle(target: Target) -> Undo:
     """The engine core gets a thousandth of a processor from its cgroup.
 
-    Told: the engine core is slow: the stages wait for steps that it does not send.
+    Verdict: the engine core is slow: the stages wait for steps that it does not send.
     """
     return cgroups.throttle(target.role("core"), _CORE_SHARE)

@@ -1,4 +1,4 @@
-"""A kernel that does not end until a word in host memory says so."""
+"""A kernel that runs until a word in host memory ends it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.language.extra.cuda import globaltimer
 from ppengine.stage.backends.cuda.streams import Stream
 
 MOST_NS = 120 * 10**9
-"""It ends by itself then: nobody may be left to tell it."""
+"""Nanoseconds after which it ends by itself: its host process may be gone."""
 
 
 class Spinner:
@@ -36,6 +36,6 @@ class Spinner:
 @triton.jit
 def _spin(word: tl.tensor, most_ns: tl.tensor) -> None:
     begun = globaltimer()
-    told = tl.load(word, volatile=True)
-    while (told == 0) & (globaltimer() - begun < most_ns):
-        told = tl.load(word, volatile=True)
+    ended = tl.load(word, volatile=True)
+    while (ended == 0) & (globaltimer() - begun < most_ns):
+        ended = tl.load(word, volatile=True)

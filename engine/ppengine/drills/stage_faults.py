@@ -1,4 +1,4 @@
-"""The stage's side: stand-ins at the points, and a thread that begins and ends faults when the gateway says so."""
+"""The stage's side: stand-ins at the points, and a thread that begins and ends faults for the gateway."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class StageFaults:
         self._thread = FaultThread(context, config, self._points, self._parts)
 
     def socket(self, socket: Any) -> Any:
-        """Return the step loop's socket behind a stand-in; with it the fault thread closes."""
+        """Return the step loop's socket behind a stand-in; closing it ends the fault thread."""
         return at.SocketPoint(socket, self._points, self._thread.close)
 
     def runner(self, runner: Any) -> Any:
-        """Return `runner` behind a stand-in. The first one lets the fault thread begin."""
+        """Return `runner` behind a stand-in. The first call starts the fault thread."""
         points, parts = self._points, self._parts
         parts.runner, parts.receiver, parts.sender = runner, runner._receiver, runner.outgoing
         parts.buffers = buffers = getattr(runner, "buffers", None)
@@ -60,7 +60,7 @@ class StageFaults:
 
 
 class FaultThread(threading.Thread):
-    """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, unless that holds the GIL."""
+    """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, except without the GIL."""
 
     def __init__(
         self, context: zmq.Context[Any], config: EngineConfig, points: at.Points, parts: at.StageParts
@@ -123,13 +123,13 @@ class FaultThread(threading.Thread):
         return f"{kind.name} strikes stage {self._parts.stage} at its next {point}"
 
     def _kill(self) -> None:
-        """Let what ends this process strike, once the answer has had time to leave."""
+        """Let deadly faults strike, after the answer has had time to leave."""
         while self._deadly:
             self._closed.wait(_ANSWER_S)
             self._points.add(*self._deadly.pop())
 
     def _point(self, kind: Kind) -> str:
-        """Return where it strikes here: the first stage receives nothing but steps, a last one may send nothing."""
+        """Return the kind's point in this stage: the first stage receives only steps, a last one may send nothing."""
         if kind.point == "receive" and self._parts.receiver is None:
             return "step"
         if kind.point == "send" and self._parts.sender is None:

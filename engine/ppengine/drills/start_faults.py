@@ -1,4 +1,4 @@
-"""Faults of a stage that starts: told to its next process by a file, since the fault thread begins behind boot."""
+"""Faults of a stage that starts, passed to its next process in a file: the fault thread starts only after boot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _SIZES = (2**20, 2**16, 512)
-"""What is taken of the memory that the allocator holds already: large pieces, then what is left between them."""
+"""Sizes of allocations that use up the allocator's memory: large pieces, then the gaps between them."""
 _ballast: list[Tensor] = []
 
 
@@ -18,7 +18,7 @@ def leave_no_room(run_dir: Path, stage: int) -> None:
 
 
 def before_profile(run_dir: Path, stage: int, device: torch.device) -> None:
-    """Take all memory that this process may have of the card, if that was asked for; once."""
+    """Take all of the card's memory that this process may have, if the file requests it; once."""
     note = _note(run_dir, stage)
     if device.type != "cuda" or not note.exists():
         return

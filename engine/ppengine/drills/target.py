@@ -1,4 +1,4 @@
-"""The processes of an engine as a fault from outside sees them."""
+"""The processes of an engine, for faults from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pids = Callable[[str, int | None], int | None]
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be struck. `stage` None: not a stage."""
+    """The target of one fault. `stage` None: not a stage."""
 
     config: EngineConfig
     stage: int | None
@@ -28,7 +28,7 @@ class Target:
     @property
     def edge_pids(self) -> tuple[int, int]:
         """Processes at both ends of the stage's edge."""
-        assert self.stage is not None  # `Kind.check` has seen to it
+        assert self.stage is not None  # `Kind.check` ensures it
         ends = edge_of(self.stage, self.config.stages)
         return self.role("stage", ends[0]), self.role("stage", ends[1])
 

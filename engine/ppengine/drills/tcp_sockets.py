@@ -14,12 +14,12 @@ from ppengine.drills.registry import FaultError
 _PIDFD_GETFD = 438
 _ESTABLISHED = "01"
 _NEVER = 1 << 30
-"""Bytes that must have come before a reader is told; the kernel makes it half of the receive buffer."""
+"""Bytes that must arrive before a reader wakes up; the kernel caps them at half of the receive buffer."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Connection:
-    """One connection; both of its ends are ours to borrow."""
+    """One connection; both ends can be borrowed."""
 
     def __init__(self, ends: tuple[tuple[int, int], tuple[int, int]]) -> None:
         self._ends = ends
@@ -30,7 +30,7 @@ class Connection:
             end.shutdown(socket.SHUT_RDWR)
 
     def stall(self) -> Callable[[], None]:
-        """Keep what arrives from being noticed, at both ends; return what undoes it."""
+        """Hide arriving bytes from both ends; return the undoing."""
         for end in self._ends:
             _low_water(end, _NEVER)
 
@@ -88,7 +88,7 @@ def _low_water(end: tuple[int, int], size: int) -> None:
 
 @contextlib.contextmanager
 def _borrow(pid: int, descriptor: int) -> Iterator[socket.socket]:
-    """Give a duplicate of another process's socket for a moment. Raises FaultError where that is not allowed."""
+    """Give a duplicate of another process's socket for a moment. Raises FaultError if that is not allowed."""
     holder = os.pidfd_open(pid)
     try:
         number = _libc.syscall(_PIDFD_GETFD, holder, descriptor, 0)

@@ -1,4 +1,4 @@
-"""Stops one thread of another process as a debugger does (ptrace), and lets it go."""
+"""Stops one thread of another process as a debugger does (ptrace), and continues it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _libc.ptrace.restype = ctypes.c_long
 
 
 class Tracer:
-    """Holds process `pid` stopped until `detach`. Raises FaultError where tracing is not allowed.
+    """Keeps process `pid` stopped until `detach`. Raises FaultError if tracing is not allowed.
 
-    A thread of its own does it all: to the kernel, a tracer is one thread.
+    It works in a thread of its own, because the kernel binds a tracer to one thread.
     """
 
     def __init__(self, pid: int) -> None:
@@ -32,7 +32,7 @@ class Tracer:
             raise FaultError(f"pid {pid} cannot be traced here: {self._error}")
 
     def detach(self) -> None:
-        """Let the process go on."""
+        """Continue the process."""
         self._over.set()
         self._thread.join(_WAIT_S)
 

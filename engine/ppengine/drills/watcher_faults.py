@@ -1,4 +1,4 @@
-"""What schedules, watches and shows fails, rather than a stage."""
+"""Faults of core, agent and console: the processes that schedule, sample and show, rather than a stage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Go = Callable[..., Any]
 def core_stop(target: Target) -> Undo:
     """The engine core gets SIGSTOP.
 
-    Told: the engine core is stopped by a signal; the stages wait for it and are not at fault.
+    Verdict: the engine core is stopped by a signal; the stages wait for it and are not at fault.
     """
     return _stop(target.role("core"))
 
@@ -32,25 +32,25 @@ def core_stop(target: Target) -> Undo:
 def core_kill(target: Target) -> None:
     """The engine core gets SIGKILL. Without a core, the supervisor ends the engine.
 
-    Told: the engine core was killed by SIGKILL.
+    Verdict: the engine core was killed by SIGKILL.
     """
     os.kill(target.role("core"), signal.SIGKILL)
 
 
 @outside("blind", "undetermined", clears=True, on="agent")
 def agent_stop(target: Target) -> Undo:
-    """The agent gets SIGSTOP: nobody looks at the stages, which go on.
+    """The agent gets SIGSTOP: the stages are not sampled, and continue.
 
-    Told: no fault; samples are old, and are shown as old.
+    Verdict: no fault; samples are old, and are shown as old.
     """
     return _stop(target.role("agent"))
 
 
 @outside("blind", "undetermined", on="agent", held_out=True)
 def agent_kill(target: Target) -> None:
-    """The agent gets SIGKILL: nobody looks at the stages, which go on.
+    """The agent gets SIGKILL: the stages are not sampled, and continue.
 
-    Told: no fault; samples are old, and are shown as old.
+    Verdict: no fault; samples are old, and are shown as old.
     """
     os.kill(target.role("agent"), signal.SIGKILL)
 
@@ -61,9 +61,9 @@ def _blind(target: Target) -> Undo:
 
 @strike("forward", "hang", "undetermined", clears=True, before=_blind, held_out=True)
 def blind_hang(fault: Fault, go: Go, *args: Any) -> Any:
-    """The agent is stopped, and then the stage's step loop sleeps: the work stands still and nobody has seen why.
+    """The agent is stopped, and then the stage's step loop sleeps: the work stops without a fresh sample.
 
-    Told: undetermined: the work stands still, and what is missing is a fresh sample of the stages.
+    Verdict: undetermined: the work has stopped; a fresh sample of the stages is missing.
     """
     fault.hold()
     return go(*args)
@@ -71,18 +71,18 @@ def blind_hang(fault: Fault, go: Go, *args: Any) -> Any:
 
 @arm("blind", "undetermined", "self_stuck")
 def control_dead(parts: StageParts) -> None:
-    """The stage's control thread ends; its tick stops, while the step loop goes on.
+    """The stage's control thread ends; its tick stops, while the step loop continues.
 
-    Told: no hang, and above all no GIL that is held: steps still retire.
+    Verdict: no hang, and above all no held GIL: steps still retire.
     """
     parts.control.close()  # type: ignore[attr-defined]
 
 
 @outside("blind", "undetermined", clears=True, held_out=True)
 def rings_gone(target: Target) -> Undo:
-    """The ring files of the stage disappear from their folder; the stage goes on to write what it has mapped.
+    """The ring files of the stage disappear from their folder; the stage keeps writing to its mappings.
 
-    Told: no fault; the stage is not seen any more, and is shown so.
+    Verdict: no fault; the stage is no longer sampled, and is shown so.
     """
     folder = Path(target.config.ring_dir)
     aside = folder / "aside"
@@ -101,7 +101,7 @@ def rings_gone(target: Target) -> Undo:
 def slow_subscriber(target: Target) -> Undo:
     """A console subscribes to everything and reads nothing.
 
-    Told: nothing; the engine is unaffected, and what the console misses is dropped.
+    Verdict: nothing; the engine is unaffected, and the missed messages are dropped.
     """
     context: zmq.Context[Any] = zmq.Context()
     socket = context.socket(zmq.SUB)
@@ -121,7 +121,7 @@ def slow_subscriber(target: Target) -> Undo:
 def no_space(target: Target) -> Undo:
     """The stage can make no file longer, as on a disk that is full: its log lines are lost.
 
-    Told: nothing; a stage needs no file to serve.
+    Verdict: nothing; a stage needs no file to serve.
     """
     pid = target.pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))

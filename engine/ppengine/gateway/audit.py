@@ -1,4 +1,4 @@
-"""The audit log: one JSON line before a command has an effect, and one for everything that came of it.
+"""The audit log: one JSON line before a command has an effect, and one for each of its results.
 
 It lies in `<run folder>/audit.jsonl` (0600) and goes with the engine's files. To keep it, set PPCONSOLE_AUDIT_DIR to a
 folder: every line is appended to `<folder>/<engine name>-<engine id>.jsonl` too. Prompts are not written, only lengths.
@@ -21,7 +21,7 @@ KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
 
 
 def audit_file(run_dir: Path) -> Path:
-    """Return where the log of an engine lies."""
+    """Return the path of an engine's log."""
     return run_dir / "audit.jsonl"
 
 

@@ -1,5 +1,5 @@
-"""Questions on `bulk`: events from the ring here, some details from this process, outputs and others from the core,
-stacks and rings from the agent. Questions to others get a number of ours, so that two consoles may use the same."""
+"""Answers questions on `bulk`: events and some details from this process, outputs and other details from the core,
+stacks and rings from the agent. A forwarded question gets a new number, because two consoles may use the same."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NO_FAULTS = "this engine takes no faults on demand; start one that does: ppconso
 
 
 class Open(msgspec.Struct):
-    """A question that somebody else answers."""
+    """A question forwarded to core or agent."""
 
     client: bytes
     nonce: int
     deadline: float
-    whom: str
+    answerer: str
 
 
 class BulkDesk:
-    """Takes questions of consoles and answers of core and agent."""
+    """Takes the questions of consoles, and the answers of core and agent."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class BulkDesk:
         ask_agent: Callable[[Inspect], str],
         faults: Callable[[], FaultsDetail | None] = lambda: None,
     ) -> None:
-        """`local` answers what is known here, else None.
+        """`local` answers questions from this process and returns None for others.
 
-        `ask_core` and `ask_agent` send a question and return why that is not possible, empty when it is. `faults`
-        returns None in an engine that cannot be broken on demand.
+        `ask_core` and `ask_agent` send a question and return the obstacle, empty without one. `faults` returns None in
+        an engine without faults on demand.
         """
         self._events, self._local, self._answer = events, local, answer
         self._ask_core, self._ask_agent, self._faults = ask_core, ask_agent, faults
@@ -68,7 +68,7 @@ class BulkDesk:
             self._pass_on(client, question, "core", CORE_ANSWER_S)
 
     def on_answer(self, answer: Fetched | Inspected | Failed) -> bool:
-        """Hand an answer to who asked; return False when nobody did, or nobody waits any more."""
+        """Forward an answer to its console; return False if no console waits for it."""
         known = self._open.pop(answer.nonce, None)
         if known is None:
             return False
@@ -77,10 +77,10 @@ class BulkDesk:
         return True
 
     def expire(self, now: float) -> None:
-        """Tell who waits for an answer that does not come."""
+        """Fail the questions whose answer is overdue."""
         for number, known in [(number, known) for number, known in self._open.items() if known.deadline < now]:
             del self._open[number]
-            self._fail(known.client, known.nonce, "FAILED", f"the {known.whom} gave no answer")
+            self._fail(known.client, known.nonce, "FAILED", f"the {known.answerer} gave no answer")
 
     def _list_faults(self, client: bytes, nonce: int) -> None:
         listing = self._faults()
@@ -90,18 +90,18 @@ class BulkDesk:
         data = msgspec.Raw(frames.encode(listing))
         self._answer(client, Inspected(nonce=nonce, what="faults", data=data))
 
-    def _pass_on(self, client: bytes, question: Fetch | Inspect, whom: str, wait_s: float) -> None:
+    def _pass_on(self, client: bytes, question: Fetch | Inspect, answerer: str, wait_s: float) -> None:
         nonce, number = question.nonce, self._next
         self._next += 1
         question.nonce = number
-        if whom == "agent" and isinstance(question, Inspect):
+        if answerer == "agent" and isinstance(question, Inspect):
             why = self._ask_agent(question)
         else:
             why = self._ask_core(question)
         if why:
-            self._fail(client, nonce, "NO_CORE" if whom == "core" else "FAILED", why)
+            self._fail(client, nonce, "NO_CORE" if answerer == "core" else "FAILED", why)
             return
-        self._open[number] = Open(client, nonce, time.monotonic() + wait_s, whom)
+        self._open[number] = Open(client, nonce, time.monotonic() + wait_s, answerer)
         while len(self._open) > OPEN_MOST:
             self._open.popitem(last=False)
 

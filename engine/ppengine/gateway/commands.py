@@ -31,7 +31,7 @@ _ID_MOST, _REASON_MOST = 128, 1000
 
 
 class EngineAccess(Protocol):
-    """What the desk needs of the gateway."""
+    """The parts of the gateway that the desk needs."""
 
     def core_missing(self) -> str:
         """Return why the core cannot take a command; empty: it can."""
@@ -50,7 +50,7 @@ class EngineAccess(Protocol):
 
 
 class Kept(msgspec.Struct):
-    """One command and what was answered so far."""
+    """One command and its answers so far."""
 
     command: Command
     client: bytes
@@ -217,7 +217,7 @@ class CommandDesk:
             return
         self._reply(kept, Accepted(id=command.id, op=op, plan=plan))
         os.kill(pid, signal.SIGTERM)
-        text = f"the supervisor was told to stop the engine ({missing})"
+        text = f"sent SIGTERM to the supervisor to stop the engine ({missing})"
         self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
 
     # --- answers --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What consoles say on `control` and `bulk`: read, checked, and handed to who answers it."""
+"""Reads and checks the messages of consoles on `control` and `bulk`, and forwards them to the desks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.bulk import BulkDesk
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.commands import CommandDesk
-from ppengine.gateway.engine_access import Access
+from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.gateway_sockets import Sockets, drain
 from ppengine.gateway.publisher import Answerer
@@ -45,24 +45,24 @@ class Consoles:
         sockets: Sockets,
         events: EventLog,
         collector: Collector,
-        access: Access,
+        engine: EngineLink,
         local: LocalAnswers,
         pulse: Callable[[], tuple[int, float | None]],
     ) -> None:
         """`local` answers questions here; `pulse` returns the newest step and the age of the core's report in ms."""
         self._config, self._sockets, self._events, self._collector = config, sockets, events, collector
-        self._access, self._pulse = access, pulse
+        self._engine, self._pulse = engine, pulse
         self._answer_control = Answerer(sockets.control, config.id, config.epoch)
         self._answer_bulk = Answerer(sockets.bulk, config.id, config.epoch)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
         self.sessions = Sessions(self._on_session)
-        self.commands = CommandDesk(config.epoch, audit, events, self.sessions, self._answer_control, access)
+        self.commands = CommandDesk(config.epoch, audit, events, self.sessions, self._answer_control, engine)
         self.bulk = BulkDesk(
-            events, local.answer, self._answer_bulk, access.ask_core, access.ask_agent, access.list_faults
+            events, local.answer, self._answer_bulk, engine.ask_core, engine.ask_agent, engine.list_faults
         )
 
     def on_control(self) -> None:
-        """Take what waits on `control`."""
+        """Take the waiting messages of `control`."""
         for client, *parts in drain(self._sockets.control):
             try:
                 head, body = envelope.open_message(parts)
@@ -86,7 +86,7 @@ class Consoles:
                 self.commands.handle(client, head, message, self.sessions.get(client))
 
     def on_bulk(self) -> None:
-        """Take what waits on `bulk`."""
+        """Take the waiting messages of `bulk`."""
         for client, *parts in drain(self._sockets.bulk):
             try:
                 _, body = envelope.open_message(parts)
@@ -119,10 +119,10 @@ class Consoles:
         )
         self._answer_control(client, welcome)
 
-    def _on_session(self, what: str, session: Session) -> None:
+    def _on_session(self, change: str, session: Session) -> None:
         mode = " read-only" if session.role == "viewer" else ""
-        self._events.say(f"console.{what}", f"{what}{mode} ({session.program})", by=session.user)
-        if what == "detached" and session.requests:
-            self._access.abort(session.requests)
+        self._events.say(f"console.{change}", f"{change}{mode} ({session.program})", by=session.user)
+        if change == "detached" and session.requests:
+            self._engine.abort(session.requests)
             text = f"aborted with the console of {session.user}: {', '.join(session.requests)}"
             self._events.say("request.abort_on_detach", text, by=session.user)

@@ -1,4 +1,4 @@
-"""The last thing the gateway does when the supervisor is gone: see that no process and no file of the engine stays."""
+"""The gateway's last act after the supervisor's death: remove all processes and files of the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AFTER_KILL_S = 2.0
 def clear_away(engine: str, processes: dict[int, int], grace_s: float = GRACE_S) -> list[int]:
     """Wait for `processes` (pid to start time), kill those that stay, remove the engine's files.
 
-    Returns the pids that had to be killed. A pid that belongs to another process by now is left alone.
+    Returns the killed pids. A pid that another process has taken over is left alone.
     """
     _wait(processes, grace_s)
     killed = []

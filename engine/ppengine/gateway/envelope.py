@@ -1,4 +1,4 @@
-"""Opening `[header][body]` from outside, and what is said to one who sent something else."""
+"""Opens `[header][body]` from outside, and answers senders of anything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Tag(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """As much of a command as can be read when its verb cannot."""
+    """The readable part of a command whose verb is not readable."""
 
     type: str = ""
     id: str = ""
@@ -36,7 +36,7 @@ def open_message(parts: Sequence[bytes]) -> tuple[frames.Header, bytes]:
 
 
 def readable(parts: Sequence[bytes]) -> bool:
-    """Return whether there is a header at all: only who speaks this protocol gets an answer."""
+    """Return whether there is a header: only senders of this protocol get an answer."""
     try:
         frames.decode_header(parts[0] if parts else b"")
     except frames.ProtocolError:
@@ -45,7 +45,7 @@ def readable(parts: Sequence[bytes]) -> bool:
 
 
 def refusal(parts: Sequence[bytes], error: frames.ProtocolError) -> Refused | None:
-    """Return the answer to a message that could not be read; None: it is dropped."""
+    """Return the answer to an unreadable message; None if it must be dropped."""
     if not readable(parts):
         return None
     text = " ".join(str(error).split())[:_TEXT_MOST]
@@ -58,13 +58,13 @@ def refusal(parts: Sequence[bytes], error: frames.ProtocolError) -> Refused | No
         verb = outline.verb.type
         if verb not in ROWS:
             return Refused(id=identity, code="UNSUPPORTED", text=f"there is no verb {verb[:64]!r}")
-        # A value out of its range: the user's business, said without the decoder's preamble.
+        # A value out of its range: the text is for users, so it goes without the decoder's preamble.
         return Refused(id=identity, code="INVALID", text=text.partition("ValidationError: ")[2] or text)
     return Refused(id=identity, code="PROTOCOL", text=text)
 
 
 def nonce(parts: Sequence[bytes]) -> int:
-    """Return the nonce of a bulk question that could not be read, 0 if it has none."""
+    """Return the nonce of an unreadable bulk question, 0 if it has none."""
     try:
         return frames.decode_as(_Numbered, parts[1] if len(parts) == 2 else b"").nonce
     except frames.ProtocolError:

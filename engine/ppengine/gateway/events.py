@@ -44,11 +44,11 @@ class EventLog:
         )
 
     def replay(self, question: Replay) -> Replayed:
-        """Return what is asked for; `gone` when part of it has left the ring."""
+        """Return the requested events; `gone` if part of them has left the ring."""
         until = self.newest if question.until is None else min(question.until, self.newest)
         first = max(question.after + 1, self.oldest)
         skip = first - self.oldest
         events = list(islice(self._ring, skip, max(skip, skip + until - first + 1)))
-        # A reader that is ahead of us has seen another epoch.
+        # A reader that is ahead has seen another epoch.
         gone = (question.after + 1 < self.oldest and question.after < until) or question.after > self.newest
         return Replayed(nonce=question.nonce, events=events, newest=self.newest, gone=gone)

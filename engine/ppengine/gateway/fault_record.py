@@ -1,6 +1,6 @@
-"""The record of a fault: what the engine did last, kept the moment a verdict names a new root.
+"""The record of a fault: the engine's last steps, kept as soon as a verdict names a new root.
 
-It is here whether or not a console was attached, and stays after the fault is over, until the next one.
+It needs no attached console, and stays after the fault is over, until the next one.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Verdict, WaitInfo
 
 NONCE = -2
-"""Of the question for the rings."""
+"""Nonce of the question for the rings."""
 STEPS = 64
 
 
-class BlackBox:
-    """Asks the agent for the rings once for every new fault, and collects the stacks that the verdicts asked for."""
+class FaultRecorder:
+    """Asks the agent for the rings once per new fault, and adds the stacks that are taken for its verdicts."""
 
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
-        """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
+        """`ask` sends a question to the agent and returns the obstacle, empty without one."""
         self._ask = ask
         self._roots: set[int | None] = set()
         self.kept: FaultDetail | None = None
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
-        """Begin a new record where `verdicts` name a stage (None: the core) that was not a root before.
+        """Begin a new record if `verdicts` name a stage (None: the core) that was not a root before.
 
-        What comes while the fault of the record stands is no new one: it may be its consequence, and has its turn
-        when that is over.
+        A fault that begins during the recorded one may be its consequence: its record begins after that one is over.
         """
         roots = {verdict.stage: verdict for verdict in reversed(verdicts) if verdict.root}
         if self.kept is not None and self.kept.over_wall is None:
@@ -50,7 +49,7 @@ class BlackBox:
             )
 
     def take(self, answer: Inspected | Failed) -> None:
-        """Keep the rings that the agent answers."""
+        """Keep the rings of the agent's answer."""
         if self.kept is None:
             return
         if isinstance(answer, Failed):
@@ -59,7 +58,7 @@ class BlackBox:
             self.kept.rings = frames.decode_as(RingsDetail, bytes(answer.data))
 
     def take_stacks(self, detail: StacksDetail) -> None:
-        """Keep stacks that were taken for a verdict: of each process the first, which are nearest to the fault."""
+        """Keep stacks that were taken for a verdict: the first of each process, which are nearest to the fault."""
         if self.kept is None or self.kept.over_wall is not None:
             return
         known = self.kept.stacks or StacksDetail(stages=[], ability=detail.ability)

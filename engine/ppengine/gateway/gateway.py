@@ -1,8 +1,8 @@
-"""The gateway: one process an engine, one loop. Owns the public sockets, the events, the audit log and the verdicts.
+"""The gateway: one process an engine, one loop. It owns the public sockets, events, audit log and verdicts.
 
-`python -m ppengine.gateway.gateway --engine RUN_DIR/engine.json --lifeline FD`. Consoles reach the engine through it
-alone; nothing that they do, or leave undone, makes it wait. When the supervisor is gone it clears away what is left.
-`consoles` is its public side, `access` what it asks of the engine, `collector` what the engine reports.
+`python -m ppengine.gateway.gateway --engine RUN_DIR/engine.json --lifeline FD`. Consoles reach the engine only
+through it, and it waits for none of them. After the supervisor's death it removes all processes and files.
+`consoles` is its public side, `engine_access` sends to the engine, `collector` takes the engine's reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ppengine.gateway import departure, fault_record
 from ppengine.gateway.audit import AuditError, AuditLog
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.consoles import Consoles
-from ppengine.gateway.engine_access import Access
+from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.gateway_sockets import Sockets, drain
 from ppengine.gateway.publisher import Publisher
@@ -50,16 +50,16 @@ from ppengine.protocol.snapshot import Event
 log = logging.getLogger("ppengine.gateway")
 
 JUDGE_S = 0.4
-"""The verdict is made anew with every report of an agent, and by the clock when none comes for so long."""
+"""Seconds after which the diagnosis runs without a report of an agent; with each report it runs at once."""
 _JUDGE_LEAST_S = 0.05
 _AWAY_S, _SETTLE_S = 1.0, 1.0
-"""A judgement that comes so late waits once for so long."""
+"""A judgement that is later than the first, in seconds, waits once for the second."""
 SLOW_S, _SLACK_S = 1.0, 0.1
-"""Once a second, but in step with the judgements: one turn of the loop for both, and a picture that was just judged."""
+"""The slow topic's period and slack in seconds: it goes with a judgement, in one turn of the loop."""
 _LOGGED = ("audit.", "console.", "op.refused", "verdict.")
-"""Events that the gateway's log tells of; the core's has those of the core."""
+"""Events in the gateway's log; those of the core are in the core's."""
 _REFRESH_S = 0.05
-"""A new subscriber gets a snapshot at once, but no more often than this."""
+"""Least seconds between two snapshots; a new subscriber gets one at once."""
 
 
 class Gateway:
@@ -73,12 +73,12 @@ class Gateway:
         self._publisher = Publisher(self._sockets.state, config.id, config.epoch)
         self._events = EventLog(self._publish_event)
         self._collector = Collector(config, self._events)
-        self._access = Access(config, context, self._sockets, self._collector)
-        self._box = fault_record.BlackBox(self._access.ask_agent)
-        self._probe = StackProbe(self._access.ask_agent)
-        local = LocalAnswers(config, lambda: self._box.kept, self._collector.findings)
+        self._engine = EngineLink(config, context, self._sockets, self._collector)
+        self._recorder = fault_record.FaultRecorder(self._engine.ask_agent)
+        self._probe = StackProbe(self._engine.ask_agent)
+        local = LocalAnswers(config, lambda: self._recorder.kept, self._collector.findings)
         self._consoles = Consoles(
-            config, audit, self._sockets, self._events, self._collector, self._access, local, self._pulse
+            config, audit, self._sockets, self._events, self._collector, self._engine, local, self._pulse
         )  # fmt: skip
         self._to_collector = frames.Codec(ToCollector)
         self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
@@ -100,8 +100,8 @@ class Gateway:
             self._sockets.collect: self._on_collect,
             self._sockets.agent: self._on_agent,
         }
-        if self._access.faults is not None:
-            handlers[self._access.faults.socket] = self._on_faults
+        if self._engine.faults is not None:
+            handlers[self._engine.faults.socket] = self._on_faults
         for socket in handlers:
             poller.register(socket, zmq.POLLIN)
         period = 1.0 / self._config.profile.console.publish_hz
@@ -119,9 +119,9 @@ class Gateway:
             now = time.monotonic()
             judging = now >= judge_due or (self._collector.news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
             if judging and now - judge_due > _AWAY_S and not settling:
-                # This process had no turn, and perhaps none had one: all that is known looks old. They tell it anew.
+                # This process was not scheduled, and perhaps none was: all reports look old. New ones come.
                 judge_due, judging, settling = now + _SETTLE_S, False, True
-                self._collector.begin_anew()
+                self._collector.restart_clock()
             if judging:
                 judge_due, settling = now + JUDGE_S, False
                 self._judge()
@@ -131,7 +131,7 @@ class Gateway:
             if now >= slow_due + _SLACK_S or (judging and now >= slow_due - _SLACK_S):
                 slow_due = now + SLOW_S
                 self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
-                self._publisher.hugz(self._collector.step(), self._collector.core_age_ms())
+                self._publisher.heartbeat(self._collector.step(), self._collector.core_age_ms())
                 self._consoles.bulk.expire(now)
                 self._on_faults()
             self._publish(now)
@@ -140,9 +140,9 @@ class Gateway:
     def _judge(self) -> None:
         self._take_report()
         if self._guarded(self._diagnose):
-            # What an operator must see at once does not wait for the second to be full.
+            # Changed verdicts do not wait for the end of the second.
             self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
-        missing = self._collector.core_process_ended()
+        missing = self._collector.processes.core_end()
         if missing and self._core_was_there:
             self._consoles.commands.core_lost(missing)
         self._core_was_there = not missing
@@ -152,7 +152,7 @@ class Gateway:
         try:
             return diagnose()
         except Exception as error:
-            changed = self._collector.tripped(error)
+            changed = self._collector.note_failure(error)
             if changed:
                 log.exception("the diagnosis failed")
             return changed
@@ -161,12 +161,12 @@ class Gateway:
         changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks)
         # The rings before the stacks: taking those stops a stage for a moment.
         waits = self._collector.waits() if self._collector.verdicts else []
-        self._box.look(self._collector.verdicts, waits, self._collector.retired())
+        self._recorder.look(self._collector.verdicts, waits, self._collector.retired())
         self._probe.look(self._collector.verdicts, self._collector.pids())
         return changed
 
     def _publish(self, now: float) -> None:
-        """Send snapshots to whoever listens; nobody listens, nothing is built."""
+        """Send snapshots to subscribers; without one, none is built."""
         if not self._refresh or now < self._published + self._spacing:
             return
         self._published = now
@@ -195,14 +195,14 @@ class Gateway:
     # --- the engine -----------------------------------------------------------------------------------------
 
     def _on_collect(self) -> None:
-        # The core answers a command before it tells of its end: the log should say `accepted` first.
+        # The core answers a command before it reports the command's end: the log must say `accepted` first.
         self._on_front()
         self._take_report()
         for parts in drain(self._sockets.collect):
             self._collect(parts)
 
     def _take_report(self) -> None:
-        """Take what the core reports. Nothing polls for it: ten times a second it would wake the loop for nothing."""
+        """Take the reports of the core. They are not polled for: they would wake the loop ten times a second."""
         for parts in drain(self._sockets.report):
             self._collect(parts)
 
@@ -230,34 +230,34 @@ class Gateway:
             self._consoles.commands.on_reply(message)
         elif isinstance(message, Inspected | Failed) and message.nonce == NONCE:
             if (stacks := self._probe.take(message)) is not None:
-                self._box.take_stacks(stacks)
+                self._recorder.take_stacks(stacks)
         elif isinstance(message, Inspected | Failed) and message.nonce == fault_record.NONCE:
-            self._box.take(message)
+            self._recorder.take(message)
         elif isinstance(message, Fetched | Inspected | Failed):
             self._consoles.bulk.on_answer(message)
 
     def _on_faults(self) -> None:
-        if self._access.faults is not None:
-            for end in self._access.faults.answers() + self._access.faults.expire(time.monotonic()):
+        if self._engine.faults is not None:
+            for end in self._engine.faults.answers() + self._engine.faults.expire(time.monotonic()):
                 self._consoles.commands.on_reply(end, core=False)
 
     # --- the end --------------------------------------------------------------------------------------------
 
     def leave(self, orphaned: bool) -> None:
         """Publish the end. `orphaned`: the supervisor is gone; clear away processes and files."""
-        # The last answers of the core may wait here, and who has none should not have to guess.
+        # The last answers of the core may wait here; open commands then get an end.
         self._on_collect()
         self._take_report()
         self._guarded(lambda: self._collector.judge(self._consoles.commands.stopping))
         self._consoles.commands.core_lost("the engine stops")
-        self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was told to end")
+        self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was stopped")
         last = self._collector.snapshot(self._consoles.sessions.count(time.monotonic()), stopped=True)
         self._publisher.snapshot(last, [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW])
-        if self._access.faults is not None:
-            self._access.faults.close()
+        if self._engine.faults is not None:
+            self._engine.faults.close()
         self._sockets.close(linger_ms=500)
         if orphaned:
-            for pid in departure.clear_away(self._config.id, self._collector.others()):
+            for pid in departure.clear_away(self._config.id, self._collector.processes.others()):
                 log.warning("killed pid %d, which had not left with its supervisor", pid)
 
 
@@ -274,7 +274,7 @@ def main() -> int:
         stop.set()
 
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    # Ctrl-C in a terminal is for the supervisor, which ends us in order.
+    # Ctrl-C in a terminal is for the supervisor, which ends this process in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline.adopt(args.lifeline, on_parent_gone)
     logs.start()
@@ -287,7 +287,7 @@ def main() -> int:
         return 1
     log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)
     gateway.run(stop)
-    log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "told to")
+    log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "on SIGTERM")
     gateway.leave(orphaned.is_set())
     context.term()
     return 0

@@ -1,4 +1,4 @@
-"""Sockets of the gateway, with the options that keep a slow or hostile peer from costing anything."""
+"""Sockets of the gateway, with options that make a slow or hostile peer cost nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ppengine.protocol.frames import MAX_FRAME_BYTES
 
 Socket = zmq.Socket[bytes]
 STATE_HWM = 20
-"""Messages that wait for one slow subscriber; then the newest are dropped for it."""
+"""Messages queued for one slow subscriber; then its newest are dropped."""
 BURST = 200
-"""Messages taken from one socket before the others get their turn."""
+"""Messages taken from one socket before the next socket's turn."""
 _PATH_MOST = 107
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -24,7 +24,7 @@ class Sockets:
     """Binds the public sockets, `collect` and `report`, connects to core and agent."""
 
     def __init__(self, context: zmq.Context[Socket], config: EngineConfig) -> None:
-        """Open all. Raises OSError (zmq.ZMQError is not one: a path that is too long is told beforehand)."""
+        """Open all. Raises OSError if a path is too long, and zmq.ZMQError."""
         longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len(
             "ipc://"
         )
@@ -44,7 +44,7 @@ class Sockets:
         self.agent = self._connect(context, config, "agent")
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close all; give what is queued `linger_ms` to go out."""
+        """Close all; queued messages have `linger_ms` to leave."""
         for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
             socket.close(linger=linger_ms)
 
@@ -69,7 +69,7 @@ class Sockets:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IDENTITY, b"gateway")
         socket.setsockopt(zmq.SNDHWM, 1000)
-        # Nothing queues for a peer that is not there: the sender hears it at once.
+        # Nothing queues for an absent peer: sending fails at once.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
@@ -79,7 +79,7 @@ class Sockets:
 
 
 def drain(socket: Socket) -> Iterator[list[bytes]]:
-    """Yield what waits in `socket`, at most a burst."""
+    """Yield the waiting messages of `socket`, at most a burst."""
     for _ in range(BURST):
         if not readable(socket):
             return
@@ -90,7 +90,7 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
 
 
 def send(socket: Socket, frames: list[bytes]) -> bool:
-    """Send without waiting; return whether it was taken (a peer that is gone or full drops it)."""
+    """Send without waiting; return whether it was taken (an absent or full peer drops it)."""
     try:
         for frame in frames[:-1]:
             socket.send(frame, _MORE)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 LINES_MOST = 10_000
 _LINE_BYTES = 400
-"""A line is read as if it had so many bytes on average, at least."""
+"""Bytes read per requested line: more than an average line has."""
 _FILE_MOST = 1024 * 1024
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.]\d+)?")
 
 
 def tail(run_dir: Path, lines: int, stage: int | None = None) -> list[str]:
-    """Return up to `lines` last lines of every log in `run_dir` (of `stage` alone), as `stage0| text`, by their time.
+    """Return up to `lines` last lines of every log in `run_dir` (or only `stage`'s), as `stage0| text`, by time.
 
     A line without a date (a traceback) stays behind the one before it.
     """
@@ -31,7 +31,7 @@ def tail(run_dir: Path, lines: int, stage: int | None = None) -> list[str]:
 
 
 def last_lines(path: Path, lines: int) -> list[str]:
-    """Return up to `lines` last lines of a file, of its last MiB at most; none where it cannot be read."""
+    """Return up to `lines` last lines of a file, from its last MiB; none if it is not readable."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

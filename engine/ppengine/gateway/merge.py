@@ -1,4 +1,4 @@
-"""One `Snapshot` out of the newest reports. Pure: what is old carries its age, what is unknown is None."""
+"""Merges the newest reports into one `Snapshot`. Pure: old values carry their age, unknown ones are None."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OP_STATES: dict[str, StageState] = {
     "map": "resizing",
     "load": "loading",
 }
-"""Stage state by open operation; what is not here computes."""
+"""Stage state by open operation; a stage in any other one computes."""
 
 
 class Inputs(msgspec.Struct, kw_only=True):
@@ -51,13 +51,13 @@ class Inputs(msgspec.Struct, kw_only=True):
     sightings: dict[Key, Sighting] = {}
     processes: ProcessReport | None = None
     gpus: dict[str, tuple[GpuInfo, int]] = {}
-    """GPUs by UUID, and when an agent told of them."""
+    """GPUs by UUID, and the time of the agent's report."""
     verdicts: list[Verdict] = []
     waits: list[WaitInfo] = []
     event_seq: int = 0
     consoles: int = 0
     dropped: int = 0
-    """Reports dropped on this side of the core."""
+    """Number of reports dropped by agents."""
     stopped: bool = False
 
 
@@ -173,7 +173,7 @@ def _with_sample(info: StageInfo, sample: StageSample, age: float, view: StageVi
 
 
 def _waiting(sample: StageSample, age: float, view: StageView | None) -> Waiting | None:
-    """Return whom the stage waits for. Waiting for a step with no work outstanding is not waiting: it is idle."""
+    """Return the peer that the stage waits for. A stage that waits for a step without outstanding work is idle."""
     waiting = sample.waiting_on
     if waiting is None or (waiting.what == "step" and view is not None and view.oldest_unretired_age_ms is None):
         return None
@@ -187,11 +187,11 @@ def stage_state(
     verdicts: list[Verdict],
     index: int,
 ) -> StageState:
-    """Return the one word for a stage: what the process is, else what the diagnosis says, else what it does."""
+    """Return the state of a stage: by its process, otherwise by the diagnosis, otherwise by its operation."""
     if process is not None and process.exit_code is not None:
         return "dead"
     if process is not None and (process.replaced or (sample is not None and process.pid != sample.pid)):
-        return "loading"  # What was sampled last is its predecessor.
+        return "loading"  # The newest sample is its predecessor's.
     if sample is not None and sample.process_state in (None, "Z", "X"):
         return "dead"
     if sample is not None and sample.process_state == "T":
@@ -203,7 +203,7 @@ def stage_state(
             return "blocked" if verdict.cause == "blocked" else "starved"
     if view is not None and process is not None and view.pid not in (None, process.pid):
         view = None  # It is of a predecessor.
-    # Else the core's word is newer than a sample may be: with nobody who looks, that is of any age.
+    # Otherwise the core's view is newer than the sample may be: without an agent it is of any age.
     if not view.ready if view is not None else sample is None or sample.phase in _LOADING:
         return "loading"
     if sample is None or sample.phase in _LOADING:
@@ -232,7 +232,7 @@ def _memory(view: StageView | None, sample: StageSample | None, utilization: flo
 
 
 def _gpu(inputs: Inputs, uuid: str | None) -> GpuInfo | None:
-    """Return the card of that UUID; what the report took to come and waits here is added to the ages."""
+    """Return the card of that UUID, with its ages as of now."""
     if uuid is None or uuid not in inputs.gpus:
         return None
     gpu, seen_ns = inputs.gpus[uuid]

@@ -1,4 +1,4 @@
-"""The `state` socket: snapshots, events and a sign of life, each topic with its own sequence."""
+"""The `state` socket: snapshots, events and a heartbeat, each topic with its own sequence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ppengine.protocol.control import Pong
 from ppengine.protocol.snapshot import Event, Events, Snapshot
 
 _MOST_EVENTS = 1000
-"""In one message."""
-_TOPICS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_EVENT, frames.TOPIC_HUGZ)
+"""Most events in one message."""
+_TOPICS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_EVENT, frames.TOPIC_HEARTBEAT)
 
 
 class Publisher:
@@ -26,11 +26,11 @@ class Publisher:
         self._events: list[Event] = []
 
     def read_subscriptions(self) -> set[bytes]:
-        """Take what subscribers said; return the topics somebody has newly asked for."""
+        """Read the subscriptions; return the newly subscribed topics."""
         fresh = set()
         for parts in drain(self._socket):
             first = parts[0][:1]
-            # The library reports every subscription, and the end of the last one to a prefix; the rest is noise.
+            # The library reports every subscription, and the end of the last one to a prefix; the rest is ignored.
             prefix = parts[0][1:]
             if first == b"\x01" and any(topic.startswith(prefix) for topic in _TOPICS):
                 self._prefixes.add(prefix)
@@ -40,18 +40,18 @@ class Publisher:
         return fresh
 
     def wanted(self, topic: bytes) -> bool:
-        """Return whether anybody would get `topic`; subscriptions are prefixes."""
+        """Return whether `topic` has a subscriber; subscriptions are prefixes."""
         return any(topic.startswith(prefix) for prefix in self._prefixes)
 
     def snapshot(self, snapshot: Snapshot, topics: list[bytes]) -> None:
-        """Publish one snapshot under each of `topics`, behind the events that it knows."""
+        """Publish one snapshot under each of `topics`, after the events that it includes."""
         self.flush()
         body = frames.encode(snapshot)
         for topic in topics:
             self._send(topic, body)
 
     def event(self, event: Event) -> None:
-        """Publish one event with the next `flush`: a busy engine has a hundred a second, most of them in bursts."""
+        """Publish one event at the next `flush`: a busy engine has a hundred a second, most of them in bursts."""
         self._events.append(event)
         if len(self._events) >= _MOST_EVENTS:
             self.flush()
@@ -63,9 +63,9 @@ class Publisher:
             self._sequences[frames.TOPIC_EVENT] = events[-1].seq - 1
             self._send(frames.TOPIC_EVENT, frames.encode(Events(events)))
 
-    def hugz(self, step: int, core_age_ms: float | None) -> None:
-        """Publish a sign of life."""
-        self._send(frames.TOPIC_HUGZ, frames.encode(Pong(nonce=0, step=step, core_age_ms=core_age_ms)))
+    def heartbeat(self, step: int, core_age_ms: float | None) -> None:
+        """Publish a heartbeat."""
+        self._send(frames.TOPIC_HEARTBEAT, frames.encode(Pong(nonce=0, step=step, core_age_ms=core_age_ms)))
 
     def _send(self, topic: bytes, body: bytes) -> None:
         self._sequences[topic] += 1

@@ -1,4 +1,4 @@
-"""Questions that the gateway answers from what it has: logs, audit, versions, findings, the record of a fault."""
+"""Answers questions from the gateway's own data: logs, audit, versions, findings, the record of a fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("ppconsole", "torch", "numba", "transformers", "tokenizers", "safet
 
 
 class LocalAnswers:
-    """`answer` returns None for a question that somebody else is to be asked."""
+    """`answer` returns None for questions that need core or agent."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LocalAnswers:
         self._run_dir = Path(config.run_dir)
 
     def answer(self, question: Inspect) -> Inspected | Failed | None:
-        """Return the answer to `question`, if it is here."""
+        """Return the answer to `question`; None if it needs core or agent."""
         detail: msgspec.Struct | None
         if question.what == "logs":
             if question.stage is not None and not 0 <= question.stage < self._config.stages:

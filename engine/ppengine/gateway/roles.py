@@ -1,4 +1,4 @@
-"""Who may do what. Keys come later and have their place in `Hello.credentials`; until then the folder's mode guards."""
+"""Roles of consoles and their rights. Keys come later, in `Hello.credentials`; until then the folder's mode guards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Role = Literal["viewer", "operator", "admin"]
 
 
 def authenticate(hello: Hello) -> Role:
-    """Return the role of a console that says `hello`. Whoever can open the sockets is this user, or root."""
+    """Return the role of a console by its `hello`. Only this user and root can open the sockets."""
     return "viewer" if hello.read_only else "operator"
 
 
 def may_command(role: Role) -> bool:
-    """Return whether a role may do more than look."""
+    """Return whether a role may send commands."""
     return role != "viewer"

@@ -1,4 +1,4 @@
-"""Who is attached: consoles by routing id, from Hello to Goodbye, or until they were not heard for ten seconds."""
+"""Sessions of consoles by routing id, from Hello to Goodbye, or to ten seconds without a ping."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from ppengine.protocol.control import Hello
 
 ATTACHED_S = 10.0
 FORGET_S = 3600.0
-"""A session that pings no more may still send commands for so long."""
+"""Seconds after its last ping in which a session may still send commands."""
 _LINGERS_S = 60.0
-"""What is known of one that said goodbye."""
+"""Seconds for which a session is kept after its Goodbye."""
 MOST = 10_000
 _NAME_MOST = 64
 
 
 class Session(msgspec.Struct):
-    """One console. `attached` from its first ping on: a one-off verb says Hello and never pings.
+    """One console. It is `attached` from its first ping: a one-off verb says Hello and never pings.
 
-    One that is only `passing` never is.
+    A `passing` console never is attached.
     """
 
     client: bytes
     user: str
     program: str
     role: Role
-    heard: float
+    seen: float
+    """Time of the last sign of life, in monotonic seconds."""
     passing: bool = False
     attached: bool = False
     requests: list[str] = []
-    """Requests to abort when it is gone."""
+    """Requests that are aborted when the console detaches."""
 
 
 class Sessions:
-    """All sessions. `said(kind, session)` is told of `attached` and `detached`."""
+    """All sessions. `said(kind, session)` is called for `attached` and `detached`."""
 
     def __init__(self, said: Callable[[str, Session], None]) -> None:
         self._said = said
@@ -47,7 +48,7 @@ class Sessions:
         known = self._sessions.pop(client, None)
         user, program = hello.user[:_NAME_MOST] or "unknown", hello.client[:_NAME_MOST]
         session = Session(
-            client=client, user=user, program=program, role=authenticate(hello), heard=now, passing=hello.passing
+            client=client, user=user, program=program, role=authenticate(hello), seen=now, passing=hello.passing
         )
         if known is not None and known.user == user:
             session.attached, session.requests = known.attached, known.requests
@@ -62,34 +63,34 @@ class Sessions:
         session = self._sessions.get(client)
         if session is None:
             return
-        session.heard = now
+        session.seen = now
         if not session.attached and not session.passing:
             session.attached = True
             self._said("attached", session)
 
     def goodbye(self, client: bytes, now: float) -> None:
-        """Note that `client` leaves."""
+        """End the attachment of `client`."""
         session = self._sessions.get(client)
         if session is not None:
             self._leave(session)
-            # What the core accepts yet of its requests goes at the next count.
-            session.heard = now - FORGET_S + _LINGERS_S
+            # Its requests that the core still accepts are aborted at the next count.
+            session.seen = now - FORGET_S + _LINGERS_S
 
     def get(self, client: bytes) -> Session | None:
         """Return the session of `client`."""
         return self._sessions.get(client)
 
     def count(self, now: float) -> int:
-        """Return how many are attached; let go of those that were not heard for ten seconds."""
+        """Return the number of attached consoles; detach those without a ping for ten seconds."""
         for client, session in list(self._sessions.items()):
-            if (session.attached or session.requests) and now - session.heard > ATTACHED_S:
+            if (session.attached or session.requests) and now - session.seen > ATTACHED_S:
                 self._leave(session)
-            if now - session.heard > FORGET_S:
+            if now - session.seen > FORGET_S:
                 del self._sessions[client]
         return sum(session.attached for session in self._sessions.values())
 
     def _leave(self, session: Session) -> None:
-        # A console that was gone before its first ping may have left a request that goes with it.
+        # A console that left before its first ping may have a request to abort.
         if session.attached or session.requests:
             self._said("detached", session)
         session.attached, session.requests = False, []

@@ -1,4 +1,4 @@
-"""Stacks for verdicts: taken once, in the background, when a verdict needs the line of code that hangs."""
+"""Takes the stacks for verdicts, once and in the background, when a verdict needs the hanging line of code."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from ppengine.protocol.inspection import MAIN_THREAD, StacksDetail, StageStacks
 from ppengine.protocol.snapshot import Verdict
 
 NONCE = -1
-"""Of the gateway's own questions; consoles' are counted from 1."""
+"""Nonce of the gateway's own questions; those of consoles count from 1."""
 _AGAIN_S = 1.0
 _LOST_S = 10.0
-"""For each process asked about: the agent takes one after the other, and half as long for each at most."""
+"""Time limit in seconds per process: the agent needs at most half of it, one process after the other."""
 
 
 class StackProbe:
-    """Asks the agent for every fault, once unless no answer comes; what it says is evidence until the fault is gone."""
+    """Asks the agent once per fault, again if no answer comes; the stacks are evidence until the fault is gone."""
 
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
-        """`ask` sends a question to the agent and returns why that is not possible, empty when it is."""
+        """`ask` sends a question to the agent and returns the obstacle, empty without one."""
         self._ask = ask
-        self._asked: dict[tuple[int | None, int], float] = {}
-        """Stage (None: the core) and process, and when they were asked about last."""
+        self._requested: dict[tuple[int | None, int], float] = {}
+        """Time of the last question, by stage (None: the core) and pid."""
         self._not_before = 0.0
         self.stacks: Mapping[int, Stack] = {}
-        """By pid."""
+        """The newest stacks by pid."""
 
     def look(self, verdicts: list[Verdict], pids: Mapping[int | None, int]) -> None:
-        """Ask for the stacks that `verdicts` lack. `pids`: of each stage the process, and (None) of the core."""
+        """Request the stacks that `verdicts` lack. `pids`: of each stage and (None) the core."""
         wanted: set[tuple[int | None, int]] = set()
         for verdict in verdicts:
             of_one = verdict.stage is not None or verdict.cause == "core"
             if verdict.root and of_one and verdict.cause in STACKS_WANTED:
-                # Who waits for each other is only understood together.
+                # A deadlock is only understood with the stacks of all stages.
                 several = [stage for stage in pids if stage is not None]
                 stages = several if verdict.cause == "deadlock" else [verdict.stage]
                 wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
         if not wanted:
-            self._asked, self.stacks = {}, {}
+            self._requested, self.stacks = {}, {}
             return
         now, lost_s = time.monotonic(), _LOST_S * len(wanted)
         for stage, pid in sorted(wanted, key=lambda one: one[1]):
-            asked = self._asked.get((stage, pid))
-            if asked is not None and (pid in self.stacks or now - asked < lost_s):
+            requested = self._requested.get((stage, pid))
+            if requested is not None and (pid in self.stacks or now - requested < lost_s):
                 continue
             if now < self._not_before:
                 return
             if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
                 self._not_before = now + _AGAIN_S
                 return
-            self._asked[stage, pid] = now
+            self._requested[stage, pid] = now
 
     def take(self, answer: Inspected | Failed) -> StacksDetail | None:
-        """Keep what the agent answers, for as long as it is asked for; return it, None where there is nothing."""
+        """Keep the requested stacks of the agent's answer; return it, None for a failure."""
         if isinstance(answer, Failed):
             return None
         detail = frames.decode_as(StacksDetail, bytes(answer.data))
         known = {stage.pid: newest(stage) for stage in detail.all if stage.pid is not None}
-        asked = {pid for _, pid in self._asked}
-        self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in asked}}
+        requested = {pid for _, pid in self._requested}
+        self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in requested}}
         return detail
 
 
 def newest(found: StageStacks) -> Stack:
-    """Return what a verdict tells of stacks: where the main thread is, and who holds the GIL."""
+    """Return the stack for a verdict: the frames of the main thread, and the holder of the GIL."""
     main = next((thread for thread in found.threads if thread.name == MAIN_THREAD), None)
     owner = next((thread for thread in found.threads if thread.owns_gil), None)
     return Stack(

@@ -20,7 +20,7 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 TOPIC_SNAPSHOT = b"snap"
 TOPIC_SNAPSHOT_SLOW = b"snap1"
 TOPIC_EVENT = b"event"
-TOPIC_HUGZ = b"hugz"
+TOPIC_HEARTBEAT = b"hugz"
 
 _TEXT_MOST = 300
 T = TypeVar("T")

@@ -1,0 +1,92 @@
+"""The processes of the engine, from the supervisor's reports: pids, start times and ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ppengine.common.config import EngineConfig
+from ppengine.diagnosis.evidence import Key
+from ppengine.diagnosis.tracker import Sighting, newest_process
+from ppengine.protocol.discovery import process_start
+from ppengine.protocol.reports import ProcessInfo, ProcessReport
+
+
+class ProcessTable:
+    """The newest report of the supervisor. `sightings` show which stages run on this host."""
+
+    def __init__(self, config: EngineConfig, sightings: Mapping[Key, Sighting]) -> None:
+        self._config, self._sightings = config, sightings
+        self._starts: dict[int, int] = {}
+        self._ended: dict[Key, ProcessInfo] = {}
+        """Ends of stages since the last judgement; another process may have taken their place."""
+        self.report: ProcessReport | None = None
+
+    @property
+    def listed(self) -> list[ProcessInfo]:
+        """The processes of the newest report; none before the first."""
+        return self.report.processes if self.report else []
+
+    def take(self, report: ProcessReport) -> list[ProcessInfo]:
+        """Enter a report; return the processes that have ended since the one before."""
+        self.report = report
+        ended = []
+        for process in report.processes:
+            if process.exit_code is not None:
+                if self._starts.pop(process.pid, None) is not None:
+                    ended.append(process)
+                if process.stage is not None:
+                    self._ended[process.stage, process.rank or 0] = process
+            elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:
+                self._starts[process.pid] = start
+        return ended
+
+    def take_ends(self) -> ProcessReport | None:
+        """Return the newest report with every end since the last call, so that each death is judged once."""
+        ended, self._ended = self._ended, {}
+        if self.report is None or not ended:
+            return self.report
+        others = [p for p in self.report.processes if p.stage is None or (p.stage, p.rank or 0) not in ended]
+        return ProcessReport(mono_ns=self.report.mono_ns, processes=[*others, *ended.values()])
+
+    def others(self) -> dict[int, int]:
+        """Return pid and start time of every process of this engine on this host except the gateway and its parent."""
+        mine = (os.getpid(), os.getppid())
+        return {
+            process.pid: self._starts[process.pid]
+            for process in self.listed
+            if process.pid in self._starts and process.pid not in mine and self._is_here(process)
+        }
+
+    def stage(self, stage: int) -> tuple[int, int] | None:
+        """Return (pid, start time) of a stage that runs on this host; None if none is known."""
+        pid = self.pid_of("stage", stage)
+        return None if pid is None else (pid, self._starts[pid])
+
+    def pid_of(self, role: str, stage: int | None = None) -> int | None:
+        """Return the process of a role (and stage) that runs on this host; None if none is known."""
+        process = newest_process(self.listed, role, None if stage is None else (stage, 0))
+        return process.pid if process and process.pid in self._starts and self._is_here(process) else None
+
+    def core(self) -> ProcessInfo | None:
+        """Return the core's process; None if it is not known."""
+        return newest_process(self.listed, "core")
+
+    def core_end(self) -> str:
+        """Return how the core's process ended, empty while it runs or is not known."""
+        process = self.core()
+        if process is None or process.exit_code is None:
+            return ""
+        return f"the engine core has ended: {process.detail or f'exit code {process.exit_code}'}"
+
+    def supervisor_pid(self) -> int | None:
+        """Return the pid of the supervisor, which is this process's parent; None if it is not known as that."""
+        process = newest_process(self.listed, "supervisor")
+        return process.pid if process is not None and process.pid == os.getppid() else None
+
+    def _is_here(self, process: ProcessInfo) -> bool:
+        """Return whether a process runs on this host: a pid of another host is another process here."""
+        if process.role != "stage" or self._config.profile.parallel.executor == "local":
+            return True
+        seen = self._sightings.get((process.stage or 0, process.rank or 0))
+        return seen is not None and seen.here and seen.sample.pid == process.pid
