@@ -147,7 +147,7 @@ def test_stage_is_started_anew_when_the_core_asks(start: Start, reports: Path) -
     assert engine.leftovers() == []
 
 
-def test_an_agent_that_ends_is_reported_and_started_anew_but_not_for_ever(start: Start, reports: Path) -> None:
+def test_an_agent_that_ends_is_reported_and_restarted_but_not_for_ever(start: Start, reports: Path) -> None:
     engine = start()
     pid = serve(engine)["agent"]
     for agents in range(1, MOST_AGENTS + 1):
@@ -155,7 +155,7 @@ def test_an_agent_that_ends_is_reported_and_started_anew_but_not_for_ever(start:
         death = f"agent|None|{pid}|-9|killed by SIGKILL"
         wait_until(lambda death=death: death in reports.read_text(), "the report of the death")
         assert engine.process.poll() is None
-        said = engine.errors.read_text().count("agent ended: killed by SIGKILL; it is started anew")
+        said = engine.errors.read_text().count("agent ended: killed by SIGKILL; it is restarted")
         assert said == min(agents, MOST_AGENTS - 1)
         if agents < MOST_AGENTS:
             pid = engine.find_processes(5)["agent"]
