@@ -1,4 +1,4 @@
-"""Exit codes, and which error of an engine leads to which. The one place."""
+"""Exit codes, and which error of an engine leads to which. `explain` chooses its own in `cli/inspecting.py`."""
 
 from __future__ import annotations
 

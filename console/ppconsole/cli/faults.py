@@ -58,4 +58,8 @@ def _list(common: Common) -> int:
 def _lines(info: FaultInfo) -> list[str]:
     marks = ["can be cleared" if info.clears else "cannot be cleared", *(["held out"] if info.held_out else [])]
     expects = " or ".join(info.expects) or "no alarm"
-    return [f"{info.kind}  [{info.where}; {', '.join(marks)}]", f"    {info.does}", f"    told: {expects}. {info.told}"]
+    return [
+        f"{info.kind}  [{info.where}; {', '.join(marks)}]",
+        f"    {info.does}",
+        f"    verdict: {expects}. {info.told}",
+    ]

@@ -177,7 +177,7 @@ def explain_lines(snapshot: Snapshot) -> list[str]:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """Return stage, cause, summary, the most telling fact, and the suggested fix."""
+    """Return stage, cause, summary, the most specific fact, and the suggested fix."""
     best = next((fact for fact in verdict.evidence if fact.startswith(_TELLING)), next(iter(verdict.evidence), ""))
     known = f"; {clean(best)}" if best else ""
     return f"{verdict_text(verdict)}{known}" + (f"; try: {clean(verdict.suggest)}" if verdict.suggest else "")

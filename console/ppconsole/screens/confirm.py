@@ -25,7 +25,7 @@ MAX_WIDTH = 92
 
 
 class Confirm(ModalScreen[None]):
-    """Asks before `verb`. What it acts on is fixed when it opens: verb, epoch, revision."""
+    """Asks before `verb`. Verb, epoch and revision are fixed when it opens."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel", show=False),
@@ -68,7 +68,7 @@ class Confirm(ModalScreen[None]):
         self.paint()
 
     def paint(self) -> None:
-        """Show what is known by now."""
+        """Show the answers so far."""
         if not self._composed or not self.is_attached:
             return  # a tick may come before the dialog is composed
         width = min(MAX_WIDTH, self.app.size.width - 6)
@@ -192,7 +192,7 @@ class Confirm(ModalScreen[None]):
     def action_cancel(self) -> None:
         """Close. A verb that was sent already goes on in the engine, and says so."""
         if self.busy:
-            self.console.report(f"{name_of(self.verb)} goes on; its end will be told", bad=False)
+            self.console.report(f"{name_of(self.verb)} goes on; its end will be reported", bad=False)
         self.dismiss()
 
     def action_help(self) -> None:

@@ -80,7 +80,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
 
 
 def _cordon_chip(snapshot: Snapshot) -> list[Seg]:
-    """Return which stages are cordoned: no request begins, whatever the engine's state is."""
+    """Return which stages are cordoned: no request begins, in any state of the engine."""
     placed = sorted({stage.index for stage in snapshot.stages if stage.cordon})
     which = ",".join(map(str, placed)) if len(placed) <= 3 else f"{len(placed)} STAGES"
     return [(f" CORDON {which} ", "chip.warn")] if placed else []

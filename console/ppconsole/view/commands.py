@@ -126,7 +126,7 @@ _STAGES = {
 
 
 def of_key(name: str, snapshot: Snapshot, request: str | None, stage: int | None) -> Verb | str:
-    """Return the verb of a key on what is selected; a string is the beginning of a line that needs more words.
+    """Return the verb of a key on the selection; a string is the beginning of a line that needs more words.
 
     Raises UsageError where there is no stage to act on.
     """

@@ -1,4 +1,4 @@
-"""What a confirm dialog shows: target, epoch, the plan of the dry run with its figures, the CLI line."""
+"""Content of the confirm dialog: target, epoch, the plan of the dry run with its figures, the CLI line."""
 
 from __future__ import annotations
 

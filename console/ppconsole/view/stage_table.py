@@ -15,7 +15,7 @@ from ppconsole.view.marks import CORDONED, STAGE, faulty_stages, stage_mark
 
 MAX_ROWS = 8
 OLD_SAMPLE_MS = 2000.0
-"""A stage whose sample is older than this is shown as old, whatever the link says."""
+"""A stage whose sample is older than this is shown as old, even if the link is up."""
 
 COLUMNS = (
     Column("mark", "", 1, 0),

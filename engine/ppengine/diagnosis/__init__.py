@@ -55,7 +55,7 @@ _MOST_CHARACTERS = 100
 
 
 def diagnose(evidence: Evidence) -> list[Verdict]:
-    """Return the finding_rules, roots first, each once; empty when nothing is wrong."""
+    """Return the verdicts, roots first, each once; empty without a fault."""
     case = Case(evidence, build(evidence), [])
     for rule in RULES:
         for verdict in rule(case):

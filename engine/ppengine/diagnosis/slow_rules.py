@@ -1,4 +1,7 @@
-"""Work that is slow and not blocked: a declared phase over its budget, a stage slower than before."""
+"""Work that is slow and not blocked: a declared phase over its budget, a stage slower than before.
+
+The ratio from which a stage counts as slow is `SLOW_RATIO` in `agent/pace.py`.
+"""
 
 from __future__ import annotations
 

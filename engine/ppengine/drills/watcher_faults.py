@@ -1,4 +1,4 @@
-"""Faults of core, agent and console: the processes that schedule, sample and show, rather than a stage."""
+"""Faults of core, agent, gateway and console: the processes that schedule, sample and show, rather than a stage."""
 
 from __future__ import annotations
 

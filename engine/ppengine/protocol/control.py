@@ -1,4 +1,4 @@
-"""What a console says to the gateway and what comes back: handshake, commands, replies, bulk fetches.
+"""Messages between a console and the gateway: handshake, commands, replies, bulk fetches.
 
 Every command names the epoch that its author saw, lives for `ttl_ms`, may ask that nothing moved (`if_rev`),
 and ends in exactly one definite outcome.
@@ -25,7 +25,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     user: str
     read_only: bool = False
     passing: bool = False
-    """Waits for something and goes: neither counted nor told of as a console."""
+    """Waits for something and leaves: not counted or reported as a console."""
     credentials: dict[str, str] = {}
 
 
@@ -44,7 +44,7 @@ class Welcome(msgspec.Struct, tag="welcome", kw_only=True):
 
 
 class Ping(msgspec.Struct, tag="ping", kw_only=True):
-    """Answered by the gateway; the step counter tells a live socket from a live engine."""
+    """Answered by the gateway; the step counter shows whether the engine moves, beyond its socket."""
 
     nonce: int
 
@@ -193,9 +193,9 @@ InspectWhat = Literal[
 class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     """Details on demand. `what`: `request` (block table, tokens, timing), `stacks` (of `stage`, of the engine `core`
     alone, or of all), `logs`, `blocks` (states of all in `cells` cells at most, and where those of `request` are),
-    `rings` (the last `lines` steps of every thread), `fault` (what was kept of the newest one), `findings` (of the live
+    `rings` (the last `lines` steps of every thread), `fault` (the record of the newest one), `findings` (of the live
     checks), `audit`, `about` (versions and profile), `ledger` (streams, hand-offs and buffers of `stage`, or all),
-    `faults` (what can be broken on demand)."""
+    `faults` (the kinds of faults on demand)."""
 
     nonce: int
     what: InspectWhat

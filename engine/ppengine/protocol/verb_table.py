@@ -207,7 +207,7 @@ _STAGES = (
         ),
     ),
     Row(
-        "restart-stage", "restart a stage, whatever its state", (_STAGE,), "stage", needs="loaded", ends_within_s=900.0,
+        "restart-stage", "restart a stage in any state", (_STAGE,), "stage", needs="loaded", ends_within_s=900.0,
         more="In-flight requests are recomputed, none are lost. The other stages keep their weights.",
         key=Key("x", "restart", "restart stage, none lost"),
     ),

@@ -104,7 +104,7 @@ class SetCheck(msgspec.Struct, tag="check", kw_only=True, forbid_unknown_fields=
 
 
 class RestartStage(msgspec.Struct, tag="restart-stage", kw_only=True, forbid_unknown_fields=True):
-    """Restart a stage, whatever its state; in-flight requests are recomputed, none are lost."""
+    """Restart a stage in any state; in-flight requests are recomputed, none are lost."""
 
     stage: int
 
