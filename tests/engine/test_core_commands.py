@@ -111,7 +111,7 @@ def test_drain_refuses_offline_sessions_too():
     world = CoreWorld()
     world.say(Drain())
     assert refusal(world.submit())[0] == "BUSY"
-    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], sampling=[SamplingParams()]))
+    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", submissions=[Submit(prompt_token_ids=[1])]))
     answer = world.answers[-1][1]
     assert isinstance(answer, Added)
     assert "draining" in answer.error
@@ -154,15 +154,6 @@ def test_more_stop_tokens_than_a_stage_has_room_for_are_refused():
     assert SamplingParams(stop_token_ids=list(range(MAX_STOP_TOKENS)))
     with pytest.raises(ValueError, match="65 stop_token_ids"):
         SamplingParams(stop_token_ids=list(range(MAX_STOP_TOKENS + 1)))
-
-
-def test_add_many_with_lists_of_unequal_length_says_so():
-    world = CoreWorld()
-    for fields in ({"sampling": []}, {"sampling": [SamplingParams()], "requests": ["a", "b"]}):
-        world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], **fields))
-        answer = world.answers[-1][1]
-        assert isinstance(answer, Added)
-        assert answer.error.startswith("1 prompts, ")
 
 
 def test_aborting_a_leader_alone_lets_its_samples_go_on():
