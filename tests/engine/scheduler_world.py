@@ -96,8 +96,8 @@ class World:
         if self.scheduler.batcher.cordon:
             assert all(request.state != "running" for request in new), "a new request was started under the cordon"
             waiting = [request for request in waiting if request not in new]
-        admitted = [request.arrival for request in waiting if request.state == "running"]
-        left = [request.arrival for request in self.scheduler.queues.waiting if request in waiting]
+        admitted = [request.order() for request in waiting if request.state == "running"]
+        left = [request.order() for request in self.scheduler.queues.waiting if request in waiting]
         assert not admitted or not left or max(admitted) < min(left), "a later request was started first"
         if step is not None:
             self.model.send(step)

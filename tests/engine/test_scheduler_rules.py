@@ -420,3 +420,15 @@ def test_max_num_seqs_and_who_stands_behind():
     assert wait_reasons.why(world.scheduler, second).text == "1 run, max_num_seqs is 1"
     assert wait_reasons.why(world.scheduler, third).code == "behind"
     assert wait_reasons.why(world.scheduler, third).text == f"behind {second.id}: 1 run, max_num_seqs is 1"
+
+
+def test_a_waiting_request_goes_where_its_new_order_puts_it():
+    world = World(max_num_seqs=1)
+    first, second, third = (world.add(prompt(3, start), max_tokens=2)[0] for start in (10, 20, 30))
+    queues = world.scheduler.queues
+    with queues.reordering(first):
+        assert queues.waiting == [second, third]
+        first.arrival = 9
+    assert queues.waiting == [second, third, first]
+    world.run()
+    assert world.finished == [second, third, first]

@@ -86,6 +86,10 @@ class Request:
         """Id of its prompt: the id of sample 0."""
         return self.id if self.leader is None else self.leader.id
 
+    def order(self) -> int:
+        """Return its sort key in all queues but `ready`; victims are taken in reverse."""
+        return self.arrival
+
     @property
     def begun(self) -> bool:
         """Whether this sample, or sample 0 of its prompt, has ever had blocks."""
