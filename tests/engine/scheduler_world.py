@@ -9,6 +9,7 @@ from ppengine.common.config import SchedulerConfig
 from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, invariants, wait_reasons
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import MESSAGES
 from stage_model import StageModel, continuation
 
 EOS = 3
@@ -344,9 +345,10 @@ class Driver:
     def plan(self, verb, request, arguments):
         """Return the dry run of an action, or its refusal; check that it changes nothing."""
         before = repr(request)
+        message = MESSAGES[verb.replace("_", "-")]
         keywords = dict(zip(("mode", "hold") if verb == "preempt" else ("hold",), arguments, strict=False))
         try:
-            answer = self.world.scheduler.actions.plan(verb.replace("_", "-"), request.id, **keywords)
+            answer = self.world.scheduler.actions.plan(message(request=request.id, **keywords), request.id)
         except Refused as refusal:
             answer = refusal
         assert repr(request) == before

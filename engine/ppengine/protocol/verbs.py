@@ -130,9 +130,11 @@ class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unkno
     """End every fault on demand that can be ended."""
 
 
+RequestVerb = Abort | Preempt | SwapOut | SwapIn | Release
+"""Verbs on one request. The core applies each to all samples of the request that it fits."""
 Verb = (
-    Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck | RestartStage | Cordon | Fault | ClearFaults
+    Submit | RequestVerb | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage | Cordon
+    | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: a command can ask for nothing else."""
 

@@ -8,6 +8,7 @@ from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import ActionResult, Fence, PreemptMode, Refused
+from ppengine.protocol.verbs import Abort, Preempt, Release, RequestVerb, SwapIn, SwapOut
 
 
 class RequestActions:
@@ -24,6 +25,20 @@ class RequestActions:
         self._max_seqs = config.max_num_seqs
 
     # --- verbs ----------------------------------------------------------------------------------------------
+
+    def begin(self, verb: RequestVerb, request_id: str, *, by: str = "") -> ActionResult:
+        """Begin a verb on one request, which may be one sample of those that the verb names."""
+        match verb:
+            case Abort():
+                return self.abort(request_id, by=by)
+            case Preempt():
+                return self.preempt(request_id, verb.mode, verb.hold, by=by)
+            case SwapOut():
+                return self.swap_out(request_id, verb.hold, by=by)
+            case SwapIn():
+                return self.swap_in(request_id, by=by)
+            case Release():
+                return self.release(request_id, by=by)
 
     def abort(self, request_id: str, *, by: str = "") -> ActionResult:
         """End a request; its blocks are freed when nothing of it is in flight."""
@@ -79,24 +94,22 @@ class RequestActions:
 
     # --- dry run --------------------------------------------------------------------------------------------
 
-    def plan(
-        self, verb: str, request_id: str, mode: PreemptMode | None = None, hold: bool | None = None
-    ) -> tuple[list[str], dict[str, float]]:
+    def plan(self, verb: RequestVerb, request_id: str) -> tuple[list[str], dict[str, float]]:
         """Return the expected outcome of a verb in lines and figures; raise as it would."""
         request = self._find(request_id)
-        if verb == "abort":
-            self._check_not_ending(request)
-        elif verb in ("preempt", "swap-out"):
-            chosen: PreemptMode = "swap" if verb == "swap-out" else mode or self._default_mode(request)
-            self._check_take(request, verb, chosen, verb == "swap-out" if hold is None else hold)
-        elif verb == "swap-in":
-            self._check_swap_in(request)
-        elif verb == "release":
-            self._check_release(request)
-        else:
-            raise Refused("UNSUPPORTED", f"no verb {verb!r} for a request; abort, preempt, swap-out, swap-in, release")
+        match verb:
+            case Abort():
+                self._check_not_ending(request)
+            case Preempt():
+                self._check_take(request, "preempt", verb.mode or self._default_mode(request), verb.hold)
+            case SwapOut():
+                self._check_take(request, "swap-out", "swap", verb.hold)
+            case SwapIn():
+                self._check_swap_in(request)
+            case Release():
+                self._check_release(request)
         figures = self._figures(request)
-        return self._plan_lines(verb, request, mode, figures), figures
+        return self._plan_lines(verb, request, figures), figures
 
     def _figures(self, request: Request) -> dict[str, float]:
         device, host = self._blocks.device, self._blocks.host
@@ -113,18 +126,18 @@ class RequestActions:
             "device_needed": self._blocks.load_need(request) if request.host_blocks else 0,
         }
 
-    def _plan_lines(
-        self, verb: str, request: Request, mode: PreemptMode | None, figures: dict[str, float]
-    ) -> list[str]:  # fmt: skip
+    def _plan_lines(self, verb: RequestVerb, request: Request, figures: dict[str, float]) -> list[str]:
         lines = [f"{request.id} is {request.state}, {len(request.blocks)} device and {len(request.host_blocks)} host"]
-        if verb == "swap-in":
+        if isinstance(verb, SwapIn):
             lines.append(f"takes {figures['device_needed']:.0f} device blocks of {figures['blocks_free']:.0f} free")
-        elif verb != "release":
+        elif not isinstance(verb, Release):
             lines.append(f"{figures['blocks_back']:.0f} device blocks come back")
-        swap = verb == "swap-out" or (verb == "preempt" and (mode or self._default_mode(request)) == "swap")
+        swap = isinstance(verb, SwapOut)
+        if isinstance(verb, Preempt):
+            swap = (verb.mode or self._default_mode(request)) == "swap"
         if swap and request.blocks:
             lines.append(f"takes {figures['host_needed']:.0f} host blocks of {figures['host_free']:.0f} free")
-        elif verb == "preempt":
+        elif isinstance(verb, Preempt):
             lines.append(f"{request.num_computed} computed tokens will be recomputed")
         if request.in_flight:
             steps = " ".join(f"m{number}" for number in request.in_flight)
