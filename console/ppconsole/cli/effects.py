@@ -32,7 +32,11 @@ def verb_command(name: str) -> click.Command:
     def command(common: Common, effect: Effect, **values: Any) -> int:
         from ppengine.protocol.verbs import build
 
-        return carry_out(build(name, values), common, effect)
+        try:
+            verb = build(name, values)
+        except ValueError as error:
+            raise exits.Failure(str(error), exits.USAGE) from None
+        return carry_out(verb, common, effect)
 
     return command
 
