@@ -60,16 +60,14 @@ class World:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def add(self, prompt, *, n=1, seed=0, name=None, **sampling):
+    def add(self, prompt, *, n=1, seed=0, name=None, priority=0, **sampling):
         """Add one prompt with `n` samples; return the requests."""
         sampling.setdefault("max_tokens", 8)
         params = SamplingParams(n=n, **sampling)
         name = name or f"r{len(self.all)}"
-        leader = Request(id=name, prompt_ids=list(prompt), sampling=params, seed=seed)
-        group = [leader] + [
-            Request(id=f"{name}.{i}", prompt_ids=list(prompt), sampling=params, seed=seed, sample=i, leader=leader)
-            for i in range(1, n)
-        ]
+        fields = {"prompt_ids": list(prompt), "sampling": params, "seed": seed, "priority": priority}
+        leader = Request(id=name, **fields)
+        group = [leader] + [Request(id=f"{name}.{i}", sample=i, leader=leader, **fields) for i in range(1, n)]
         self.scheduler.admit(group)
         self.all.update({request.id: request for request in group})
         self.verify()
@@ -308,7 +306,7 @@ class Driver:
             self.world.add(
                 prompt, n=draw.choice([1, 1, 1, 2, 3]), seed=draw.randrange(3), max_tokens=tokens,
                 min_tokens=draw.choice([0, 0, min(3, tokens)]), stop_token_ids=stop_ids,
-                ignore_eos=draw.random() < 0.3,
+                ignore_eos=draw.random() < 0.3, priority=draw.choice([0, 0, 0, -1, 3]),
             )  # fmt: skip
             self.counts["add"] += 1
         except DoesNotFit as refusal:

@@ -18,6 +18,7 @@ from ppengine.protocol.verbs import (
     Drain,
     Pause,
     Preempt,
+    Priority,
     Release,
     RestartStage,
     Resume,
@@ -183,6 +184,7 @@ def test_every_verb_on_every_state_is_answered_and_leaves_the_books_in_order():
             for verb in (
                 Preempt(request="a", hold=True), Release(request="a"), SwapOut(request="a"), SwapIn(request="a"),
                 Preempt(request="a", mode="swap"), SwapOut(request="a", hold=False), Preempt(request="a.1"),
+                Priority(request="a", priority=2), Priority(request="a.1", priority=-1),
                 Continue(stage=2**63), SetMemory(utilization=float("nan")), Abort(request="a"), Abort(request="a"),
             ):  # fmt: skip
                 for dry in (True, False):
@@ -255,6 +257,62 @@ def test_an_act_on_a_group_ends_when_all_of_its_samples_have_moved():
     assert [request.state for request in world.engine.requests.live()] == ["held", "held"]
 
 
+def test_the_plan_of_a_priority_has_the_position_before_and_after():
+    world = CoreWorld(max_num_seqs=1)
+    for name, priority in (("a", 0), ("b", 0), ("c", 2), ("d", 5)):
+        world.say(Submit(prompt_token_ids=[1] * 4, request=name, priority=priority))
+    world.run(steps=2)
+    (plan,) = world.say(Priority(request="d", priority=1), dry_run=True)
+    assert plan.plan == ["d is waiting, priority 5 -> 1", "position 3 -> 2 of 3 waiting"]
+    assert plan.figures == {"priority_before": 5, "priority_after": 1, "position_before": 3, "position_after": 2}
+    (plan,) = world.say(Priority(request="a", priority=-1), dry_run=True)
+    assert plan.plan == ["a is running, priority 0 -> -1", "takes effect when it waits in a queue"]
+    assert world.say(Priority(request="b", priority=0), dry_run=True)[0].plan == [
+        "nothing changes: the priority of b is 0 already"
+    ]
+    assert [request.id for request in world.scheduler.queues.waiting] == ["b", "c", "d"]
+    end = world.say(Priority(request="d", priority=-5), if_rev=0)[-1]
+    assert (end.state, end.text, end.revision) == ("applied", "priority by eve: 5 -> -5", 1)
+    end = world.say(Priority(request="d", priority=-5))[-1]
+    assert (end.text, end.revision) == ("nothing changes: the priority of d is -5 already", 1)
+    assert [request.id for request in world.scheduler.queues.waiting] == ["d", "b", "c"]
+    assert refusal(world.say(Priority(request="z", priority=1))) == ("NOT_FOUND", "no request z")
+
+
+def test_all_samples_take_the_priority_and_count_as_one_in_the_position():
+    world = CoreWorld()
+    world.submit([1] * 4, name="b", n=3, max_tokens=20)
+    world.run(steps=4)
+    world.say(Preempt(request="b", mode="recompute", hold=True))
+    world.run()
+    world.say(Pause(mode="keep"))
+    world.submit([1] * 4, name="c", max_tokens=20)
+    world.say(Release(request="b"))
+    waiting = world.scheduler.queues.waiting
+    assert [request.id for request in waiting] == ["b", "b.1", "b.2", "c"]
+    end = world.say(Priority(request="b", priority=4), dry_run=True)[-1]
+    assert end.plan[1] == "position 1 -> 2 of 2 waiting"
+    world.say(Priority(request="b", priority=4))
+    assert [request.id for request in waiting] == ["c", "b", "b.1", "b.2"]
+    assert {request.revision for request in world.engine.requests.members("b")} == {3}
+    world.say(Priority(request="b.1", priority=-1))
+    assert [request.id for request in waiting] == ["b.1", "c", "b", "b.2"]
+    world.say(Resume())
+    world.run()
+    assert world.engine.requests.live() == []
+
+
+def test_prompts_of_a_session_begin_by_their_priority():
+    world = CoreWorld(max_num_seqs=1, stages=1)
+    prompts = [
+        Submit(prompt_token_ids=[1], request=name, priority=priority, sampling=SamplingParams(max_tokens=2))
+        for name, priority in (("a", 3), ("b", -1), ("c", 0))
+    ]
+    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", submissions=prompts))
+    world.run()
+    assert [event.request for event in world.events if event.kind == "request.finished"] == ["b", "c", "a"]
+
+
 def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
     world = CoreWorld()
     for length in range(1, 30):
@@ -296,7 +354,7 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
     for verb in (
         Submit(prompt_token_ids=[1]), Abort(request="a"), Preempt(request="a"), SwapOut(request="a"),
         SetMemory(utilization=0.6), Pause(), Resume(), Drain(), Stop(), SetCheck(check="finite"),
-        RestartStage(stage=0), Cordon(stage=1),
+        RestartStage(stage=0), Cordon(stage=1), Priority(request="a", priority=-3),
     ):  # fmt: skip
         (answer,) = world.say(verb, dry_run=True)
         assert isinstance(answer, Outcome), (verb, answer)
@@ -308,7 +366,9 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
     assert world.engine.operations.infos()[1:] == [] and world.engine.health.state == "serving"
 
 
-@pytest.mark.parametrize("verb", [Abort(request="a"), Release(request="a"), SetMemory(utilization=0.6)])
+@pytest.mark.parametrize(
+    "verb", [Abort(request="a"), Release(request="a"), Priority(request="a", priority=0), SetMemory(utilization=0.6)]
+)
 def test_a_revision_that_has_moved_on_refuses_before_anything_else_is_looked_at(verb):
     world = CoreWorld()
     world.submit(name="a", max_tokens=30)

@@ -21,7 +21,7 @@ MODELS = Path(__file__).resolve().parents[2] / "profiles" / "models"
 class Left:
     """An engine that still holds the end of a request that an interrupted call had aborted."""
 
-    def add_many(self, prompts, params, ids=()):
+    def add_many(self, prompts, params, ids=(), priority=None):
         self.answers = [["r-old"], ["r-1"]]
         return ["r-1"]
 
@@ -95,6 +95,24 @@ def test_lists_of_unequal_length_are_refused_with_their_lengths():
     for params, ids in (([], []), ([SamplingParams()], ["a", "b"])):
         with pytest.raises(ValueError, match=f"1 prompts, {len(params)} sampling params and {len(ids)} request ids"):
             engine().add_many(["x"], params, ids)
+
+
+def test_each_prompt_has_its_priority_and_a_list_of_another_length_is_refused():
+    made = engine()
+    made.add_many(["x", {"prompt_token_ids": [1]}], [SamplingParams()] * 2, priority=[3, -1])
+    assert [each.priority for each in made._engine.message.submissions] == [3, -1]
+    made.add_request("a", "x", SamplingParams(), priority=7)
+    assert [each.priority for each in made._engine.message.submissions] == [7]
+    made.add_many(["x"], [SamplingParams()])
+    assert [each.priority for each in made._engine.message.submissions] == [0]
+    llm = LLM.__new__(LLM)
+    llm.llm_engine = made
+    with pytest.raises(ValueError, match="2 prompts and 3 priorities; give one a prompt"):
+        llm.generate(["x", "y"], priority=[1, 2, 3])
+    with pytest.raises(ValueError, match="1 prompts and 0 priorities"):
+        llm.generate(["x"], priority=[])
+    with pytest.raises(ValueError, match=r"priority is 1\.5; it must be a whole number"):
+        llm.generate(["x"], priority=[1.5])
 
 
 def test_a_text_that_is_not_utf8_is_refused_before_any_is_sent():

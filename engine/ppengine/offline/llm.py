@@ -108,13 +108,14 @@ class LLMEngine:
         """KV blocks that all stages agreed on at start, the null block included."""
         return self._engine.state.num_blocks
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Queue one request. Raises ValueError if it can never fit or its id is in use."""
-        self.add_many([prompt], [params], [request_id])
+        self.add_many([prompt], [params], [request_id], [priority])
 
     def add_many(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = ()
-    ) -> list[str]:
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = (),
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:  # fmt: skip
         """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError.
 
         If a large batch is refused, part of it may have been queued already; those ids are in use until they end.
@@ -122,9 +123,15 @@ class LLMEngine:
         count = len(prompts)
         if len(params) != count or len(ids) not in (0, count):
             raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
-        chosen: Sequence[str | None] = ids or [None] * count
+        if priority is None:
+            priority = [0] * count
+        if len(priority) != count:
+            raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
+        fields: dict[str, Sequence[Any]] = {
+            "sampling": params, "request": ids or [None] * count, "priority": priority,
+        }  # fmt: skip
         submissions = [
-            _submission(number, prompt, sampling=params[number], request=chosen[number])
+            _submission(number, prompt, **{name: values[number] for name, values in fields.items()})
             for number, prompt in enumerate(prompts)
         ]
         names: list[str] = []
@@ -205,8 +212,13 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Return one output a prompt, in order. Raises ValueError (a prompt that cannot fit) or EngineError."""
+        """Return one output a prompt, in order. Raises ValueError (a prompt that cannot fit) or EngineError.
+
+        `priority` is one number a prompt: the smaller starts first, then the earlier prompt.
+        """
         several: list[Prompt] = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
         if sampling_params is None:
             sampling_params = SamplingParams()
@@ -218,7 +230,7 @@ class LLM:
         if not several:
             return []
         engine = self.llm_engine
-        names = engine.add_many(several, params)
+        names = engine.add_many(several, params, priority=priority)
         own = set(names)
         done: dict[str, RequestOutput] = {}
         progress = _progress(len(names)) if use_tqdm else None

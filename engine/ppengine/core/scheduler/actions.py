@@ -8,7 +8,7 @@ from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import ActionResult, Fence, PreemptMode, Refused
-from ppengine.protocol.verbs import Abort, Preempt, Release, RequestVerb, SwapIn, SwapOut
+from ppengine.protocol.verbs import Abort, Preempt, Priority, Release, RequestVerb, SwapIn, SwapOut
 
 
 class RequestActions:
@@ -39,6 +39,8 @@ class RequestActions:
                 return self.swap_in(request_id, by=by)
             case Release():
                 return self.release(request_id, by=by)
+            case Priority():
+                return self.prioritize(request_id, verb.priority, by=by)
 
     def abort(self, request_id: str, *, by: str = "") -> ActionResult:
         """End a request; its blocks are freed when nothing of it is in flight."""
@@ -86,6 +88,19 @@ class RequestActions:
         request.note(self._fences.now(), text)
         return ActionResult("release", request.id, "applied", text)
 
+    def prioritize(self, request_id: str, priority: int, *, by: str = "") -> ActionResult:
+        """Change a request's place among those that wait; one that runs takes it when it is queued again."""
+        request = self._find(request_id)
+        self._check_not_ending(request)
+        text = _unchanged(request)
+        if priority != request.priority:
+            text = f"{_by('priority', by)}: {request.priority} -> {priority}"
+            with self._queues.reordering(request):
+                request.priority = priority
+            request.revision += 1
+            request.note(self._fences.now(), text)
+        return ActionResult("priority", request.id, "applied", text)
+
     def _default_mode(self, request: Request) -> PreemptMode:
         """Return the configured mode, or recompute if the host has no room for a swap."""
         if self._preemption == "swap" and not _has_host(request):
@@ -108,6 +123,9 @@ class RequestActions:
                 self._check_swap_in(request)
             case Release():
                 self._check_release(request)
+            case Priority():
+                self._check_not_ending(request)
+                return self._plan_priority(request, verb.priority)
         figures = self._figures(request)
         return self._plan_lines(verb, request, figures), figures
 
@@ -143,6 +161,21 @@ class RequestActions:
             steps = " ".join(f"m{number}" for number in request.in_flight)
             lines.append(f"after {len(request.in_flight)} steps in flight: {steps}")
         return lines
+
+    def _plan_priority(self, request: Request, priority: int) -> tuple[list[str], dict[str, float]]:
+        """Return the place before and after. Samples of one prompt move together and count once."""
+        if priority == request.priority:
+            return [_unchanged(request)], {"priority": priority}
+        lines = [f"{request.id} is {request.state}, priority {request.priority} -> {priority}"]
+        figures: dict[str, float] = {"priority_before": request.priority, "priority_after": priority}
+        queue = next((queue for queue in (self._queues.waiting, self._queues.swapped) if request in queue), None)
+        if queue is None:
+            return [*lines, "takes effect when it waits in a queue"], figures
+        others = [other.order() for other in queue if other.group != request.group]
+        before = 1 + sum(order < request.order() for order in others)
+        after = 1 + sum(order < (priority, request.arrival) for order in others)
+        lines.append(f"position {before} -> {after} of {len(others) + 1} {request.state}")
+        return lines, figures | {"position_before": before, "position_after": after}
 
     # --- checks ---------------------------------------------------------------------------------------------
 
@@ -217,6 +250,10 @@ class RequestActions:
         if result.state != "pending":
             self._fences.drop_settled(result)
         return result
+
+
+def _unchanged(request: Request) -> str:
+    return f"nothing changes: the priority of {request.id} is {request.priority} already"
 
 
 def _has_nothing_to_take(request: Request, mode: PreemptMode) -> bool:
