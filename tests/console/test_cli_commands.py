@@ -219,6 +219,7 @@ def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     assert shown.code == 0
     assert "3 4 9" in shown.out
     assert "waiting > running" in shown.out
+    assert "priority  0" in shown.out
     assert cli("show", "r-8f2c", "--json").rows[0]["block_table"] == [3, 4, 9]
     gone = cli("show", "r-none")
     assert gone.code == 7

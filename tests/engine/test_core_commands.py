@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.common.config import ConfigError
 from ppengine.core import operations
 from ppengine.protocol.control import Command, Failed, Fetch, Fetched, Inspect, Outcome, Refused
+from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
 from ppengine.protocol.verb_table import ROWS
@@ -300,6 +302,19 @@ def test_all_samples_take_the_priority_and_count_as_one_in_the_position():
     world.say(Resume())
     world.run()
     assert world.engine.requests.live() == []
+
+
+def test_the_priority_is_in_the_picture_and_in_the_detail_also_after_the_end():
+    world = CoreWorld()
+    world.say(Submit(prompt_token_ids=[1], request="a", priority=4, sampling=SamplingParams(max_tokens=9)))
+    world.say(Priority(request="a", priority=-2))
+    assert [info.priority for info in world.engine.reporter.build().requests] == [-2]
+    for _ in range(2):
+        answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
+        detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)
+        assert detail.priority == -2
+        world.run()
+    assert detail.state == "finished"
 
 
 def test_prompts_of_a_session_begin_by_their_priority():
