@@ -98,6 +98,7 @@ from ppengine.protocol.verbs import (
     Pause,
     Preempt,
     Release,
+    RequestVerb,
     RestartStage,
     Resume,
     SetMemory,
@@ -396,7 +397,7 @@ class FakeGateway:
         if isinstance(verb, Submit):
             return self._submit(command, verb, op)
         request = None
-        if isinstance(verb, Abort | Preempt | SwapOut | SwapIn | Release):
+        if isinstance(verb, RequestVerb):
             request = next((row for row in self.snapshot.requests if row.id == verb.request), None)
             if request is None:
                 text = f"no request {verb.request!r}; {len(self.snapshot.requests)} are here"

@@ -28,6 +28,7 @@ from ppengine.protocol.verbs import (
     Drain,
     Pause,
     Preempt,
+    Priority,
     Release,
     RestartStage,
     Resume,
@@ -218,6 +219,7 @@ def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     assert shown.code == 0
     assert "3 4 9" in shown.out
     assert "waiting > running" in shown.out
+    assert "priority  0" in shown.out
     assert cli("show", "r-8f2c", "--json").rows[0]["block_table"] == [3, 4, 9]
     gone = cli("show", "r-none")
     assert gone.code == 7
@@ -288,6 +290,8 @@ VERBS = [
     (["swap-out", "r-8f2c", "--no-hold"], SwapOut(request="r-8f2c", hold=False)),
     (["swap-in", "r-77d0"], SwapIn(request="r-77d0")),
     (["release", "r-77d0"], Release(request="r-77d0")),
+    (["priority", "r-77d0", "5"], Priority(request="r-77d0", priority=5)),
+    (["priority", "r-77d0", "-5"], Priority(request="r-77d0", priority=-5)),
     (["set-memory", "0.5"], SetMemory(utilization=0.5)),
     (["pause"], Pause()),
     (["pause", "--mode", "keep"], Pause(mode="keep")),
@@ -411,6 +415,14 @@ def test_submit_streams_text_and_counts(cli: Cli, fake: FakeGateway) -> None:
     assert verb.prompt == "Once"
     assert (verb.sampling.max_tokens, verb.sampling.stop, verb.sampling.seed) == (20, ["END"], 3)
     assert not verb.abort_on_detach
+    assert verb.priority == 0
+
+
+def test_submit_with_a_priority(cli: Cli, fake: FakeGateway) -> None:
+    assert cli("submit", "Once", "--priority", "-3").code == 0
+    assert fake.commands[0].verb == Submit(prompt="Once", priority=-3)
+    run = cli("priority", "r-8f2c", str(2**40))
+    assert (run.code, run.err) == (2, f"error: priority is {2**40}; it must be -2147483647 to 2147483647\n")
 
 
 def test_submit_json_lines(cli: Cli, fake: FakeGateway) -> None:

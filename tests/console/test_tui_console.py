@@ -30,6 +30,7 @@ from ppengine.protocol.verbs import (
     Drain,
     Pause,
     Preempt,
+    Priority,
     Release,
     RestartStage,
     Resume,
@@ -147,6 +148,21 @@ async def test_a_verb_asks_shows_the_plan_and_carries_the_revision(key, verb, if
         await rig.until(lambda: rig.app.screen is rig.app.main)
         assert rig.source.acted() == [verb]
         assert rig.source.commands[-1][1]["if_rev"] == if_rev
+
+
+async def test_the_key_of_a_verb_that_needs_a_number_opens_the_line_with_its_target():
+    async with console() as rig:
+        rig.app.main.selection.requests.choose("r-0003")
+        await rig.pilot.press("+")
+        field = rig.app.main.query_one(PromptLine).input
+        assert field.value == "priority r-0003 "
+        await rig.pilot.press("-", "5", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        assert "ppconsole -e opt@n0 priority r-0003 -5" in rig.board("dialog-body")
+        await rig.pilot.press("right", "enter")
+        await rig.until(lambda: rig.app.screen is rig.app.main)
+        assert rig.source.acted() == [Priority(request="r-0003", priority=-5)]
+        assert rig.source.commands[-1][1]["if_rev"] == 3
 
 
 @pytest.mark.parametrize("key", ["enter", "escape"])

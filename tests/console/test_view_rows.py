@@ -248,7 +248,10 @@ def test_kv_map_lights_the_selected_request():
 
 def test_request_detail_has_the_numbers():
     info = snapshots.request(3)
-    text = "\n".join(texts(drilldown.request_rows(info, snapshots.detail(info), "", 80)))
+    found = snapshots.detail(info)
+    found.priority = -7
+    text = "\n".join(texts(drilldown.request_rows(info, found, "", 80)))
+    assert "priority      -7" in text
     assert "need 121, have 100" in text and "503 tokens" in text and "no device blocks" in text
     gone = texts(drilldown.request_rows(None, None, "NOT_FOUND", 80))
     assert "NOT_FOUND" in gone[0] and "not in the engine" in gone[1]

@@ -24,7 +24,7 @@ from ppengine.protocol.control import Accepted, Command
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, FromFront
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Stop
+from ppengine.protocol.verbs import Stop, Submit
 
 Start = Callable[..., Engine]
 ENDS_S, SERVES_S = 15.0, 100.0
@@ -72,9 +72,8 @@ def ask(engine: Engine, message: msgspec.Struct) -> object:
 
 def keep_busy(engine: Engine) -> None:
     """Give the engine more than it can finish while the test lasts."""
-    sampling = [SamplingParams(max_tokens=400, ignore_eos=True)] * 32
-    many = AddMany(nonce=1, session="busy", prompts=[[5, 6, 7]] * 32, sampling=sampling)
-    answer = ask(engine, many)
+    one = Submit(prompt_token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=400, ignore_eos=True))
+    answer = ask(engine, AddMany(nonce=1, session="busy", submissions=[one] * 32))
     assert isinstance(answer, Added)
     assert answer.error == ""
 

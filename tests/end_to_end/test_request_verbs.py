@@ -11,7 +11,7 @@ import reference
 from checkpoints import make_checkpoint
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo
-from ppengine.protocol.verbs import Abort, Preempt, Release, Resume, SwapIn, SwapOut
+from ppengine.protocol.verbs import Abort, Preempt, Priority, Release, Resume, SwapIn, SwapOut
 from serving import Served
 
 from profiles import small
@@ -142,6 +142,27 @@ async def test_samples_move_together(engine: Served, expected: list[list[int]]) 
         assert await op.tokens(name, 1) == expected[0]
         await op.do(Release(request=name))  # of those that are held still
         assert [await op.tokens(name, sample) for sample in (0, 2)] == [expected[0]] * 2
+        await op.idle()
+
+
+async def test_waiting_requests_begin_by_priority(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        running = await op.halfway(PROMPTS[: SLOTS - 1], max_tokens=STEPS)
+        # One place is left: the others take it one after the other.
+        waiting = await op.submit_all(PROMPTS[1:], max_tokens=8)
+        first, second, third = waiting
+        await op.request(third, lambda request: request.state == "waiting", "waits")
+        planned = (await op.cli("priority", third, "-5", "--dry-run", "--json")).json
+        assert planned["plan"] == [f"{third} is waiting, priority 0 -> -5", "position 3 -> 1 of 3 waiting"]
+        ran = await op.cli("priority", third, "-5", "--if-rev", str(planned["revision"]), "--json")
+        assert ran.json["text"].startswith("priority by ") and ran.json["text"].endswith(": 0 -> -5")
+        assert (ran.code, ran.json["revision"]) == (0, 1)
+        assert (await op.do(Priority(request=first, priority=3))).text == "priority by op: 0 -> 3"
+        await op.do(Resume())
+        assert [await op.tokens(name) for name in waiting] == [tokens[:8] for tokens in expected[1:]]
+        ended = [event.request for event in await op.heard() if event.kind == "request.finished"]
+        assert [name for name in ended if name in waiting] == [third, second, first]
+        assert [await op.tokens(name) for name in running] == expected[:3]
         await op.idle()
 
 

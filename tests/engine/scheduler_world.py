@@ -9,6 +9,7 @@ from ppengine.common.config import SchedulerConfig
 from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, invariants, wait_reasons
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import MESSAGES
 from stage_model import StageModel, continuation
 
 EOS = 3
@@ -59,16 +60,14 @@ class World:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def add(self, prompt, *, n=1, seed=0, name=None, **sampling):
+    def add(self, prompt, *, n=1, seed=0, name=None, priority=0, **sampling):
         """Add one prompt with `n` samples; return the requests."""
         sampling.setdefault("max_tokens", 8)
         params = SamplingParams(n=n, **sampling)
         name = name or f"r{len(self.all)}"
-        leader = Request(id=name, prompt_ids=list(prompt), sampling=params, seed=seed)
-        group = [leader] + [
-            Request(id=f"{name}.{i}", prompt_ids=list(prompt), sampling=params, seed=seed, sample=i, leader=leader)
-            for i in range(1, n)
-        ]
+        fields = {"prompt_ids": list(prompt), "sampling": params, "seed": seed, "priority": priority}
+        leader = Request(id=name, **fields)
+        group = [leader] + [Request(id=f"{name}.{i}", sample=i, leader=leader, **fields) for i in range(1, n)]
         self.scheduler.admit(group)
         self.all.update({request.id: request for request in group})
         self.verify()
@@ -96,8 +95,8 @@ class World:
         if self.scheduler.batcher.cordon:
             assert all(request.state != "running" for request in new), "a new request was started under the cordon"
             waiting = [request for request in waiting if request not in new]
-        admitted = [request.arrival for request in waiting if request.state == "running"]
-        left = [request.arrival for request in self.scheduler.queues.waiting if request in waiting]
+        admitted = [request.order() for request in waiting if request.state == "running"]
+        left = [request.order() for request in self.scheduler.queues.waiting if request in waiting]
         assert not admitted or not left or max(admitted) < min(left), "a later request was started first"
         if step is not None:
             self.model.send(step)
@@ -307,7 +306,7 @@ class Driver:
             self.world.add(
                 prompt, n=draw.choice([1, 1, 1, 2, 3]), seed=draw.randrange(3), max_tokens=tokens,
                 min_tokens=draw.choice([0, 0, min(3, tokens)]), stop_token_ids=stop_ids,
-                ignore_eos=draw.random() < 0.3,
+                ignore_eos=draw.random() < 0.3, priority=draw.choice([0, 0, 0, -1, 3]),
             )  # fmt: skip
             self.counts["add"] += 1
         except DoesNotFit as refusal:
@@ -344,9 +343,10 @@ class Driver:
     def plan(self, verb, request, arguments):
         """Return the dry run of an action, or its refusal; check that it changes nothing."""
         before = repr(request)
+        message = MESSAGES[verb.replace("_", "-")]
         keywords = dict(zip(("mode", "hold") if verb == "preempt" else ("hold",), arguments, strict=False))
         try:
-            answer = self.world.scheduler.actions.plan(verb.replace("_", "-"), request.id, **keywords)
+            answer = self.world.scheduler.actions.plan(message(request=request.id, **keywords), request.id)
         except Refused as refusal:
             answer = refusal
         assert repr(request) == before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.common.config import ConfigError
 from ppengine.core import operations
 from ppengine.protocol.control import Command, Failed, Fetch, Fetched, Inspect, Outcome, Refused
+from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
 from ppengine.protocol.verb_table import ROWS
@@ -18,6 +20,7 @@ from ppengine.protocol.verbs import (
     Drain,
     Pause,
     Preempt,
+    Priority,
     Release,
     RestartStage,
     Resume,
@@ -111,7 +114,7 @@ def test_drain_refuses_offline_sessions_too():
     world = CoreWorld()
     world.say(Drain())
     assert refusal(world.submit())[0] == "BUSY"
-    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], sampling=[SamplingParams()]))
+    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", submissions=[Submit(prompt_token_ids=[1])]))
     answer = world.answers[-1][1]
     assert isinstance(answer, Added)
     assert "draining" in answer.error
@@ -156,15 +159,6 @@ def test_more_stop_tokens_than_a_stage_has_room_for_are_refused():
         SamplingParams(stop_token_ids=list(range(MAX_STOP_TOKENS + 1)))
 
 
-def test_add_many_with_lists_of_unequal_length_says_so():
-    world = CoreWorld()
-    for fields in ({"sampling": []}, {"sampling": [SamplingParams()], "requests": ["a", "b"]}):
-        world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", prompts=[[1]], **fields))
-        answer = world.answers[-1][1]
-        assert isinstance(answer, Added)
-        assert answer.error.startswith("1 prompts, ")
-
-
 def test_aborting_a_leader_alone_lets_its_samples_go_on():
     world = CoreWorld()
     world.submit(name="a", n=3, max_tokens=5)
@@ -192,6 +186,7 @@ def test_every_verb_on_every_state_is_answered_and_leaves_the_books_in_order():
             for verb in (
                 Preempt(request="a", hold=True), Release(request="a"), SwapOut(request="a"), SwapIn(request="a"),
                 Preempt(request="a", mode="swap"), SwapOut(request="a", hold=False), Preempt(request="a.1"),
+                Priority(request="a", priority=2), Priority(request="a.1", priority=-1),
                 Continue(stage=2**63), SetMemory(utilization=float("nan")), Abort(request="a"), Abort(request="a"),
             ):  # fmt: skip
                 for dry in (True, False):
@@ -264,6 +259,75 @@ def test_an_act_on_a_group_ends_when_all_of_its_samples_have_moved():
     assert [request.state for request in world.engine.requests.live()] == ["held", "held"]
 
 
+def test_the_plan_of_a_priority_has_the_position_before_and_after():
+    world = CoreWorld(max_num_seqs=1)
+    for name, priority in (("a", 0), ("b", 0), ("c", 2), ("d", 5)):
+        world.say(Submit(prompt_token_ids=[1] * 4, request=name, priority=priority))
+    world.run(steps=2)
+    (plan,) = world.say(Priority(request="d", priority=1), dry_run=True)
+    assert plan.plan == ["d is waiting, priority 5 -> 1", "position 3 -> 2 of 3 waiting"]
+    assert plan.figures == {"priority_before": 5, "priority_after": 1, "position_before": 3, "position_after": 2}
+    (plan,) = world.say(Priority(request="a", priority=-1), dry_run=True)
+    assert plan.plan == ["a is running, priority 0 -> -1", "takes effect when it waits in a queue"]
+    assert world.say(Priority(request="b", priority=0), dry_run=True)[0].plan == [
+        "nothing changes: the priority of b is 0 already"
+    ]
+    assert [request.id for request in world.scheduler.queues.waiting] == ["b", "c", "d"]
+    end = world.say(Priority(request="d", priority=-5), if_rev=0)[-1]
+    assert (end.state, end.text, end.revision) == ("applied", "priority by eve: 5 -> -5", 1)
+    end = world.say(Priority(request="d", priority=-5))[-1]
+    assert (end.text, end.revision) == ("nothing changes: the priority of d is -5 already", 1)
+    assert [request.id for request in world.scheduler.queues.waiting] == ["d", "b", "c"]
+    assert refusal(world.say(Priority(request="z", priority=1))) == ("NOT_FOUND", "no request z")
+
+
+def test_all_samples_take_the_priority_and_count_as_one_in_the_position():
+    world = CoreWorld()
+    world.submit([1] * 4, name="b", n=3, max_tokens=20)
+    world.run(steps=4)
+    world.say(Preempt(request="b", mode="recompute", hold=True))
+    world.run()
+    world.say(Pause(mode="keep"))
+    world.submit([1] * 4, name="c", max_tokens=20)
+    world.say(Release(request="b"))
+    waiting = world.scheduler.queues.waiting
+    assert [request.id for request in waiting] == ["b", "b.1", "b.2", "c"]
+    end = world.say(Priority(request="b", priority=4), dry_run=True)[-1]
+    assert end.plan[1] == "position 1 -> 2 of 2 waiting"
+    world.say(Priority(request="b", priority=4))
+    assert [request.id for request in waiting] == ["c", "b", "b.1", "b.2"]
+    assert {request.revision for request in world.engine.requests.members("b")} == {3}
+    world.say(Priority(request="b.1", priority=-1))
+    assert [request.id for request in waiting] == ["b.1", "c", "b", "b.2"]
+    world.say(Resume())
+    world.run()
+    assert world.engine.requests.live() == []
+
+
+def test_the_priority_is_in_the_picture_and_in_the_detail_also_after_the_end():
+    world = CoreWorld()
+    world.say(Submit(prompt_token_ids=[1], request="a", priority=4, sampling=SamplingParams(max_tokens=9)))
+    world.say(Priority(request="a", priority=-2))
+    assert [info.priority for info in world.engine.reporter.build().requests] == [-2]
+    for _ in range(2):
+        answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
+        detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)
+        assert detail.priority == -2
+        world.run()
+    assert detail.state == "finished"
+
+
+def test_prompts_of_a_session_begin_by_their_priority():
+    world = CoreWorld(max_num_seqs=1, stages=1)
+    prompts = [
+        Submit(prompt_token_ids=[1], request=name, priority=priority, sampling=SamplingParams(max_tokens=2))
+        for name, priority in (("a", 3), ("b", -1), ("c", 0))
+    ]
+    world.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", submissions=prompts))
+    world.run()
+    assert [event.request for event in world.events if event.kind == "request.finished"] == ["b", "c", "a"]
+
+
 def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
     world = CoreWorld()
     for length in range(1, 30):
@@ -305,7 +369,7 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
     for verb in (
         Submit(prompt_token_ids=[1]), Abort(request="a"), Preempt(request="a"), SwapOut(request="a"),
         SetMemory(utilization=0.6), Pause(), Resume(), Drain(), Stop(), SetCheck(check="finite"),
-        RestartStage(stage=0), Cordon(stage=1),
+        RestartStage(stage=0), Cordon(stage=1), Priority(request="a", priority=-3),
     ):  # fmt: skip
         (answer,) = world.say(verb, dry_run=True)
         assert isinstance(answer, Outcome), (verb, answer)
@@ -317,7 +381,9 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
     assert world.engine.operations.infos()[1:] == [] and world.engine.health.state == "serving"
 
 
-@pytest.mark.parametrize("verb", [Abort(request="a"), Release(request="a"), SetMemory(utilization=0.6)])
+@pytest.mark.parametrize(
+    "verb", [Abort(request="a"), Release(request="a"), Priority(request="a", priority=0), SetMemory(utilization=0.6)]
+)
 def test_a_revision_that_has_moved_on_refuses_before_anything_else_is_looked_at(verb):
     world = CoreWorld()
     world.submit(name="a", max_tokens=30)

@@ -21,7 +21,7 @@ MODELS = Path(__file__).resolve().parents[2] / "profiles" / "models"
 class Left:
     """An engine that still holds the end of a request that an interrupted call had aborted."""
 
-    def add_many(self, prompts, params, ids=()):
+    def add_many(self, prompts, params, ids=(), priority=None):
         self.answers = [["r-old"], ["r-1"]]
         return ["r-1"]
 
@@ -43,7 +43,7 @@ class Listener:
 
     def ask(self, message, kind):
         self.message = message
-        return Added(nonce=1, requests=[f"r-{index}" for index in range(len(message.prompts))])
+        return Added(nonce=1, requests=[f"r-{index}" for index in range(len(message.submissions))])
 
 
 def engine() -> LLMEngine:
@@ -55,8 +55,9 @@ def engine() -> LLMEngine:
 def test_token_ids_of_an_array_are_taken():
     made = engine()
     made.add_many([{"prompt_token_ids": numpy.array([1, 2])}, "text"], [SamplingParams()] * 2)
-    assert made._engine.message.prompts == [[1, 2], "text"]
-    assert all(type(token) is int for token in made._engine.message.prompts[0])
+    first, second = made._engine.message.submissions
+    assert (first.prompt_token_ids, second.prompt) == ([1, 2], "text")
+    assert all(type(token) is int for token in first.prompt_token_ids)
 
 
 def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
@@ -65,9 +66,10 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
     sent, dropped = [], []
 
     def ask(message, kind):
-        sent.append((message.first, message.prompts, message.requests))
-        bad = any(prompt == "bad" for prompt in message.prompts)
-        return Added(nonce=1, requests=[] if bad else message.requests, error="prompt 3: no" if bad else "")
+        names = [each.request for each in message.submissions]
+        sent.append((message.first, [each.prompt or each.prompt_token_ids for each in message.submissions], names))
+        bad = any(each.prompt == "bad" for each in message.submissions)
+        return Added(nonce=1, requests=[] if bad else names, error="prompt 3: no" if bad else "")
 
     made._engine.ask, made._engine.send = ask, dropped.append
     texts = ["abc", {"prompt_token_ids": [1] * 99}, "de", "fghijk", "l"]
@@ -86,7 +88,31 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
 @pytest.mark.parametrize("prompt", [{"prompt": "x"}, [1, 2], {"prompt_token_ids": [1], "multi_modal_data": {}}])
 def test_a_prompt_of_another_kind_is_named(prompt):
     with pytest.raises(ValueError, match="a prompt is a text or"):
-        engine().add_many([prompt], [])
+        engine().add_many([prompt], [SamplingParams()])
+
+
+def test_lists_of_unequal_length_are_refused_with_their_lengths():
+    for params, ids in (([], []), ([SamplingParams()], ["a", "b"])):
+        with pytest.raises(ValueError, match=f"1 prompts, {len(params)} sampling params and {len(ids)} request ids"):
+            engine().add_many(["x"], params, ids)
+
+
+def test_each_prompt_has_its_priority_and_a_list_of_another_length_is_refused():
+    made = engine()
+    made.add_many(["x", {"prompt_token_ids": [1]}], [SamplingParams()] * 2, priority=[3, -1])
+    assert [each.priority for each in made._engine.message.submissions] == [3, -1]
+    made.add_request("a", "x", SamplingParams(), priority=7)
+    assert [each.priority for each in made._engine.message.submissions] == [7]
+    made.add_many(["x"], [SamplingParams()])
+    assert [each.priority for each in made._engine.message.submissions] == [0]
+    llm = LLM.__new__(LLM)
+    llm.llm_engine = made
+    with pytest.raises(ValueError, match="2 prompts and 3 priorities; give one a prompt"):
+        llm.generate(["x", "y"], priority=[1, 2, 3])
+    with pytest.raises(ValueError, match="1 prompts and 0 priorities"):
+        llm.generate(["x"], priority=[])
+    with pytest.raises(ValueError, match=r"priority is 1\.5; it must be a whole number"):
+        llm.generate(["x"], priority=[1.5])
 
 
 def test_a_text_that_is_not_utf8_is_refused_before_any_is_sent():

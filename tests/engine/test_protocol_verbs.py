@@ -56,6 +56,8 @@ def test_values_that_are_left_out_are_the_messages_defaults():
     assert build("preempt", {"request": "r", "mode": None}) == Preempt(request="r")
     made = build("submit", {"prompt": "x", "seed": 3, "stop": ("a",), "stop_token_ids": ()})
     assert made == Submit(prompt="x", sampling=SamplingParams(seed=3, stop=["a"]))
+    with pytest.raises(ValueError, match="priority is 2147483648; it must be -2147483647 to 2147483647"):
+        build("priority", {"request": "r", "priority": 2**31})
     with pytest.raises(ValueError, match="max_tokens is 0"):
         build("submit", {"prompt": "x", "max_tokens": 0})
 

@@ -3,6 +3,7 @@
 import pytest
 from ppengine.core.scheduler import Refused, wait_reasons
 from ppengine.protocol.steps import MoveKind
+from ppengine.protocol.verbs import Abort, SwapOut
 from scheduler_world import World
 
 LONG = {"max_tokens": 30, "ignore_eos": True}
@@ -326,7 +327,7 @@ def test_plan_of_a_swap_out_has_the_figures_and_changes_nothing():
     world = World(stages=2)
     request = state_in_flight(world)
     before = repr(request)
-    lines, figures = world.scheduler.actions.plan("swap-out", request.id)
+    lines, figures = world.scheduler.actions.plan(SwapOut(request=request.id), request.id)
     assert repr(request) == before
     assert figures["blocks_back"] == 3
     assert figures["host_needed"] == 3
@@ -342,9 +343,9 @@ def test_plan_raises_what_the_verb_raises():
     world = World(num_host_blocks=1)
     request = running(world)
     with pytest.raises(Refused, match="needs 3 host blocks"):
-        world.scheduler.actions.plan("swap-out", request.id)
+        world.scheduler.actions.plan(SwapOut(request=request.id), request.id)
     with pytest.raises(KeyError):
-        world.scheduler.actions.plan("abort", "nobody")
+        world.scheduler.actions.plan(Abort(request="nobody"), "nobody")
 
 
 def test_shared_blocks_do_not_count_as_coming_back():
@@ -352,4 +353,4 @@ def test_shared_blocks_do_not_count_as_coming_back():
     leader, _ = world.add(prompt(10), n=2, **LONG)
     world.round()
     world.schedule()
-    assert world.scheduler.actions.plan("abort", leader.id)[1]["blocks_back"] == 1
+    assert world.scheduler.actions.plan(Abort(request=leader.id), leader.id)[1]["blocks_back"] == 1

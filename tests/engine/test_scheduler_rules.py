@@ -420,3 +420,88 @@ def test_max_num_seqs_and_who_stands_behind():
     assert wait_reasons.why(world.scheduler, second).text == "1 run, max_num_seqs is 1"
     assert wait_reasons.why(world.scheduler, third).code == "behind"
     assert wait_reasons.why(world.scheduler, third).text == f"behind {second.id}: 1 run, max_num_seqs is 1"
+
+
+# --- priority -------------------------------------------------------------------------------------------------
+
+
+def test_requests_start_by_priority_then_by_arrival():
+    world = World(max_num_seqs=1)
+    named = {}
+    for name, priority in (("a", 1), ("b", 0), ("c", -2), ("d", 1), ("e", 0)):
+        (named[name],) = world.add(prompt(3, len(name)), name=name, priority=priority, max_tokens=2)
+    assert [request.id for request in world.scheduler.queues.waiting] == ["c", "b", "e", "a", "d"]
+    effect = world.act("prioritize", "d", -9)
+    assert (effect.state, effect.text) == ("applied", "priority by eve: 1 -> -9")
+    assert world.act("prioritize", "d", -9).text == "nothing changes: the priority of d is -9 already"
+    assert named["d"].revision == 1
+    world.run()
+    assert [request.id for request in world.finished] == ["d", "c", "b", "e", "a"]
+
+
+def test_a_running_request_is_not_preempted_and_is_queued_again_by_its_priority():
+    world = World(stages=1, max_num_seqs=1)
+    (first,) = world.add(prompt(3), name="first", max_tokens=8, **PLAIN)
+    world.add(prompt(3), name="second", max_tokens=8, priority=1, **PLAIN)
+    world.round()
+    world.act("prioritize", "first", 2)
+    world.round()
+    assert first.state == "running"
+    world.act("preempt", "first", "recompute")
+    world.run()
+    assert [request.id for request in world.finished] == ["second", "first"]
+
+
+def test_swapped_requests_come_back_by_priority_and_a_held_one_keeps_its_own():
+    world = World(stages=1, num_blocks=40, max_num_batched_tokens=64)
+    requests = [world.add(prompt(6, start), max_tokens=20, name=f"r{start}", **PLAIN)[0] for start in (10, 20, 30)]
+    world.round()
+    for request in requests:
+        world.act("swap_out", request.id)
+    world.round()
+    world.scheduler.paused = True
+    queues = world.scheduler.queues
+    assert set(queues.held) == set(requests)
+    world.act("prioritize", "r30", -1)
+    for request in requests:
+        world.act("release", request.id)
+    assert [request.id for request in queues.swapped] == ["r30", "r10", "r20"]
+    world.act("prioritize", "r10", 5)
+    assert [request.id for request in queues.swapped] == ["r30", "r20", "r10"]
+    world.scheduler.paused = False
+    world.run()
+    world.verify_end()
+
+
+def test_prefills_go_on_by_priority():
+    world = World(stages=1, max_num_batched_tokens=4)
+    world.add(prompt(12), name="a", max_tokens=2)
+    world.schedule()
+    world.add(prompt(12, 30), name="b", max_tokens=2, priority=-1)
+    assert [request.id for request in world.scheduler.queues.prefilling] == ["a"]
+    world.scheduler.queues.put_running(world.all["b"])
+    world.scheduler.queues.put_prefilling(world.all["b"])
+    assert [request.id for request in world.scheduler.queues.prefilling] == ["b", "a"]
+    with world.scheduler.queues.reordering(world.all["b"]):
+        world.all["b"].priority = 1
+    assert [request.id for request in world.scheduler.queues.prefilling] == ["a", "b"]
+
+
+def test_pressure_takes_the_last_by_priority():
+    world = World(stages=1, num_blocks=9, max_num_seqs=2, preemption="recompute")
+    first, second = (world.add(prompt(10, start), max_tokens=20, **PLAIN)[0] for start in (10, 30))
+    world.round()
+    world.act("prioritize", first.id, 1)
+    while not first.preemptions + second.preemptions:
+        world.round()
+    assert (first.preemptions, second.preemptions) == (1, 0)
+    world.run()
+    world.verify_end()
+
+
+def test_a_request_that_is_ending_has_no_priority_to_change():
+    world = World(stages=2)
+    (request,) = world.add(prompt(6), max_tokens=20, **PLAIN)
+    world.schedule()
+    world.act("abort", request.id)
+    assert world.act("prioritize", request.id, 1).code == "CONFLICT"

@@ -11,7 +11,7 @@ from ppengine.protocol.verb_table import ROWS, Row
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, Effect, effect_options
 from ppconsole.cli.session import attached, has_ended, print_json, run, say
-from ppconsole.model.grammar import parameters
+from ppconsole.model.grammar import command_class, parameters
 
 if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
@@ -27,12 +27,16 @@ def verb_command(name: str) -> click.Command:
     """Return the command of a verb, generated from its row."""
     row = ROWS[name]
 
-    @click.command(name, params=parameters(row), help=help_of(row))
+    @click.command(name, cls=command_class(row), params=parameters(row), help=help_of(row))
     @effect_options
     def command(common: Common, effect: Effect, **values: Any) -> int:
         from ppengine.protocol.verbs import build
 
-        return carry_out(build(name, values), common, effect)
+        try:
+            verb = build(name, values)
+        except ValueError as error:
+            raise exits.Failure(str(error), exits.USAGE) from None
+        return carry_out(verb, common, effect)
 
     return command
 

@@ -215,6 +215,7 @@ def detail_lines(detail: RequestDetail) -> list[str]:
         ("host", _numbers(detail.host_blocks)),
         ("in flight", _numbers(detail.in_flight, "m")),
         ("preempted", f"{detail.preemptions} times, swapped {detail.swaps} times"),
+        ("priority", str(detail.priority)),
         ("revision", str(detail.revision)),
     ]  # fmt: skip
     lines = [f"{name:<10}{text}" for name, text in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ppengine.protocol.verb_table import Argument, Row
 if TYPE_CHECKING:
     from ppengine.protocol.verbs import Verb
 
+_NEGATIVE = re.compile(r"-\.?\d")
 _FEW = 4
 """Most options that are spelled out where a verb is explained in one line."""
 
@@ -46,6 +48,24 @@ def _ids(option: str) -> Callable[[str], list[int]]:
 def parameters(row: Row) -> list[click.Parameter]:
     """Return click's parameters of a verb; each passes its value by the argument's name."""
     return [_parameter(argument) for argument in row.arguments]
+
+
+class _NumberCommand(click.Command):
+    """Command with a number among its words: `-5` is a value, not an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words. Beside a negative number, an unknown option is refused as one word too many."""
+        ctx.ignore_unknown_options = any(_NEGATIVE.match(word) for word in args)
+        return super().parse_args(ctx, args)
+
+
+def command_class(row: Row) -> type[click.Command]:
+    """Return click's class of a verb's command."""
+    return _NumberCommand if any(map(_is_number, row.arguments)) else click.Command
+
+
+def _is_number(argument: Argument) -> bool:
+    return not argument.option and argument.kind in ("integer", "number", "stage")
 
 
 def _parameter(argument: Argument) -> click.Parameter:
@@ -85,7 +105,7 @@ def parse(row: Row, words: Sequence[str], selected: str | None, defaults: Mappin
         if argument.kind == "prompt":
             parameter.nargs = -1
             parameter.required = True
-    command = click.Command(row.name, params=params, add_help_option=False)
+    command = command_class(row)(row.name, params=params, add_help_option=False)
     try:
         context = command.make_context(row.name, list(words), default_map=dict(defaults))
     except click.MissingParameter as missing:
@@ -122,9 +142,12 @@ def words_of(verb: Verb) -> list[str]:
     from ppengine.protocol.verbs import default_of, row_of, value_of
 
     row = row_of(verb)
-    # A positional word that begins with a dash is no option behind `--` alone.
-    plain = [_text(value_of(verb, argument.field)) for argument in row.arguments if not argument.option]
-    dashed = any(word.startswith("-") for word in plain)
+    # A positional word that begins with a dash, except a number, is no option behind `--` alone.
+    positional = [argument for argument in row.arguments if not argument.option]
+    plain = [_text(value_of(verb, argument.field)) for argument in positional]
+    dashed = any(
+        word.startswith("-") and not _is_number(argument) for argument, word in zip(positional, plain, strict=True)
+    )
     words = row.words.split()
     for argument in row.arguments:
         value = value_of(verb, argument.field)

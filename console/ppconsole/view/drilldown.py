@@ -96,6 +96,7 @@ def _request_numbers(detail: RequestDetail) -> list[tuple[str, str]]:
         ("computed", f"{detail.computed_tokens} tokens"), ("prefix hit", f"{detail.cached_tokens} tokens"),
         ("preemptions", str(detail.preemptions)), ("swaps", str(detail.swaps)),
         ("sampling", how), ("seed", "-" if sampling.seed is None else str(sampling.seed)),
+        ("priority", str(detail.priority)),
     ]  # fmt: skip
 
 

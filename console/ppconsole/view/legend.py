@@ -116,7 +116,8 @@ _REQUEST_FIELDS = Section("STATE AND COUNTS", {
     "prompt": "prompt tokens", "output": "output tokens, and the most", "computed": "tokens in the KV cache",
     "prefix hit": "prompt tokens from the prefix cache", "preemptions": "times its blocks were taken",
     "swaps": "times it was swapped out", "sampling": "T temperature, p top-p, k top-k, or greedy",
-    "seed": "seed of the sampling", "blocks": "KV blocks on the device",
+    "seed": "seed of the sampling", "priority": "the smaller starts first of those that wait",
+    "blocks": "KV blocks on the device",
 })  # fmt: skip
 _REQUEST_TIMES = Section("TIMING", {
     "age": "since it was submitted", "queued": "until it first ran", "first token": "until the first output token",

@@ -110,7 +110,7 @@ def changes_since(before: Snapshot, after: Snapshot, verb: Verb) -> list[str]:
         return [f"{old.id} is gone"]
     found = []
     if old is not None and new is not None:
-        for name in ("state", "blocks", "swap_blocks", "revision"):
+        for name in ("state", "blocks", "swap_blocks", "priority", "revision"):
             one, two = getattr(old, name), getattr(new, name)
             if one != two:
                 found.append(f"{name.replace('_', ' ')} {one} > {two}")

@@ -84,6 +84,7 @@ class Details:
             inter_token_ms=None if first is None or outputs < 2 else (now - first) / (outputs - 1) * 1e3,
             preemptions=request.preemptions,
             swaps=request.swaps,
+            priority=request.priority,
             prompt_token_ids=request.prompt_ids,
             output_token_ids=list(request.output_ids),
             output_text=output.samples[request.sample].text if output else "",
@@ -118,5 +119,6 @@ def _with_ending(detail: RequestDetail, ending: Ending) -> RequestDetail:
         revision=ending.revision,
         preemptions=ending.preemptions,
         swaps=ending.swaps,
+        priority=ending.priority,
         history=ending.history,
     )

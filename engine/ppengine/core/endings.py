@@ -22,6 +22,7 @@ def ending_of(request: Request, now: float) -> Ending:
         revision=request.revision,
         preemptions=request.preemptions,
         swaps=request.swaps,
+        priority=request.priority,
         history=history_of(request),
     )
 

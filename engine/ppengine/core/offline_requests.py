@@ -13,7 +13,6 @@ from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.submissions import Submissions
 from ppengine.protocol.offline import Added, AddMany
-from ppengine.protocol.verbs import Submit
 
 
 @dataclass(eq=False)
@@ -44,20 +43,14 @@ class OfflineRequests:
 
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:
         """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""
-        count, names = len(message.prompts), message.requests
-        if len(message.sampling) != count or len(names) not in (0, count):
-            raise ValueError(f"{count} prompts, {len(message.sampling)} sampling params and {len(names)} request ids")
         groups: list[list[Request]] = []
         seen: set[str] = set()
-        for index, (prompt, sampling) in enumerate(zip(message.prompts, message.sampling, strict=True)):
-            words, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-            name = names[index] if names else None
-            verb = Submit(prompt=words, prompt_token_ids=ids, sampling=sampling, request=name)
+        for number, verb in enumerate(message.submissions, message.first):
             try:
                 group = self._submissions.requests(verb, owner=message.session)
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
-                raise ValueError(f"prompt {message.first + index}: {problem}") from None
+                raise ValueError(f"prompt {number}: {problem}") from None
             for request in group:
                 if request.id in seen:
                     raise ValueError(f"request id {request.id} is given twice; ids are used once")

@@ -34,6 +34,7 @@ class Ending:
     revision: int
     preemptions: int
     swaps: int
+    priority: int
     history: list[str]
 
 

@@ -151,6 +151,7 @@ class Reporter:
             in_flight=list(request.in_flight),
             preemptions=request.preemptions,
             finish_reason=request.finish_reason,
+            priority=request.priority,
         )
 
     def _throughput(self) -> Throughput:

@@ -39,11 +39,13 @@ class Submissions:
         self._check_vocabulary("stop token id", sampling.stop_token_ids)
         name = self._name(verb.request)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
-        leader = Request(id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner)
+        leader = Request(
+            id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, priority=verb.priority
+        )  # fmt: skip
         followers = [
             Request(
-                id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, sample=index,
-                leader=leader,
+                id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner,
+                priority=verb.priority, sample=index, leader=leader,
             )
             for index in range(1, sampling.n)
         ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.recovery import Recovery
-from ppengine.core.scheduler import ActionResult, DoesNotFit, PreemptMode, Scheduler
+from ppengine.core.scheduler import ActionResult, DoesNotFit, Scheduler
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import ActionState
@@ -29,23 +29,18 @@ from ppengine.protocol.verbs import (
     Cordon,
     Drain,
     Pause,
-    Preempt,
-    Release,
+    RequestVerb,
     RestartStage,
     Resume,
     SetCheck,
     SetMemory,
     Stop,
     Submit,
-    SwapIn,
-    SwapOut,
     Verb,
-    name_of,
     row_of,
     value_of,
 )
 
-Act = Abort | Preempt | SwapOut | SwapIn | Release
 _REPORTED_FIRST: tuple[ActionState, ...] = ("pending", "failed", "superseded", "applied")
 """Order in which an operation reports the effects on several samples."""
 
@@ -73,7 +68,7 @@ class Commands:
         # Each handler takes the verb of its own type: a relation that no annotation of a dict expresses.
         self.handlers: dict[type[Verb], Callable[[Any, Command], Plan]] = {
             Submit: self._plan_submit,
-            **dict.fromkeys((Abort, Preempt, SwapOut, SwapIn, Release), self._plan_act),
+            **dict.fromkeys(get_args(RequestVerb), self._plan_act),
             SetMemory: lambda verb, command: self._health.require().memory.plan_set_memory(verb, command),
             Pause: self._plan_pause,
             Resume: self._plan_resume,
@@ -184,21 +179,17 @@ class Commands:
         lines = [f"queue {len(requests)} sample(s) of {prompt} prompt tokens"]
         return Plan(lines, begin, target=name, request=None if command.dry_run else name)
 
-    def _plan_act(self, verb: Act, command: Command) -> Plan:
-        serving, members, by = self._health.require(), self._members(verb.request), command.by
-        scheduler = serving.scheduler
-        mode = verb.mode if isinstance(verb, Preempt) else None
-        hold = verb.hold if isinstance(verb, Preempt | SwapOut) else False
-        calls: dict[type, Callable[[Request], ActionResult]] = {
-            Abort: lambda member: self._requests.abort(serving, member, by),
-            Preempt: lambda member: scheduler.actions.preempt(member.id, mode, hold, by=by),
-            SwapOut: lambda member: scheduler.actions.swap_out(member.id, hold, by=by),
-            SwapIn: lambda member: scheduler.actions.swap_in(member.id, by=by),
-            Release: lambda member: scheduler.actions.release(member.id, by=by),
-        }
-        able, lines, figures = self._able(verb, members, mode, hold)
+    def _plan_act(self, verb: RequestVerb, command: Command) -> Plan:
+        serving, members = self._health.require(), self._members(verb.request)
+
+        def call(member: Request) -> ActionResult:
+            if isinstance(verb, Abort):
+                return self._requests.abort(serving, member, command.by)
+            return serving.scheduler.actions.begin(verb, member.id, by=command.by)
+
+        able, lines, figures = self._able(verb, members)
         return Plan(
-            lines, lambda operation: self._begin_act(operation, able, len(members), calls[type(verb)]),
+            lines, lambda operation: self._begin_act(operation, able, len(members), call),
             target=verb.request, request=verb.request, revision=members[0].revision, figures=figures,
         )  # fmt: skip
 
@@ -225,8 +216,8 @@ class Commands:
         return members
 
     def _able(
-        self, verb: Act, members: list[Request], mode: PreemptMode | None, hold: bool
-    ) -> tuple[list[Request], list[str], dict[str, float]]:
+        self, verb: RequestVerb, members: list[Request]
+    ) -> tuple[list[Request], list[str], dict[str, float]]:  # fmt: skip
         """Return the samples to which the verb applies, and the plan of the first, in lines and figures.
 
         Raises Refused when it applies to none, or when one lacks room.
@@ -236,7 +227,7 @@ class Commands:
         first: NotPossible | None = None
         for member in members:
             try:
-                plans.append(self._health.require().scheduler.actions.plan(name_of(verb), member.id, mode, hold))
+                plans.append(self._health.require().scheduler.actions.plan(verb, member.id))
                 able.append(member)
             except NotPossible as error:
                 if error.code == "DOES_NOT_FIT":

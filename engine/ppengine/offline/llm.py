@@ -16,6 +16,7 @@ from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
 
 COLLECT_MS = 1000
 PORTION_CHARACTERS = 100_000
@@ -53,28 +54,29 @@ class RequestOutput:
     finished: bool
 
 
-def _portions(texts: Sequence[str | list[int]]) -> Iterator[tuple[int, int]]:
-    """Yield from where to where to send at once: the core has other things to do than to turn text into tokens."""
+def _portions(submissions: Sequence[Submit]) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of the submissions to send at once: the core has more to do than to tokenize text."""
     begin = size = 0
-    for number, text in enumerate(texts):
-        size += len(text) if isinstance(text, str) else 0
+    for number, submission in enumerate(submissions):
+        size += len(submission.prompt or "")
         if size >= PORTION_CHARACTERS:
             yield begin, number + 1
             begin, size = number + 1, 0
-    if begin < len(texts):
-        yield begin, len(texts)
+    if begin < len(submissions):
+        yield begin, len(submissions)
 
 
-def _text_or_ids(number: int, prompt: Prompt) -> str | list[int]:
+def _submission(number: int, prompt: Prompt, **fields: Any) -> Submit:
+    """Return the submission of a prompt. Raises ValueError for a prompt of another kind, or a text with surrogates."""
     if isinstance(prompt, str):
         check_utf8(f"prompt {number}", prompt)
-        return prompt
+        return Submit(prompt=prompt, **fields)
     if not isinstance(prompt, dict) or list(prompt) != ["prompt_token_ids"]:
         raise ValueError(
             f'prompt {number}: a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}'
         )
     # Also from arrays, whose numbers are not Python's.
-    return [int(token) for token in prompt["prompt_token_ids"]]
+    return Submit(prompt_token_ids=[int(token) for token in prompt["prompt_token_ids"]], **fields)
 
 
 class LLMEngine:
@@ -106,27 +108,38 @@ class LLMEngine:
         """KV blocks that all stages agreed on at start, the null block included."""
         return self._engine.state.num_blocks
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Queue one request. Raises ValueError if it can never fit or its id is in use."""
-        self.add_many([prompt], [params], [request_id])
+        self.add_many([prompt], [params], [request_id], [priority])
 
     def add_many(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = ()
-    ) -> list[str]:
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = (),
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:  # fmt: skip
         """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError.
 
         If a large batch is refused, part of it may have been queued already; those ids are in use until they end.
         """
-        texts = [_text_or_ids(number, prompt) for number, prompt in enumerate(prompts)]
-        if len(params) != len(texts) or len(ids) not in (0, len(texts)):
-            raise ValueError(f"{len(texts)} prompts, {len(params)} sampling params and {len(ids)} request ids")
+        count = len(prompts)
+        if len(params) != count or len(ids) not in (0, count):
+            raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
+        if priority is None:
+            priority = [0] * count
+        if len(priority) != count:
+            raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
+        fields: dict[str, Sequence[Any]] = {
+            "sampling": params, "request": ids or [None] * count, "priority": priority,
+        }  # fmt: skip
+        submissions = [
+            _submission(number, prompt, **{name: values[number] for name, values in fields.items()})
+            for number, prompt in enumerate(prompts)
+        ]
         names: list[str] = []
         try:
-            for begin, end in _portions(texts):
+            for begin, end in _portions(submissions):
                 message = wire.AddMany(
-                    nonce=self._engine.nonce(), session=self._session, prompts=texts[begin:end],
-                    sampling=list(params[begin:end]), requests=list(ids[begin:end]), first=begin,
-                )  # fmt: skip
+                    nonce=self._engine.nonce(), session=self._session, submissions=submissions[begin:end], first=begin
+                )
                 answer = self._engine.ask(message, wire.Added)
                 if answer.error:
                     raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
@@ -135,9 +148,7 @@ class LLMEngine:
             if names:
                 self._engine.send(wire.AbortMany(session=self._session, requests=names))
             raise
-        self._open.update(
-            (name, text if isinstance(text, str) else None) for name, text in zip(names, texts, strict=True)
-        )
+        self._open.update((name, each.prompt) for name, each in zip(names, submissions, strict=True))
         return names
 
     def abort_request(self, request_id: str) -> None:
@@ -201,8 +212,13 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Return one output a prompt, in order. Raises ValueError (a prompt that cannot fit) or EngineError."""
+        """Return one output a prompt, in order. Raises ValueError (a prompt that cannot fit) or EngineError.
+
+        `priority` is one number a prompt: the smaller starts first, then the earlier prompt.
+        """
         several: list[Prompt] = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
         if sampling_params is None:
             sampling_params = SamplingParams()
@@ -214,7 +230,7 @@ class LLM:
         if not several:
             return []
         engine = self.llm_engine
-        names = engine.add_many(several, params)
+        names = engine.add_many(several, params, priority=priority)
         own = set(names)
         done: dict[str, RequestOutput] = {}
         progress = _progress(len(names)) if use_tqdm else None

@@ -39,6 +39,7 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     inter_token_ms: float | None = None
     preemptions: int = 0
     swaps: int = 0
+    priority: int = 0
     prompt_token_ids: list[int] = []
     output_token_ids: list[int] = []
     output_text: str = ""

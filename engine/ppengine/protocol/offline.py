@@ -18,18 +18,15 @@ from ppengine.protocol.control import (
     Refused,
 )
 from ppengine.protocol.reports import ProcessReport, StartStage
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
 
 
 class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
-    """Requests of one session, in order. A text or token ids each; answered by `Added`."""
+    """Requests of one session, in order; answered by `Added`."""
 
     nonce: int
     session: str
-    prompts: list[str | list[int]]
-    sampling: list[SamplingParams]
-    requests: list[str] = []
-    """Ids to use; empty lets the core choose."""
+    submissions: list[Submit]
     first: int = 0
     """Number of the first prompt, for errors: many prompts come in portions."""
 

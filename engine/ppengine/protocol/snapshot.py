@@ -228,6 +228,8 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     """Unretired steps that hold this request."""
     preemptions: int = 0
     finish_reason: str | None = None
+    priority: int = 0
+    """The smaller starts first of the requests that wait."""
 
 
 class OperationInfo(msgspec.Struct, kw_only=True):

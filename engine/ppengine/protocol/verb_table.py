@@ -110,6 +110,10 @@ _SUBMIT = Row(
             "sampling.logprobs", "integer", "--logprobs",
             "With --json: log-probabilities, and those of the N best.", metavar="N",
         ),
+        Argument(
+            "priority", "integer", "--priority", "Smaller starts first of the requests that wait.", metavar="N",
+            default=0,
+        ),
         Argument("chat", "flag", "--chat", "Put the prompt through the model's chat template."),
     ),
 )  # fmt: skip
@@ -143,6 +147,12 @@ _REQUESTS = (
     Row(
         "release", "end a request's hold; the scheduler does the rest", (_REQUEST,), "request",
         key=Key("r", "release", "release its hold"),
+    ),
+    Row(
+        "priority", "change a request's place among those that wait", target="request",
+        more="Requests start by priority, the smaller N first, then by arrival. The default is 0; N may be negative.",
+        arguments=(_REQUEST, Argument("priority", "integer", metavar="N")),
+        key=Key("+", "priority", "priority; smaller first"),
     ),
     Row(
         "abort", "end a request and free its blocks", (_REQUEST,), "request",

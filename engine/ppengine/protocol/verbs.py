@@ -6,8 +6,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verb_table import ROWS, Row
+
+PRIORITY_MOST = 2**31 - 1
 
 
 class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +23,12 @@ class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=T
     """Id to use; None lets the engine choose."""
     abort_on_detach: bool = False
     chat: bool = False
+    priority: int = 0
+    """Requests wait by priority, the smaller first, then by arrival."""
+
+    def __post_init__(self) -> None:
+        """Check the priority."""
+        _check_priority(self.priority)
 
 
 class Abort(msgspec.Struct, tag="abort", kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +62,17 @@ class Release(msgspec.Struct, tag="release", kw_only=True, forbid_unknown_fields
     """End a hold; the scheduler does the rest."""
 
     request: str
+
+
+class Priority(msgspec.Struct, tag="priority", kw_only=True, forbid_unknown_fields=True):
+    """Change a request's priority: the smaller goes first among those that wait, then the earlier."""
+
+    request: str
+    priority: int
+
+    def __post_init__(self) -> None:
+        """Check the priority."""
+        _check_priority(self.priority)
 
 
 class SetMemory(msgspec.Struct, tag="set-memory", kw_only=True, forbid_unknown_fields=True):
@@ -130,14 +150,22 @@ class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unkno
     """End every fault on demand that can be ended."""
 
 
+RequestVerb = Abort | Preempt | SwapOut | SwapIn | Release | Priority
+"""Verbs on one request. The core applies each to all samples of the request that it fits."""
 Verb = (
-    Submit | Abort | Preempt | SwapOut | SwapIn | Release | SetMemory | Pause | Resume | Drain | Stop | Continue
-    | SetCheck | RestartStage | Cordon | Fault | ClearFaults
+    Submit | RequestVerb | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage | Cordon
+    | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: a command can ask for nothing else."""
 
 MESSAGES: dict[str, type[Verb]] = {message.__struct_config__.tag: message for message in get_args(Verb)}
 """The message of each verb by name."""
+
+
+def _check_priority(priority: int) -> None:
+    check_kind("priority", priority, int)
+    if not -PRIORITY_MOST <= priority <= PRIORITY_MOST:
+        raise ValueError(f"priority is {priority}; it must be {-PRIORITY_MOST} to {PRIORITY_MOST}")
 
 
 def row_of(verb: Verb) -> Row:

@@ -8,6 +8,7 @@ from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import ActionResult, Fence, PreemptMode, Refused
+from ppengine.protocol.verbs import Abort, Preempt, Priority, Release, RequestVerb, SwapIn, SwapOut
 
 
 class RequestActions:
@@ -24,6 +25,22 @@ class RequestActions:
         self._max_seqs = config.max_num_seqs
 
     # --- verbs ----------------------------------------------------------------------------------------------
+
+    def begin(self, verb: RequestVerb, request_id: str, *, by: str = "") -> ActionResult:
+        """Begin a verb on one request, which may be one sample of those that the verb names."""
+        match verb:
+            case Abort():
+                return self.abort(request_id, by=by)
+            case Preempt():
+                return self.preempt(request_id, verb.mode, verb.hold, by=by)
+            case SwapOut():
+                return self.swap_out(request_id, verb.hold, by=by)
+            case SwapIn():
+                return self.swap_in(request_id, by=by)
+            case Release():
+                return self.release(request_id, by=by)
+            case Priority():
+                return self.prioritize(request_id, verb.priority, by=by)
 
     def abort(self, request_id: str, *, by: str = "") -> ActionResult:
         """End a request; its blocks are freed when nothing of it is in flight."""
@@ -71,6 +88,19 @@ class RequestActions:
         request.note(self._fences.now(), text)
         return ActionResult("release", request.id, "applied", text)
 
+    def prioritize(self, request_id: str, priority: int, *, by: str = "") -> ActionResult:
+        """Change a request's place among those that wait; one that runs takes it when it is queued again."""
+        request = self._find(request_id)
+        self._check_not_ending(request)
+        text = _unchanged(request)
+        if priority != request.priority:
+            text = f"{_by('priority', by)}: {request.priority} -> {priority}"
+            with self._queues.reordering(request):
+                request.priority = priority
+            request.revision += 1
+            request.note(self._fences.now(), text)
+        return ActionResult("priority", request.id, "applied", text)
+
     def _default_mode(self, request: Request) -> PreemptMode:
         """Return the configured mode, or recompute if the host has no room for a swap."""
         if self._preemption == "swap" and not _has_host(request):
@@ -79,24 +109,25 @@ class RequestActions:
 
     # --- dry run --------------------------------------------------------------------------------------------
 
-    def plan(
-        self, verb: str, request_id: str, mode: PreemptMode | None = None, hold: bool | None = None
-    ) -> tuple[list[str], dict[str, float]]:
+    def plan(self, verb: RequestVerb, request_id: str) -> tuple[list[str], dict[str, float]]:
         """Return the expected outcome of a verb in lines and figures; raise as it would."""
         request = self._find(request_id)
-        if verb == "abort":
-            self._check_not_ending(request)
-        elif verb in ("preempt", "swap-out"):
-            chosen: PreemptMode = "swap" if verb == "swap-out" else mode or self._default_mode(request)
-            self._check_take(request, verb, chosen, verb == "swap-out" if hold is None else hold)
-        elif verb == "swap-in":
-            self._check_swap_in(request)
-        elif verb == "release":
-            self._check_release(request)
-        else:
-            raise Refused("UNSUPPORTED", f"no verb {verb!r} for a request; abort, preempt, swap-out, swap-in, release")
+        match verb:
+            case Abort():
+                self._check_not_ending(request)
+            case Preempt():
+                self._check_take(request, "preempt", verb.mode or self._default_mode(request), verb.hold)
+            case SwapOut():
+                self._check_take(request, "swap-out", "swap", verb.hold)
+            case SwapIn():
+                self._check_swap_in(request)
+            case Release():
+                self._check_release(request)
+            case Priority():
+                self._check_not_ending(request)
+                return self._plan_priority(request, verb.priority)
         figures = self._figures(request)
-        return self._plan_lines(verb, request, mode, figures), figures
+        return self._plan_lines(verb, request, figures), figures
 
     def _figures(self, request: Request) -> dict[str, float]:
         device, host = self._blocks.device, self._blocks.host
@@ -113,23 +144,38 @@ class RequestActions:
             "device_needed": self._blocks.load_need(request) if request.host_blocks else 0,
         }
 
-    def _plan_lines(
-        self, verb: str, request: Request, mode: PreemptMode | None, figures: dict[str, float]
-    ) -> list[str]:  # fmt: skip
+    def _plan_lines(self, verb: RequestVerb, request: Request, figures: dict[str, float]) -> list[str]:
         lines = [f"{request.id} is {request.state}, {len(request.blocks)} device and {len(request.host_blocks)} host"]
-        if verb == "swap-in":
+        if isinstance(verb, SwapIn):
             lines.append(f"takes {figures['device_needed']:.0f} device blocks of {figures['blocks_free']:.0f} free")
-        elif verb != "release":
+        elif not isinstance(verb, Release):
             lines.append(f"{figures['blocks_back']:.0f} device blocks come back")
-        swap = verb == "swap-out" or (verb == "preempt" and (mode or self._default_mode(request)) == "swap")
+        swap = isinstance(verb, SwapOut)
+        if isinstance(verb, Preempt):
+            swap = (verb.mode or self._default_mode(request)) == "swap"
         if swap and request.blocks:
             lines.append(f"takes {figures['host_needed']:.0f} host blocks of {figures['host_free']:.0f} free")
-        elif verb == "preempt":
+        elif isinstance(verb, Preempt):
             lines.append(f"{request.num_computed} computed tokens will be recomputed")
         if request.in_flight:
             steps = " ".join(f"m{number}" for number in request.in_flight)
             lines.append(f"after {len(request.in_flight)} steps in flight: {steps}")
         return lines
+
+    def _plan_priority(self, request: Request, priority: int) -> tuple[list[str], dict[str, float]]:
+        """Return the place before and after. Samples of one prompt move together and count once."""
+        if priority == request.priority:
+            return [_unchanged(request)], {"priority": priority}
+        lines = [f"{request.id} is {request.state}, priority {request.priority} -> {priority}"]
+        figures: dict[str, float] = {"priority_before": request.priority, "priority_after": priority}
+        queue = next((queue for queue in (self._queues.waiting, self._queues.swapped) if request in queue), None)
+        if queue is None:
+            return [*lines, "takes effect when it waits in a queue"], figures
+        others = [other.order() for other in queue if other.group != request.group]
+        before = 1 + sum(order < request.order() for order in others)
+        after = 1 + sum(order < (priority, request.arrival) for order in others)
+        lines.append(f"position {before} -> {after} of {len(others) + 1} {request.state}")
+        return lines, figures | {"position_before": before, "position_after": after}
 
     # --- checks ---------------------------------------------------------------------------------------------
 
@@ -204,6 +250,10 @@ class RequestActions:
         if result.state != "pending":
             self._fences.drop_settled(result)
         return result
+
+
+def _unchanged(request: Request) -> str:
+    return f"nothing changes: the priority of {request.id} is {request.priority} already"
 
 
 def _has_nothing_to_take(request: Request, mode: PreemptMode) -> bool:

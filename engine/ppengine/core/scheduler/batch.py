@@ -137,7 +137,7 @@ class Batcher:
             victims = self._queues.unfenced()
             if not victims:
                 return False
-            self._evict(max(victims, key=self._queues.order))
+            self._evict(max(victims, key=Request.order))
         return True
 
     def _evict(self, victim: Request) -> None:

@@ -115,7 +115,7 @@ class BlockPoolResize:
     def _candidates(self) -> list[Request]:
         """Return possible victims, newest first: unfenced or fenced by an unfinished resize."""
         fenced = [r for r in self._fences.leaving if self._can_cancel(r)]
-        return sorted([*self._queues.unfenced(), *fenced], key=self._queues.order, reverse=True)
+        return sorted([*self._queues.unfenced(), *fenced], key=Request.order, reverse=True)
 
     @staticmethod
     def _can_cancel(request: Request) -> bool:

@@ -22,8 +22,8 @@ def check(scheduler: Scheduler) -> None:
     scheduler.steps.check(owners)
     for request in requests:
         _check_request(scheduler, request)
-    waiting = [queues.order(request) for request in queues.waiting]
-    _require(waiting == sorted(waiting), "the waiting queue is out of order")
+    for queue in (queues.waiting, queues.swapped, queues.prefilling):
+        _require(queue == sorted(queue, key=Request.order), f"a queue is out of order: {queue}")
 
 
 def _check_request(scheduler: Scheduler, request: Request) -> None:

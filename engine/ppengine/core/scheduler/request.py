@@ -39,6 +39,7 @@ class Request:
     """Sample 0 of the same prompt; None for sample 0."""
     arrival_time: float = 0.0
 
+    priority: int = 0
     arrival: int = 0
     """Number in order of arrival, counted by the scheduler."""
     max_tokens: int = 0
@@ -85,6 +86,10 @@ class Request:
     def group(self) -> str:
         """Id of its prompt: the id of sample 0."""
         return self.id if self.leader is None else self.leader.id
+
+    def order(self) -> tuple[int, int]:
+        """Return its sort key in all queues but `ready`; victims are taken in reverse."""
+        return self.priority, self.arrival
 
     @property
     def begun(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.snapshot import Queues
@@ -85,11 +87,6 @@ class RequestQueues:
         self.parked = 0
         """Followers that wait for their leader's prompt."""
 
-    @staticmethod
-    def order(request: Request) -> int:
-        """Return the sort key of all queues but `ready`; victims are taken in reverse."""
-        return request.arrival
-
     def counts(self) -> Queues:
         """Return the number of requests in each state."""
         loading = sum(1 for request in self.running if request.state == "loading")
@@ -100,6 +97,16 @@ class RequestQueues:
             held=len(self.held),
             loading=loading,
         )
+
+    @contextmanager
+    def reordering(self, request: Request) -> Iterator[None]:
+        """Take a request out of the sorted queues while its order changes, then put it back by the new one."""
+        queues = [queue for queue in (self.waiting, self.swapped, self.prefilling) if request in queue]
+        for queue in queues:
+            queue.remove(request)
+        yield
+        for queue in queues:
+            insort(queue, request, key=Request.order)
 
     # --- in -------------------------------------------------------------------------------------------------
 
@@ -113,14 +120,14 @@ class RequestQueues:
             self.parked += 1
 
     def put_waiting(self, request: Request) -> None:
-        """Queue a new or preempted request at its place by `order`."""
+        """Queue a new or preempted request at its place by its order."""
         request.state = "waiting"
-        insort(self.waiting, request, key=self.order)
+        insort(self.waiting, request, key=Request.order)
 
     def put_swapped(self, request: Request) -> None:
         """Queue a request to be loaded from the host."""
         request.state = "swapped"
-        insort(self.swapped, request, key=self.order)
+        insort(self.swapped, request, key=Request.order)
 
     def put_held(self, request: Request, by: str) -> None:
         """Keep a request from running until it is released."""
@@ -143,7 +150,7 @@ class RequestQueues:
     def put_prefilling(self, request: Request) -> None:
         """Queue a running request for its next chunk."""
         if request not in self.prefilling:
-            insort(self.prefilling, request, key=self.order)
+            insort(self.prefilling, request, key=Request.order)
 
     def resume(self, request: Request) -> None:
         """Queue a request for its next tokens, unless it must wait for a retirement."""
@@ -197,4 +204,4 @@ class RequestQueues:
                 leader.followers.remove(request)
                 self.parked -= 1
             else:
-                del self.waiting[bisect_left(self.waiting, self.order(request), key=self.order)]
+                del self.waiting[bisect_left(self.waiting, request.order(), key=Request.order)]
