@@ -47,10 +47,10 @@ def _all(case: Case) -> list[Verdict]:
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
     """Return the verdict on the findings of one stage: the one that explains the others, then the others."""
     first, *others = sorted(findings, key=lambda finding: (_ORDER.index(finding.cause), -finding.since_s))
-    stage, where, anew = first.stage, "", ""
+    stage, where, restart = first.stage, "", ""
     if stage is not None:
         where = f" --stage {stage}"
-        anew = f"ppconsole restart-stage {stage} (reloads weights and drops all cached blocks); "
+        restart = f"ppconsole restart-stage {stage} (reloads weights and drops all cached blocks); "
     return Verdict(
         stage=stage,
         cause=first.cause,
@@ -58,5 +58,5 @@ def verdict_of(findings: Sequence[Finding]) -> Verdict:
         since_s=first.since_s,
         evidence=[*first.evidence, *(f"also {other.cause}: {other.summary}" for other in others)]
         or ["reported by the live check"],
-        suggest=_SUGGEST[first.cause].format(stage=where, restart=anew),
+        suggest=_SUGGEST[first.cause].format(stage=where, restart=restart),
     )
