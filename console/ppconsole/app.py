@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ppengine.protocol.control import Outcome
+from ppengine.protocol.recording import Update
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb, name_of
 from textual.app import App
@@ -18,7 +19,7 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
-from ppconsole.link.source import Source, Update
+from ppconsole.link.source import Source
 from ppconsole.model import grammar
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState

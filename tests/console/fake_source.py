@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import snapshots
-from ppconsole.link.source import LinkState, QueryFailed
+from ppconsole.link.source import QueryFailed
 from ppengine.protocol.control import Accepted, Fetched, Outcome, Refused
 from ppengine.protocol.inspection import AuditDetail, FindingsDetail
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Snapshot
 
 PLAN = ("free 45 blocks of 812", "held until released")

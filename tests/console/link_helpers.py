@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ppconsole.link.attachment import Timing
-from ppconsole.link.source import LinkState, Update
+from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 
 FAST = Timing(

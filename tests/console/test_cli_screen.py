@@ -11,7 +11,8 @@ import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_snapshot
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.recording import Recorder, ReplaySource
+from ppconsole.link.replay import ReplaySource
+from ppengine.protocol.recording import Recorder
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from link_helpers import FAST, Seen
 from ppconsole.cli.recordings import SAMPLE
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.recording import MAGIC, Recorder, Recording, RecordingError, ReplaySource
-from ppconsole.link.source import LinkState, QueryFailed, Update
+from ppconsole.link.replay import ReplaySource
+from ppconsole.link.source import QueryFailed
 from ppengine.protocol.control import Refused
+from ppengine.protocol.recording import MAGIC, LinkState, Recorder, Recording, RecordingError, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verbs import Pause
 

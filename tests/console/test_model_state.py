@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import msgspec
 from fake_gateway import sample_snapshot
-from ppconsole.link.source import LinkState
 from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import MAX_EVENTS, MAX_OUTPUT_CHARACTERS, ConsoleState
 from ppengine.protocol.control import Fetched
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from cli_helpers import Cli
 from ppconsole.cli.recordings import SAMPLES
-from ppconsole.link.recording import ReplaySource
+from ppconsole.link.replay import ReplaySource
 from ppconsole.view import diagnosis, stream_table
 from ppconsole.view.cells import text_of
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail

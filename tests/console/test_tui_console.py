@@ -11,7 +11,7 @@ import pytest
 import snapshots
 from fake_source import FakeSource
 from ppconsole.app import ConsoleApp
-from ppconsole.link.source import LinkLost, LinkState
+from ppconsole.link.source import LinkLost
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.detail_screens import HelpScreen
 from ppconsole.screens.memory import MemoryDialog
@@ -21,6 +21,7 @@ from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppconsole.widgets.strips import Brush
 from ppengine.protocol.control import Refused
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import CordonInfo
 from ppengine.protocol.verbs import (

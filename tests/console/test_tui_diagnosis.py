@@ -7,11 +7,12 @@ import zipfile
 
 import pytest
 import snapshots
-from ppconsole.link.source import LinkState, QueryFailed
+from ppconsole.link.source import QueryFailed
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.streams_screen import StreamsScreen
 from ppengine.protocol.inspection import FindingsDetail
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.verbs import Continue, SetCheck
 from test_tui_console import console
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.source import LinkState, Update
 from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from serving import Operator
 

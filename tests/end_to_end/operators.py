@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.source import Update
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.inspection import RequestDetail
+from ppengine.protocol.recording import Update
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
 from ppengine.protocol.verbs import Abort, Drain, Pause, RestartStage, Resume, SetMemory, Submit, Verb

@@ -21,8 +21,6 @@ import msgspec
 from ppconsole.cli.recordings import SAMPLES
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.fault_watcher import FaultWatcher
-from ppconsole.link.recording import Recorder
-from ppconsole.link.source import Update
 from ppengine.common.config import profiles_dir
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.finding_rules import found
@@ -30,6 +28,7 @@ from ppengine.diagnosis.wait_graph import Graph
 from ppengine.drills.fake_streams import FakeRuntime
 from ppengine.drills.incident_programs import INCIDENTS
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail, RingsDetail
+from ppengine.protocol.recording import Recorder, Update
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Event, Snapshot, StreamInfo, Verdict
 from ppengine.stage.ledger.ledger import Ledger

@@ -16,11 +16,11 @@ from ppconsole.cli.session import print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.cli.launch import EngineProcess
     from ppconsole.link.engine_link import EngineLink
-    from ppconsole.link.source import Update
 
 PROFILE = "tiny"
 START_S = 120.0

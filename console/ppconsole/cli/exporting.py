@@ -14,9 +14,8 @@ from ppconsole.cli.options import Common, engine_option, json_option, timeout_op
 from ppconsole.cli.session import ATTACH_S, attached, print_json, run, say
 
 if TYPE_CHECKING:
+    from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Event, Snapshot
-
-    from ppconsole.link.source import Update
 
 EVENTS_MOST = 10_000
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Snapshot
     from ppengine.protocol.verbs import Submit
 
     from ppconsole.link.engine_link import EngineLink
-    from ppconsole.link.source import Update
 
 QUEUE = 6
 """Requests that should be waiting at any time."""

@@ -14,11 +14,11 @@ from ppconsole.cli.options import SECONDS, Common, engine_option, json_option, t
 from ppconsole.cli.session import attached, find, print_json, run, say
 
 if TYPE_CHECKING:
+    from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.link.export import ExportSource
-    from ppconsole.link.recording import ReplaySource
-    from ppconsole.link.source import Update
+    from ppconsole.link.replay import ReplaySource
 
 SAMPLES = Path(__file__).resolve().parent.parent / "recordings"
 SAMPLE = SAMPLES / "sample.ppr"
@@ -42,8 +42,9 @@ def record_command(
 
 
 async def _record(file: Path, common: Common, seconds: float | None, slow: bool) -> None:
+    from ppengine.protocol.recording import Recorder, RecordingError
+
     from ppconsole.link.fault_watcher import FaultWatcher
-    from ppconsole.link.recording import Recorder, RecordingError
 
     record = find(common.engine)
     try:
@@ -88,9 +89,10 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool,
 
     Without a terminal: its events and its last picture. Samples: see `ppconsole replay --sample list`.
     """
+    from ppengine.protocol.recording import RecordingError
+
     from ppconsole.cli.screen import has_terminal
     from ppconsole.link.export import ExportError
-    from ppconsole.link.recording import RecordingError
 
     if sample and file is not None and str(file) == "list":
         names = [path.stem for path in sorted(SAMPLES.glob("*.ppr"))]
@@ -114,7 +116,7 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool,
 def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
     """Return the source of a recording or an export, by the first bytes of the file, and a title for it."""
     from ppconsole.link.export import ExportSource
-    from ppconsole.link.recording import ReplaySource
+    from ppconsole.link.replay import ReplaySource
 
     try:
         with path.open("rb") as opened:
@@ -144,11 +146,11 @@ def _path(file: Path | None, sample: bool) -> Path:
 
 
 async def _print(source: ReplaySource | ExportSource, as_json: bool, timeout: float | None) -> int:
+    from ppengine.protocol.recording import LinkState
     from ppengine.protocol.snapshot import Event, Snapshot
 
     from ppconsole.cli.render import event_line, status_lines
-    from ppconsole.link.recording import ReplaySource
-    from ppconsole.link.source import LinkState
+    from ppconsole.link.replay import ReplaySource
 
     last: Snapshot | None = None
 

@@ -16,10 +16,10 @@ from ppconsole.cli.options import Common
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.link.engine_link import EngineLink
-    from ppconsole.link.source import Update
 
 ATTACH_S = 10.0
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")

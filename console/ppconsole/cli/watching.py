@@ -12,9 +12,8 @@ from ppconsole.cli.options import SECONDS, Common, common_options
 from ppconsole.cli.session import attached, one_snapshot, print_json, run, say
 
 if TYPE_CHECKING:
+    from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Event
-
-    from ppconsole.link.source import Update
 
 _CLEAR = "\x1b[H\x1b[J"
 
@@ -49,10 +48,10 @@ def watch_command(common: Common, interval: float, count: int | None) -> None:
 
 
 async def _watch(common: Common, interval: float, count: int | None) -> None:
+    from ppengine.protocol.recording import LinkState
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.cli.render import status_lines
-    from ppconsole.link.source import LinkState
 
     newest: Snapshot | None = None
     arrived = asyncio.Event()
@@ -95,10 +94,11 @@ def events_command(common: Common, follow: bool, last: int) -> None:
 
 
 async def _events(common: Common, follow: bool, last: int) -> None:
+    from ppengine.protocol.recording import LinkState
     from ppengine.protocol.snapshot import Event
 
     from ppconsole.cli.render import event_line
-    from ppconsole.link.source import LinkLost, LinkState
+    from ppconsole.link.source import LinkLost
 
     events: asyncio.Queue[Event] = asyncio.Queue()
 

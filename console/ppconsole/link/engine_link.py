@@ -26,6 +26,7 @@ from ppengine.protocol.control import (
 )
 from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, process_start
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
+from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verbs import Verb
 
@@ -33,7 +34,7 @@ from ppconsole.link.attachment import Answer, Handlers, Session, SessionOver, Ti
 from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
-from ppconsole.link.source import DETAILS, Detail, InspectOptions, LinkLost, LinkState, Progress, QueryFailed, Update
+from ppconsole.link.source import DETAILS, Detail, InspectOptions, LinkLost, Progress, QueryFailed
 
 GATHER_S = 0.25
 

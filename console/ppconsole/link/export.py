@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, OpRecord, RingsDetail
+from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.link.past import PastSource
-from ppconsole.link.source import DETAILS, Detail, LinkLost, LinkState, QueryFailed, Source, Update
+from ppconsole.link.source import DETAILS, Detail, LinkLost, QueryFailed, Source
 from ppconsole.model.safe import clean
 
 FORMAT = "ppconsole export 1"

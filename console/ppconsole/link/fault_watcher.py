@@ -6,10 +6,10 @@ import asyncio
 
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail
+from ppengine.protocol.recording import Recorder, Update
 from ppengine.protocol.snapshot import Snapshot
 
-from ppconsole.link.recording import Recorder
-from ppconsole.link.source import Detail, LinkLost, QueryFailed, Source, Update
+from ppconsole.link.source import Detail, LinkLost, QueryFailed, Source
 
 EVERY_S = 0.5
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
-import msgspec
 from ppengine.protocol.control import Accepted, Deferred, ErrorCode, Fetched, InspectWhat, Outcome, Refused
 from ppengine.protocol.inspection import (
     AboutDetail,
@@ -20,10 +19,9 @@ from ppengine.protocol.inspection import (
     RingsDetail,
     StacksDetail,
 )
-from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb
 
-LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]
 Detail = (
     RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
     | AboutDetail | LedgerDetail | FaultsDetail
@@ -47,23 +45,6 @@ DETAILS: dict[InspectWhat, type[Detail]] = {
 }  # fmt: skip
 """Types of the answers to `Inspect`."""
 Progress = Callable[[Accepted | Deferred], None]
-
-
-class LinkState(msgspec.Struct, frozen=True, kw_only=True):
-    """How fresh the picture is. `age_s`: seconds since the last snapshot, None before the first.
-
-    `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
-    `new-epoch`: the engine restarted; its requests are gone, `live` follows. `recorded`: a past that does not move
-    and does not age.
-    """
-
-    state: LinkStateName
-    age_s: float | None = None
-    retry_in_s: float | None = None
-    text: str = ""
-
-
-Update = LinkState | Snapshot | Event
 
 
 class LinkLost(Exception):

@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ppengine.protocol.control import Fetched
+from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 
-from ppconsole.link.source import LinkState, Update
 from ppconsole.model.state import (
     MAX_EVENTS,
     MAX_OUTPUT_CHARACTERS,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event, Snapshot
-
-from ppconsole.link.source import LinkState
 
 MAX_EVENTS = 500
 MAX_OUTPUTS = 50

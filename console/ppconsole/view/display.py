@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ppengine.protocol.control import Fetched
+from ppengine.protocol.recording import Update
 from ppengine.protocol.snapshot import Event, RequestInfo
 
-from ppconsole.link.source import Update
 from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests

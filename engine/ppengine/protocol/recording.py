@@ -1,4 +1,4 @@
-"""Recordings: what a link delivered, in a file, and a source that delivers it again at its own pace.
+"""Recordings: updates of a link in a file.
 
 A file is `MAGIC`, then frames: four bytes of length (big-endian) and that many bytes of msgpack. The first frame is
 a `RecordingHeader`, every other one a `Recorded`: an update, or a detail that a fault left behind. One that was packed
@@ -7,7 +7,6 @@ by gzip is read as it is.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import os
 import time
@@ -15,18 +14,34 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import msgspec
+
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode_as, encode
 from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
 
-from ppconsole.link.past import PastSource
-from ppconsole.link.source import DETAILS, Detail, LinkState, Update
-
+LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]
 MAGIC = b"ppconsole recording 1\n"
 _GZIP = b"\x1f\x8b"
+
+
+class LinkState(msgspec.Struct, frozen=True, kw_only=True):
+    """How fresh the picture is. `age_s`: seconds since the last snapshot, None before the first.
+
+    `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
+    `new-epoch`: the engine restarted; its requests are gone, `live` follows. `recorded`: a past that does not move
+    and does not age.
+    """
+
+    state: LinkStateName
+    age_s: float | None = None
+    retry_in_s: float | None = None
+    text: str = ""
+
+
+Update = LinkState | Snapshot | Event
 
 
 class RecordingError(Exception):
@@ -101,7 +116,7 @@ class Recorder:
         self._frame(recorded)
         self.updates += 1
 
-    def write_detail(self, what: InspectWhat, detail: Detail) -> None:
+    def write_detail(self, what: InspectWhat, detail: msgspec.Struct) -> None:
         """Append a detail as it is now. Raises OSError when the disk is full."""
         kept = KeptDetail(what=what, data=msgspec.Raw(encode(detail)))
         self._frame(Recorded(at_s=self._clock() - self._begun, detail=kept))
@@ -193,63 +208,3 @@ def _open(path: Path) -> BinaryIO:
         return file
     file.close()
     return gzip.open(path, "rb")  # type: ignore[return-value]
-
-
-class ReplaySource(PastSource):
-    """A `Source` on a file. `speed` 1 is the pace of the recording, 10 ten times that, 0 as fast as it goes.
-
-    Raises RecordingError when the file is no recording; one that is cut short plays up to the cut, then is `lost`
-    with that text. `finished` is set at the end, `error` holds the cut.
-    """
-
-    def __init__(self, path: Path, speed: float = 1.0) -> None:
-        if not 0 <= speed <= 10_000:
-            raise ValueError(f"speed is {speed:g}; it must be 0 (as fast as it goes) to 10000")
-        self.recording = Recording(path)
-        self.speed = speed
-        self.error: RecordingError | None = None
-        self._details: dict[InspectWhat, msgspec.Raw] = {}
-        self._player: asyncio.Task[None] | None = None
-        self.finished = asyncio.Event()
-
-    @property
-    def header(self) -> RecordingHeader:
-        """The recording's engine and time."""
-        return self.recording.header
-
-    async def start(self, on_update: Callable[[Update], None]) -> None:
-        """Begin to play."""
-        self._player = asyncio.create_task(self._play(on_update))
-
-    def kept(self, what: InspectWhat) -> Detail | None:
-        """Return a detail as the recording had it last, up to now."""
-        data = self._details.get(what)
-        return None if data is None else decode_as(DETAILS[what], bytes(data))
-
-    async def close(self) -> None:
-        """Stop playing."""
-        if self._player is not None:
-            self._player.cancel()
-            await asyncio.gather(self._player, return_exceptions=True)
-        self.recording.close()
-
-    async def played(self) -> None:
-        """Wait for the end. Raises the receiver's exception, which ends the play."""
-        if self._player is not None:
-            await self._player
-
-    async def _play(self, on_update: Callable[[Update], None]) -> None:
-        begun = time.monotonic()
-        end = LinkState(state="recorded", text="end of the recording")
-        try:
-            for recorded in self.recording.frames():
-                wait = recorded.at_s / self.speed - (time.monotonic() - begun) if self.speed else 0.0
-                await asyncio.sleep(max(0.0, wait))
-                if recorded.detail is not None:
-                    self._details[recorded.detail.what] = recorded.detail.data
-                if recorded.update is not None:
-                    on_update(recorded.update)
-        except RecordingError as error:
-            self.error, end = error, LinkState(state="lost", text=str(error))
-        on_update(end)
-        self.finished.set()
