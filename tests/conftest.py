@@ -4,13 +4,21 @@ torch reads it when it is loaded. With its default of a thread a core, four work
 barriers that waited for threads of each other.
 """
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Engines keep logs and incidents in the state folder of the user: those of tests go to a folder of their own.
+_state = tempfile.mkdtemp(prefix="ppconsole-state-")
+os.environ["XDG_STATE_HOME"] = _state
+atexit.register(shutil.rmtree, _state, ignore_errors=True)
 
 # What a shell runs in its background ignores Ctrl-C, under nohup the end of a terminal as well, and children inherit
 # that: tests that send those signals would wait for ever. A handler is not inherited.

@@ -72,6 +72,10 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     bind: str | None = None
     publish_hz: float = 10.0
+    history_minutes: int = 60
+    """Minutes of snapshots and events that are kept on disk; 0: none, and no recordings of incidents."""
+    history_mib: int = 64
+    """Most MiB of them; a large engine gets fewer snapshots a minute in place of fewer minutes."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

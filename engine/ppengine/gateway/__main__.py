@@ -1,7 +1,56 @@
-"""`python -m ppengine.gateway --engine RUN_DIR/engine.json`."""
+"""`python -m ppengine.gateway --engine RUN_DIR/engine.json --lifeline FD`."""
 
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
 import sys
+import threading
+from pathlib import Path
 
-from ppengine.gateway.gateway import main
+import msgspec
+import zmq
 
-sys.exit(main())
+from ppengine.common import lifeline, logs
+from ppengine.common.config import EngineConfig
+from ppengine.gateway.audit import AuditError
+from ppengine.gateway.gateway import Gateway
+
+log = logging.getLogger("ppengine.gateway")
+
+
+def main() -> int:
+    """Serve until SIGTERM (exit 0) or until the parent is gone (clears away, exit 0). Exit 1: cannot start."""
+    parser = argparse.ArgumentParser(prog="ppengine.gateway", description="Serve the consoles of one engine.")
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json in the engine's run folder")
+    lifeline.add_argument(parser)
+    args = parser.parse_args()
+    stop, orphaned = threading.Event(), threading.Event()
+
+    def on_parent_gone() -> None:
+        orphaned.set()
+        stop.set()
+
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Ctrl-C in a terminal is for the supervisor, which ends this process in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lifeline.adopt(args.lifeline, on_parent_gone)
+    logs.start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        config = EngineConfig.load(args.engine)
+        gateway = Gateway(config, context)
+    except (OSError, zmq.ZMQError, AuditError, msgspec.MsgspecError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)
+    gateway.run(stop)
+    log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "on SIGTERM")
+    gateway.leave(orphaned.is_set())
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

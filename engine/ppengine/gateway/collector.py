@@ -30,7 +30,7 @@ from ppengine.protocol.reports import (
     ProcessReport,
     StageView,
 )
-from ppengine.protocol.snapshot import Snapshot, StageState, Verdict, WaitInfo
+from ppengine.protocol.snapshot import IncidentInfo, Snapshot, StageState, Verdict, WaitInfo
 
 CORE_SILENT_S = 2.0
 AGENT_SILENT_S = 2.0
@@ -247,7 +247,7 @@ class Collector:
                 self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
         return changed
 
-    def snapshot(self, consoles: int, *, stopped: bool = False) -> Snapshot:
+    def snapshot(self, consoles: int, incident: IncidentInfo | None, *, stopped: bool = False) -> Snapshot:
         """Return the snapshot of this moment. The last one (`stopped`) keeps the verdict on the core that ended it."""
         return merge(
             self._config,
@@ -264,5 +264,6 @@ class Collector:
                 consoles=consoles,
                 dropped=sum(self._agent_dropped.values()),
                 stopped=stopped,
+                incident=incident,
             ),
         )

@@ -48,6 +48,9 @@ class EngineAccess(Protocol):
     def supervisor_pid(self) -> int | None:
         """Return the pid of the supervisor, which is this process's parent; None if that is not so."""
 
+    def note_stop(self, command: Command) -> None:
+        """Note in the engine's kept files who stops it."""
+
 
 class Kept(msgspec.Struct):
     """One command and its answers so far."""
@@ -229,6 +232,8 @@ class CommandDesk:
         # The effect has happened: a log that cannot be written must not hide it from the console.
         self._record(kept, _outcome_name(reply), reply)
         self._answer(kept.client, reply)
+        if isinstance(reply, Accepted) and kept.ends_engine:
+            self._engine.note_stop(kept.command)
         if kept.over and row_of(kept.command.verb).ends_engine and getattr(reply, "state", "") != "applied":
             self.stopping = False
         self._note_request(kept, reply)

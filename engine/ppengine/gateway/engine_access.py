@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ from ppengine.gateway.gateway_sockets import Sockets, send
 from ppengine.protocol import frames
 from ppengine.protocol.control import Accepted, Command, Fetch, Inspect, Outcome, Refused
 from ppengine.protocol.inspection import FaultsDetail
+from ppengine.protocol.kept_files import EngineEnd, write_end
 from ppengine.protocol.offline import AbortMany
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class EngineLink:
     def __init__(
         self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], sockets: Sockets, collector: Collector
     ) -> None:
-        self._sockets, self._collector = sockets, collector
+        self._config, self._sockets, self._collector = config, sockets, collector
         self.faults: FaultDesk | None = None
         """The desk for faults on demand; without `--allow-faults` it is not even imported."""
         if config.allow_faults:
@@ -75,6 +77,12 @@ class EngineLink:
     def supervisor_pid(self) -> int | None:
         """Return the pid of the supervisor; None if it is not this process's parent."""
         return self._collector.processes.supervisor_pid()
+
+    def note_stop(self, command: Command) -> None:
+        """Note in the engine's kept files who stops it."""
+        why = f": {command.reason}" if command.reason else ""
+        end = EngineEnd(wall=time.time(), reason=f"stopped by {command.by}{why}", clean=True, code=0)
+        write_end(self._config.id, end)
 
     def _send_core(self, message: msgspec.Struct) -> bool:
         return send(self._sockets.front, [frames.encode(message)])

@@ -1,38 +1,36 @@
 """The gateway: one process an engine, one loop. It owns the public sockets, events, audit log and verdicts.
 
-`python -m ppengine.gateway.gateway --engine RUN_DIR/engine.json --lifeline FD`. Consoles reach the engine only
-through it, and it waits for none of them. After the supervisor's death it removes all processes and files.
+Consoles reach the engine only through it, and it waits for none of them. After the supervisor's death it removes all
+processes and files.
 `consoles` is its public side, `engine_access` sends to the engine, `collector` takes the engine's reports.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
-import signal
-import sys
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import zmq
 
-from ppengine.common import lifeline, logs
 from ppengine.common.config import EngineConfig
 from ppengine.gateway import departure, fault_record
-from ppengine.gateway.audit import AuditError, AuditLog
+from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.consoles import Consoles
 from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.gateway_sockets import Sockets, drain
+from ppengine.gateway.history import History
+from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.gateway.stack_probe import NONCE, StackProbe
-from ppengine.protocol import frames
+from ppengine.protocol import frames, kept_files
 from ppengine.protocol.control import (
     Accepted,
     Deferred,
@@ -43,6 +41,7 @@ from ppengine.protocol.control import (
     Outcome,
     Refused,
 )
+from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import FromFront
 from ppengine.protocol.reports import ToCollector
 from ppengine.protocol.snapshot import Event
@@ -75,6 +74,10 @@ class Gateway:
         self._collector = Collector(config, self._events)
         self._engine = EngineLink(config, context, self._sockets, self._collector)
         self._recorder = fault_record.FaultRecorder(self._engine.ask_agent)
+        folder, console = kept_files.engine_folder(config.id), config.profile.console
+        quota = console.history_mib * 1024**2
+        self._history = History(folder / "history", config.id, config.name, console.history_minutes, quota)
+        self._incidents = IncidentLog(folder, self._history)
         self._probe = StackProbe(self._engine.ask_agent)
         local = LocalAnswers(config, lambda: self._recorder.kept, self._collector.findings)
         self._consoles = Consoles(
@@ -86,6 +89,7 @@ class Gateway:
         self._published = 0.0
         self._spacing = min(_REFRESH_S, 0.5 / config.profile.console.publish_hz)
         self._core_was_there = False
+        self._parent = os.getppid()
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -162,25 +166,32 @@ class Gateway:
         # The rings before the stacks: taking those stops a stage for a moment.
         waits = self._collector.waits() if self._collector.verdicts else []
         self._recorder.look(self._collector.verdicts, waits, self._collector.retired())
+        self._incidents.look(self._recorder.kept, self._collector.verdicts)
         self._probe.look(self._collector.verdicts, self._collector.pids())
         return changed
 
     def _publish(self, now: float) -> None:
-        """Send snapshots to subscribers; without one, none is built."""
+        """Send snapshots to subscribers; without one, a slow one is built for the history."""
         if not self._refresh or now < self._published + self._spacing:
             return
         self._published = now
         topics = [topic for topic in sorted(self._refresh) if self._publisher.wanted(topic)]
+        kept = frames.TOPIC_SNAPSHOT_SLOW in self._refresh
         self._refresh.clear()
         consoles = self._consoles.sessions.count(now)
-        if topics:
+        if topics or kept:
             self._take_report()
-            self._publisher.snapshot(self._collector.snapshot(consoles), topics)
+            snapshot = self._collector.snapshot(consoles, self._incidents.newest)
+            self._publisher.snapshot(snapshot, topics)
+            if kept:
+                self._history.write(snapshot)
 
     def _publish_event(self, event: Event) -> None:
         if event.kind.startswith(_LOGGED):
             log.info("%s%s", f"{event.by} " if event.by else "", event.text)
         self._publisher.event(event)
+        self._incidents.note_event(event)
+        self._history.write(event)
 
     # --- consoles -------------------------------------------------------------------------------------------
 
@@ -248,46 +259,20 @@ class Gateway:
         # The last answers of the core may wait here; open commands then get an end.
         self._on_collect()
         self._take_report()
-        self._guarded(lambda: self._collector.judge(self._consoles.commands.stopping))
+        self._guarded(self._diagnose)
         self._consoles.commands.core_lost("the engine stops")
         self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was stopped")
-        last = self._collector.snapshot(self._consoles.sessions.count(time.monotonic()), stopped=True)
+        consoles = self._consoles.sessions.count(time.monotonic())
+        last = self._collector.snapshot(consoles, self._incidents.newest, stopped=True)
         self._publisher.snapshot(last, [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW])
+        self._history.write(last)
+        self._history.close()
+        self._incidents.close()
         if self._engine.faults is not None:
             self._engine.faults.close()
         self._sockets.close(linger_ms=500)
         if orphaned:
+            why = f"its supervisor (pid {self._parent}) ended and noted no reason: SIGKILL or a crash"
+            kept_files.write_end(self._config.id, EngineEnd(wall=time.time(), reason=why, clean=False))
             for pid in departure.clear_away(self._config.id, self._collector.processes.others()):
                 log.warning("killed pid %d, which had not left with its supervisor", pid)
-
-
-def main() -> int:
-    """Serve until SIGTERM (exit 0) or until the parent is gone (clears away, exit 0). Exit 1: cannot start."""
-    parser = argparse.ArgumentParser(prog="ppengine.gateway", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json in the engine's run folder")
-    lifeline.add_argument(parser)
-    args = parser.parse_args()
-    stop, orphaned = threading.Event(), threading.Event()
-
-    def on_parent_gone() -> None:
-        orphaned.set()
-        stop.set()
-
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    # Ctrl-C in a terminal is for the supervisor, which ends this process in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lifeline.adopt(args.lifeline, on_parent_gone)
-    logs.start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        config = EngineConfig.load(args.engine)
-        gateway = Gateway(config, context)
-    except (OSError, zmq.ZMQError, AuditError, msgspec.MsgspecError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)
-    gateway.run(stop)
-    log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "on SIGTERM")
-    gateway.leave(orphaned.is_set())
-    context.term()
-    return 0

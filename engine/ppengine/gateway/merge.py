@@ -14,6 +14,7 @@ from ppengine.protocol.snapshot import (
     DeviceInfo,
     EngineInfo,
     EngineState,
+    IncidentInfo,
     KvBlocks,
     Snapshot,
     StageInfo,
@@ -59,6 +60,7 @@ class Inputs(msgspec.Struct, kw_only=True):
     dropped: int = 0
     """Number of reports dropped by agents."""
     stopped: bool = False
+    incident: IncidentInfo | None = None
 
 
 def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
@@ -73,6 +75,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         waits=inputs.waits,
         event_seq=inputs.event_seq,
         dropped_total=inputs.dropped,
+        incident=inputs.incident,
     )
     if core is None:
         return snapshot

@@ -1,9 +1,11 @@
-"""How an engine on this host is found: one 0600 JSON record in a 0700 folder of the user.
+"""Engines on this host: a live one has a 0600 JSON record in a 0700 folder of the user.
 
 $XDG_RUNTIME_DIR/ppconsole/            (or /tmp/ppconsole-<uid>/ where the variable is not set)
     <id>.json                          EngineRecord
     <id>/                              sockets, logs, audit log: the run folder
 /dev/shm/ppconsole-<uid>-<id>/         recorder rings
+
+An engine that ended is found by its kept files (`kept_files.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +15,14 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+
+from ppengine.protocol import kept_files
+
+ENDED_MOST = 10
+"""Ended engines whose files are kept; those with a fault stay longest."""
 
 
 class EngineRecord(msgspec.Struct, kw_only=True):
@@ -72,20 +80,29 @@ def process_start(pid: int) -> int | None:
 
 def write_record(record: EngineRecord) -> None:
     """Publish `record` atomically with mode 0600."""
-    path = runtime_dir() / f"{record.id}.json"
-    draft = path.with_suffix(".tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(record))
-    draft.replace(path)
+    kept_files.write_file(runtime_dir() / f"{record.id}.json", msgspec.json.encode(record))
+
+
+def keep_record(record: EngineRecord) -> None:
+    """Make the folder of the files that outlive the engine, with its record. Raises OSError."""
+    folder = kept_files.engine_folder(record.id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept_files.write_file(folder / "record.json", msgspec.json.encode(record))
 
 
 def remove_engine(engine_id: str) -> None:
-    """Remove the record, the run folder and the rings of one engine; missing ones are fine."""
+    """Remove the record, the run folder and the rings of one engine; missing ones are fine.
+
+    Its logs and its end are kept, and the kept files of the oldest ended engines go.
+    """
     folder = runtime_dir()
     (folder / f"{engine_id}.json").unlink(missing_ok=True)
+    kept_files.keep(engine_id, folder / engine_id)
     shutil.rmtree(folder / engine_id, ignore_errors=True)
     shutil.rmtree(ring_dir(engine_id), ignore_errors=True)
+    ended = ended_engines()
+    for surplus in sorted(ended, key=_worth)[: max(0, len(ended) - ENDED_MOST)]:
+        shutil.rmtree(surplus.folder, ignore_errors=True)
 
 
 def list_engines() -> list[EngineRecord]:
@@ -102,3 +119,31 @@ def list_engines() -> list[EngineRecord]:
             else:
                 remove_engine(record.id)
     return sorted(found, key=lambda record: record.started_wall)
+
+
+class EndedEngine(NamedTuple):
+    """An engine that has ended and the folder of its kept files."""
+
+    record: EngineRecord
+    end: kept_files.EngineEnd
+    folder: Path
+
+
+def ended_engines() -> list[EndedEngine]:
+    """Return the ended engines whose files are kept, the newest first."""
+    found = []
+    for folder in kept_files.state_dir().glob("engines/*"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
+            record = msgspec.json.decode((folder / "record.json").read_bytes(), type=EngineRecord)
+            if record.id == folder.name and process_start(record.pid) != record.pid_start:
+                run_dir = Path(record.run_dir)
+                if not run_dir.exists():
+                    kept_files.keep(record.id, run_dir)  # The host was restarted: nothing was left to clear away.
+                if (end := kept_files.read_end(record.id)) is not None:
+                    found.append(EndedEngine(record, end, folder))
+    return sorted(found, key=lambda engine: engine.end.wall, reverse=True)
+
+
+def _worth(engine: EndedEngine) -> tuple[bool, float]:
+    """Return the order in which kept files go: engines that ended on request and without an incident first."""
+    return not engine.end.clean or any((engine.folder / "incidents").glob("*")), engine.end.wall

@@ -80,16 +80,24 @@ class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Recorder:
-    """Writes updates to a new file; give `write` to `Source.start`. Raises RecordingError when it cannot be made."""
+    """Writes updates to a new file; give `write` to `Source.start`. Raises RecordingError when it cannot be made.
 
-    def __init__(self, path: Path, *, engine: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    `packed`: by gzip; `flush` then lets a reader see every update so far.
+    """
+
+    def __init__(
+        self, path: Path, *, engine: str, name: str, packed: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             raise RecordingError(f"{path} exists; name a new file, or remove it first") from None
         except OSError as error:
             raise RecordingError(f"{path} cannot be written: {error.strerror}") from None
-        self._file: BinaryIO = os.fdopen(descriptor, "wb")
+        self._raw = os.fdopen(descriptor, "wb")
+        self._file: BinaryIO = self._raw
+        if packed:
+            self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=1)  # type: ignore[assignment]
         self._clock = clock
         self._begun = clock()
         self.updates = 0
@@ -121,9 +129,15 @@ class Recorder:
         kept = KeptDetail(what=what, data=msgspec.Raw(encode(detail)))
         self._frame(Recorded(at_s=self._clock() - self._begun, detail=kept))
 
+    def flush(self) -> None:
+        """Let readers see everything so far. Raises OSError when the disk is full."""
+        self._file.flush()
+        self._raw.flush()
+
     def close(self) -> None:
         """Finish the file."""
         self._file.close()
+        self._raw.close()
 
     def _frame(self, message: msgspec.Struct) -> None:
         body = encode(message)

@@ -271,6 +271,23 @@ class WaitInfo(msgspec.Struct, kw_only=True):
     since_s: float
 
 
+class IncidentInfo(msgspec.Struct, kw_only=True):
+    """One fault from its begin to its end. `wall`, `over_wall`: Unix seconds; None while it lasts."""
+
+    number: int
+    """Counts the incidents of one engine, from 1."""
+    wall: float
+    over_wall: float | None = None
+    stage: int | None
+    """Stage of the root verdict; None: the core."""
+    cause: Cause
+    summary: str
+    ended: str = ""
+    """How it ended; empty while it lasts."""
+    by: str = ""
+    """Author of the last command that had an effect during it; empty: no operator acted."""
+
+
 class Snapshot(msgspec.Struct, kw_only=True):
     """Everything a console shows. At most `MAX_REQUESTS` requests; `requests_total` counts all."""
 
@@ -294,6 +311,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     prefix_hit_tokens_total: int = 0
     dropped_total: int = 0
     """Reports that were dropped because a queue was full (watching never blocks)."""
+    incident: IncidentInfo | None = None
+    """Newest incident, over or not."""
 
 
 MAX_REQUESTS = 1000

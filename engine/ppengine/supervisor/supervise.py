@@ -11,8 +11,9 @@ import msgspec
 
 from ppengine.common.child_process import Child, spawn, tail
 from ppengine.common.config import EngineConfig
-from ppengine.protocol import discovery
+from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.frames import PROTOCOL
+from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
 from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor.claims import ClaimError, claim
@@ -88,6 +89,8 @@ class Supervisor:
                 self._turn()
         finally:
             end = self._end or End(1, "the supervisor failed")
+            note = EngineEnd(wall=time.time(), reason=end.reason, clean=end.code == 0, code=end.code)
+            kept_files.write_end(self._config.id, note)
             try:
                 # A stage that loads hears nothing, and one of a failed engine may wait for a peer that is gone.
                 self._shut_down(GRACE_S if end.code == 0 and self._served else GRACE_S / 4)
@@ -98,6 +101,10 @@ class Supervisor:
 
     def _boot(self) -> None:
         claim(self._config)
+        try:
+            discovery.keep_record(self._record())
+        except OSError as error:
+            tell(f"note: no logs and no incidents are kept: {error.filename}: {error.strerror}")
         self._link = Link(self._config)
         self._spawn("gateway", self._modules.gateway)
         self._spawn("core", self._modules.core)
@@ -201,8 +208,13 @@ class Supervisor:
                     1, f"the gateway opened no sockets in {GATEWAY_START_S:g} s", self._folder / "gateway.log"
                 )
             return
+        discovery.write_record(self._record())
+        self._published = True
+        announce("started", id=self._config.id, name=self._config.name, run_dir=self._config.run_dir)
+
+    def _record(self) -> discovery.EngineRecord:
         config, pid = self._config, os.getpid()
-        record = discovery.EngineRecord(
+        return discovery.EngineRecord(
             id=config.id,
             name=config.name,
             epoch=config.epoch,
@@ -217,9 +229,6 @@ class Supervisor:
             run_dir=config.run_dir,
             started_wall=config.started_wall,
         )
-        discovery.write_record(record)
-        self._published = True
-        announce("started", id=config.id, name=config.name, run_dir=config.run_dir)
 
     def _shut_down(self, grace: float) -> None:
         """End every process: core and stages in order if possible, then the others, the gateway last."""

@@ -1,0 +1,141 @@
+"""The list of faults that lasts: one folder an incident, written when it begins and again when it has ended."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ppengine.gateway.history import History
+from ppengine.protocol.incidents import FILE, Incident, incident_folders
+from ppengine.protocol.inspection import FaultDetail
+from ppengine.protocol.kept_files import write_file
+from ppengine.protocol.snapshot import Event, IncidentInfo, Verdict
+
+AROUND_S = 60.0
+"""Seconds before and after an incident that are kept with it."""
+KEPT = 100
+_EVENTS_MOST = 200
+_BEFORE_S = 2.0
+"""Seconds before a verdict in which an event may belong to its fault: some ends are reported before they are judged."""
+_ENDINGS = ("engine.serving", "stage.continued", "stage.back")
+"""Events that say how a fault ended."""
+_ACTED = ("op.accepted", "op.applied")
+"""Events of commands that had an effect."""
+_CUT = "the engine ended before it was over"
+_UNEXPLAINED = "it ended without a command or a restart"
+log = logging.getLogger("ppengine.gateway")
+
+
+class IncidentLog:
+    """Follows the record of the present fault. A disk that is full costs the list, never the engine."""
+
+    def __init__(self, folder: Path, history: History) -> None:
+        """`folder`: of the engine's kept files; incidents of a gateway before this one are counted on."""
+        self._folder, self._history = folder, history
+        before = incident_folders(folder)
+        self._number = int(before[-1].name) if before else 0
+        self._recent: deque[Event] = deque(maxlen=_EVENTS_MOST)
+        self._open: Incident | None = None
+        self._fault: FaultDetail | None = None
+        self._consequences: dict[int | None, str] = {}
+        self._settling: list[tuple[float, Incident]] = []
+        """Incidents that have ended, with the time at which the minute after them is over."""
+        self.newest: IncidentInfo | None = None
+
+    def note_event(self, event: Event) -> None:
+        """Keep an event that may belong to an incident."""
+        if self._open is not None:
+            if len(self._open.events) < _EVENTS_MOST:
+                self._open.events.append(event)
+        else:
+            self._recent.append(event)
+
+    def look(self, fault: FaultDetail | None, verdicts: Sequence[Verdict]) -> None:
+        """Begin, follow or end the incident of `fault`, the newest record of the fault recorder."""
+        now = time.time()
+        if fault is not None and fault is not self._fault:
+            self._end(now)
+            self._begin(fault)
+        if self._open is not None:
+            self._note_consequences(verdicts)
+            over = self._open.fault.over_wall
+            if over is not None:
+                self._end(over)
+        for due, incident in [one for one in self._settling if now >= one[0]]:
+            self._settling.remove((due, incident))
+            self._settle(incident)
+
+    def close(self) -> None:
+        """Write the incidents that are open: the engine ends."""
+        self._end(None)
+        for _, incident in self._settling:
+            if incident.info.ended == _UNEXPLAINED and time.time() - (incident.info.over_wall or 0.0) < _BEFORE_S:
+                incident.info.over_wall, incident.info.ended = None, _CUT  # The end of the engine cleared its verdict.
+            self._settle(incident)
+
+    def _begin(self, fault: FaultDetail) -> None:
+        self._number += 1
+        self._fault = fault
+        verdict = fault.verdict
+        info = IncidentInfo(
+            number=self._number, wall=fault.wall - verdict.since_s, stage=verdict.stage, cause=verdict.cause,
+            summary=verdict.summary,
+        )  # fmt: skip
+        self._consequences = {}
+        events = [event for event in self._recent if event.wall >= info.wall - _BEFORE_S]
+        self._open, self.newest = Incident(info=info, fault=fault, events=events), info
+        self._recent.clear()
+        self._write(self._open)
+        for folder in incident_folders(self._folder)[:-KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _note_consequences(self, verdicts: Sequence[Verdict]) -> None:
+        for verdict in verdicts:
+            if not verdict.root:
+                self._consequences[verdict.stage] = verdict.summary
+
+    def _end(self, over_wall: float | None) -> None:
+        """End the open incident; `over_wall` None: the engine ended during it.
+
+        A verdict stays for some seconds after its fault is healed, so an event that says so is the end.
+        """
+        incident, self._open = self._open, None
+        if incident is None:
+            return
+        info, verdict = incident.info, incident.fault.verdict
+        info.cause, info.stage, info.summary = verdict.cause, verdict.stage, verdict.summary
+        ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
+        if over_wall is None:
+            info.ended = _CUT
+        elif ending is None:
+            info.over_wall, info.ended = over_wall, _UNEXPLAINED
+        else:
+            info.over_wall, info.ended = ending.wall, ending.text
+        info.by = next((event.by for event in reversed(incident.events) if event.by and event.kind in _ACTED), "")
+        self._write(incident)
+        self._settling.append((time.time() + AROUND_S, incident))
+
+    def _settle(self, incident: Incident) -> None:
+        """Write an incident for the last time, with the recordings around it."""
+        self._write(incident)
+        begin = incident.info.wall - AROUND_S
+        end = (incident.info.over_wall or time.time()) + AROUND_S
+        self._history.around(begin, end, self._path(incident))
+
+    def _write(self, incident: Incident) -> None:
+        incident.consequences = list(self._consequences.values()) or incident.consequences
+        try:
+            path = self._path(incident)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_file(path / FILE, msgspec.json.encode(incident))
+        except OSError as error:
+            log.warning("incident %d is not kept: %s", incident.info.number, error)
+
+    def _path(self, incident: Incident) -> Path:
+        return self._folder / "incidents" / str(incident.info.number)

@@ -1,0 +1,35 @@
+"""Incidents: faults that were, as files that outlive the engine (`kept_files.py` has the folder)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ppengine.protocol.inspection import FaultDetail
+from ppengine.protocol.snapshot import Event, IncidentInfo
+
+FILE = "incident.json"
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """One incident. Beside its file lie the recordings of the minutes around it."""
+
+    info: IncidentInfo
+    fault: FaultDetail
+    """The frozen record: last steps, waits and stacks."""
+    consequences: list[str] = []
+    """Summaries of the verdicts that were not its root."""
+    events: list[Event] = []
+    """Events from its first to its last moment, those with an author among them."""
+
+
+def incident_folders(engine_folder: Path) -> list[Path]:
+    """Return the folders of an engine's incidents, the oldest first."""
+    found = [path for path in (engine_folder / "incidents").glob("*") if path.name.isdecimal()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def read_incident(folder: Path) -> Incident:
+    """Return the incident in `folder`. Raises OSError, msgspec.MsgspecError."""
+    return msgspec.json.decode((folder / FILE).read_bytes(), type=Incident)
