@@ -1,0 +1,128 @@
+"""The last hour on disk: readable while it is written, bounded in minutes and bytes, and never a reason to stop."""
+
+import time
+
+import pytest
+from ppengine.gateway import history as module
+from ppengine.gateway.history import SEGMENT_S, History
+from ppengine.protocol.recording import Recording, RecordingError
+from ppengine.protocol.snapshot import EngineInfo, Event, Snapshot
+
+
+class Clock:
+    """Time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def snapshot(step, text=""):
+    engine = EngineInfo(
+        id="e", name="n", epoch="x", state="serving", model="m", pipeline_parallel_size=1, tensor_parallel_size=1,
+        executor="local", memory_utilization=0.9, memory_revision=0, uptime_s=1.0, step=step, message=text,
+    )  # fmt: skip
+    return Snapshot(engine=engine)
+
+
+def frames(path):
+    found = []
+    try:
+        for frame in Recording(path).frames():
+            found.append(frame.update)
+    except RecordingError:
+        pass
+    return found
+
+
+def segments(folder):
+    return sorted(folder.glob("*.rec"))
+
+
+def test_a_reader_sees_every_update_while_the_segment_is_open(tmp_path, clock):
+    history = History(tmp_path / "history", "e", "n", 60, 2**20)
+    history.write(Event(seq=1, wall=clock.now, kind="a.b", text="before"))
+    history.write(snapshot(7))
+    (path,) = segments(tmp_path / "history")
+    event, seen = frames(path)
+    assert event.text == "before" and seen.engine.step == 7
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_minutes_that_are_over_go(tmp_path, clock):
+    history = History(tmp_path, "e", "n", 3, 2**20)
+    for step in range(10):
+        history.write(snapshot(step))
+        clock.now += SEGMENT_S
+    history.close()
+    assert [frames(path)[0].engine.step for path in segments(tmp_path)] == [6, 7, 8, 9]
+
+
+def test_a_large_engine_gets_fewer_snapshots_not_fewer_minutes(tmp_path, clock):
+    """A second each, of sizes whose hour is far beyond the bytes: the minutes stay, the bytes do too."""
+    import random
+
+    source, most = random.Random(1), 200_000
+    history = History(tmp_path, "e", "n", 10, most)
+    for step in range(10 * 60):
+        history.write(snapshot(step, "".join(source.choices("0123456789abcdef", k=2000))))
+        clock.now += 1.0
+    history.close()
+    kept = segments(tmp_path)
+    assert sum(path.stat().st_size for path in kept) <= most * 1.3
+    last = [frames(path) for path in kept[-3:]]
+    assert all(2 <= len(each) < 30 for each in last), "a snapshot a second does not fit"
+    assert len(kept) >= 5
+
+
+def test_nothing_is_kept_without_minutes(tmp_path, clock):
+    history = History(tmp_path / "history", "e", "n", 0, 2**20)
+    history.write(snapshot(1))
+    assert not (tmp_path / "history").exists()
+
+
+def test_a_disk_error_costs_a_segment_and_never_raises(tmp_path, clock):
+    folder = tmp_path / "history"
+    folder.write_text("a file where the folder belongs")
+    history = History(folder, "e", "n", 60, 2**20)
+    history.write(snapshot(1))
+    assert "history" in history.problem
+    folder.unlink()
+    clock.now += SEGMENT_S
+    history.write(snapshot(2))
+    assert not history.problem and frames(segments(folder)[0])[0].engine.step == 2
+
+
+def test_the_minutes_around_an_incident_stay(tmp_path, clock):
+    history = History(tmp_path / "history", "e", "n", 5, 2**20)
+    begun = clock.now
+    for step in range(12):
+        history.write(snapshot(step))
+        if step == 6:
+            (tmp_path / "kept").mkdir()
+            history.around(begun + 3.5 * SEGMENT_S, begun + 4.5 * SEGMENT_S, tmp_path / "kept")
+        clock.now += SEGMENT_S
+    history.close()
+    assert [frames(path)[0].engine.step for path in segments(tmp_path / "kept")] == [3, 4]
+    assert frames(segments(tmp_path / "history")[0])[0].engine.step > 4
+
+
+def test_the_clock_of_the_files_is_the_wall(tmp_path):
+    history = History(tmp_path, "e", "n", 60, 2**20)
+    before = time.time()
+    history.write(snapshot(1))
+    history.close()
+    header = Recording(segments(tmp_path)[0]).header
+    assert before <= header.recorded_at <= time.time()
