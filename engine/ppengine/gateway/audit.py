@@ -1,7 +1,8 @@
 """The audit log: one JSON line before a command has an effect, and one for each of its results.
 
-It lies in `<run folder>/audit.jsonl` (0600) and goes with the engine's files. To keep it, set PPCONSOLE_AUDIT_DIR to a
-folder: every line is appended to `<folder>/<engine name>-<engine id>.jsonl` too. Prompts are not written, only lengths.
+It lies in `<run folder>/audit.jsonl` (0600); when the engine has ended, its newest 4 MiB are among the kept files. With
+PPCONSOLE_AUDIT_DIR set to a folder, every line is appended to `<folder>/<engine name>-<engine id>.jsonl` too. Prompts
+are not written, only their lengths.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class Collector:
                 self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
         return changed
 
-    def snapshot(self, consoles: int, incident: IncidentInfo | None, *, stopped: bool = False) -> Snapshot:
+    def snapshot(self, consoles: int, incident: IncidentInfo | None = None, *, stopped: bool = False) -> Snapshot:
         """Return the snapshot of this moment. The last one (`stopped`) keeps the verdict on the core that ended it."""
         return merge(
             self._config,

@@ -1,4 +1,4 @@
-"""The last hour on disk: a recording a minute, so that an operator sees what was before they came."""
+"""The last hour on disk, a recording a minute: an operator who attaches sees the time before."""
 
 from __future__ import annotations
 

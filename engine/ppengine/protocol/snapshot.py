@@ -272,16 +272,20 @@ class WaitInfo(msgspec.Struct, kw_only=True):
 
 
 class IncidentInfo(msgspec.Struct, kw_only=True):
-    """One fault from its begin to its end. `wall`, `over_wall`: Unix seconds; None while it lasts."""
+    """One fault from its begin to its end."""
 
     number: int
     """Counts the incidents of one engine, from 1."""
     wall: float
+    """Begin in Unix seconds."""
     over_wall: float | None = None
+    """End in Unix seconds; null while it lasts, or if the engine ended before."""
     stage: int | None
     """Stage of the root verdict; None: the core."""
     cause: Cause
+    """Cause of the root verdict."""
     summary: str
+    """Its one line."""
     ended: str = ""
     """How it ended; empty while it lasts."""
     by: str = ""
