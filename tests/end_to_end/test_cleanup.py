@@ -21,6 +21,7 @@ from engines import Engine, wait_until
 from ppengine.common import lifeline
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.control import Accepted, Command
+from ppengine.protocol.discovery import ended_engines, list_engines
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, FromFront
 from ppengine.protocol.sampling import SamplingParams
@@ -97,20 +98,31 @@ def test_stop_command_under_load(start: Start) -> None:
 @pytest.mark.parametrize(
     ("role", "number", "code", "reason"),
     [
-        ("supervisor", signal.SIGKILL, -9, None), ("supervisor", signal.SIGTERM, 0, "SIGTERM received"),
-        ("core", signal.SIGTERM, 0, None),
+        ("supervisor", signal.SIGKILL, -9, "its supervisor (pid {pid}) ended and noted no reason: SIGKILL or a crash"),
+        ("supervisor", signal.SIGTERM, 0, "SIGTERM received"), ("core", signal.SIGTERM, 0, "stopped by command"),
         ("gateway", signal.SIGKILL, 1, "gateway ended: killed by SIGKILL"),
+        ("all", signal.SIGKILL, -9, "all its processes ended at once and noted no reason: SIGKILL, or the container "
+         "stopped"),
     ],
 )  # fmt: skip
-def test_end_under_load(start: Start, role: str, number: signal.Signals, code: int, reason: str | None) -> None:
+def test_end_under_load(start: Start, role: str, number: signal.Signals, code: int, reason: str) -> None:
     """A core that is killed is a fault on demand's (`test_faults_on_demand`)."""
     engine = start()
     keep_busy(engine)
-    os.kill({"supervisor": engine.process.pid, **engine.pids}[role], number)
+    ours = {"supervisor": engine.process.pid, **engine.pids}
+    for pid in ours.values() if role == "all" else [ours[role]]:
+        os.kill(pid, number)
     assert engine.wait(ENDS_S) == code
-    if reason is not None:
+    reason = reason.format(pid=engine.process.pid)
+    if code >= 0:
         assert engine.read() == {"event": "stopped", "code": code, "reason": reason}
+    if role == "all":
+        assert list_engines() == []  # Nobody was left to clear away; the next look does.
     wait_until(engine.nothing_left, "all is gone", ENDS_S)
+    (ended,) = [one for one in ended_engines() if one.record.id == engine.run_dir.name]
+    assert (ended.end.reason, ended.end.clean) == (reason, code == 0)
+    assert "stage 0 of 2 started" in (ended.folder / "stage0.log").read_text()
+    assert any((ended.folder / "history").glob("*.rec"))
 
 
 def test_stages_killed_and_stopped_then_stop(start: Start) -> None:
