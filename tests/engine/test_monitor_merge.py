@@ -407,10 +407,10 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     collector = Collector(config, EventLog(events.append))
     shown = set()
     commands = SimpleNamespace(stopping=False, core_lost=lambda missing: None)
-    quiet = SimpleNamespace(look=lambda *_: None, stacks={})
+    quiet = SimpleNamespace(look=lambda *_: None, stacks={}, kept=None)
     gateway = SimpleNamespace(
         _take_report=lambda: None, _collector=collector, _consoles=SimpleNamespace(commands=commands), _probe=quiet,
-        _recorder=quiet, _refresh=shown, _core_was_there=True,
+        _recorder=quiet, _incidents=quiet, _refresh=shown, _core_was_there=True,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
@@ -434,16 +434,18 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
 
 def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(config, monkeypatch):
     collector = Collector(config, EventLog(lambda event: None))
-    published, cleared, lost = [], [], []
-    nothing = SimpleNamespace(close=lambda **_: None)
+    published, cleared, lost, kept = [], [], [], []
+    nothing = SimpleNamespace(close=lambda **_: None, newest=None, write=kept.append)
     consoles = SimpleNamespace(
         commands=SimpleNamespace(stopping=True, core_lost=lost.append), sessions=SimpleNamespace(count=lambda now: 0)
     )
     gateway = SimpleNamespace(
         _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
         _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
-        _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config,
+        _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config, _incidents=nothing, _history=nothing,
+        _probe=SimpleNamespace(stacks={}), _parent=7,
     )  # fmt: skip
+    gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
 
     def trips(case):
@@ -454,4 +456,4 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
     Gateway.leave(gateway, orphaned=True)
     assert lost == ["the engine stops"] and cleared == [(config.id, {})]
     ((last, topics),) = published
-    assert last.engine.state == "stopped" and len(topics) == 2
+    assert last.engine.state == "stopped" and len(topics) == 2 and kept == [last]
