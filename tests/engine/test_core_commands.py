@@ -110,6 +110,53 @@ def test_pause_wait_after_pause_keep_lets_finish_what_runs():
     assert world.engine.requests.live() == []
 
 
+def test_requests_of_a_paused_engine_say_who_paused_it_and_how_to_go_on():
+    """With nothing running too: two hundred requests waited for what runs, and nothing ran."""
+    world = CoreWorld()
+
+    def waits():
+        return {request.why.text for request in world.engine.reporter.build().requests}
+
+    world.say(Pause(mode="wait"))
+    world.submit()
+    world.submit()
+    world.run()
+    report = world.engine.reporter.build()
+    assert (report.engine.state, report.engine.message) == ("paused", "paused by eve; resume goes on")
+    assert "paused by eve; resume goes on" in waits()
+    assert all("paused by eve; resume goes on" in text for text in waits())
+    world.say(Resume())
+    world.engine.advance()
+    world.say(Pause(mode="wait"))
+    world.submit()
+    assert any("paused by eve; resume goes on; 2 running finish first" in text for text in waits())
+    world.say(Pause(mode="keep"))
+    world.run()
+    assert waits() == {"paused by eve; resume goes on"}
+
+
+def test_the_rate_is_that_of_the_last_two_seconds():
+    """A pipeline that hangs has no rate two seconds later, whatever it did before."""
+    world = CoreWorld()
+    world.submit(max_tokens=40)
+
+    def rate():
+        found = world.engine.reporter.build().throughput
+        return found.output_tok_s, found.window_s
+
+    assert rate() == (None, None)
+    for _ in range(30):
+        world.now += 0.1
+        world.engine.advance()
+        world.retire()
+        last = rate()
+    assert last == (pytest.approx(10.0), pytest.approx(2.0))
+    for _ in range(21):
+        world.now += 0.1
+        last = rate()
+    assert last == (0.0, pytest.approx(2.0))
+
+
 def test_drain_refuses_offline_sessions_too():
     world = CoreWorld()
     world.say(Drain())

@@ -71,7 +71,7 @@ def test_an_engine_that_serves_has_no_reason():
     assert (health.state, health.message, health.blocked) == ("serving", "", False)
     health.draining = True
     assert (health.state, health.message) == ("draining", "")
-    world.scheduler.paused = True
+    world.scheduler.pause("ann", finish=False)
     assert health.state == "draining", "draining ranks before paused"
     health.draining = False
     assert health.state == "paused"

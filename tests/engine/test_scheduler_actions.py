@@ -87,7 +87,7 @@ def state_swapping_out(world):
 
 def state_swapped(world):
     request = running(world)
-    world.scheduler.batcher.draining = True
+    world.scheduler.batcher.closed = True
     world.act("swap_out", request.id, False)
     world.schedule()
     retire_all(world)
@@ -137,7 +137,7 @@ def test_preempt_and_hold_in_every_state_then_release(reach, mode):
     effect = world.act("preempt", request.id, mode, True)
     if reach is state_held:
         assert isinstance(effect, Refused)
-    world.scheduler.batcher.draining = False
+    world.scheduler.batcher.closed = False
     world.run()
     assert request.state == "held"
     assert not request.blocks
@@ -190,7 +190,7 @@ def test_swap_in_brings_the_same_kv_back():
 def test_swapped_requests_come_before_waiting_ones():
     world = World(stages=1, max_num_seqs=1)
     request = state_swapped(world)
-    world.scheduler.batcher.draining = False
+    world.scheduler.batcher.closed = False
     (other,) = world.add(prompt(5, 30), **LONG)
     world.schedule()
     assert (request.state, other.state) == ("loading", "waiting")

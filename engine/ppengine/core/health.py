@@ -56,16 +56,18 @@ class Health:
             return "resizing"
         if self.draining:
             return "draining"
-        return "paused" if scheduler.paused or scheduler.batcher.draining else "serving"
+        return "paused" if scheduler.paused_by else "serving"
 
     @property
     def message(self) -> str:
-        """The first reason in one line; empty while steps are sent."""
+        """The first reason in one line; empty while steps of all requests are sent."""
         if blocked := self.failed or self._unfit or self.down:
             return blocked
         loss = self._stages.loss
         if self.recovering or (self.serving is None and not loss):
             return f"{loss}; {self._progress}" if loss else self._progress
+        if not loss and self.serving is not None and self.serving.scheduler.paused_by:
+            return f"paused by {self.serving.scheduler.paused_by}; resume goes on"
         return loss
 
     @property

@@ -21,12 +21,13 @@ from ppengine.protocol.reports import CoreReport, StageView
 from ppengine.protocol.snapshot import MAX_REQUESTS, CordonInfo, EngineInfo, Queues, RequestInfo, Throughput
 from ppengine.protocol.steps import FIRST_GENERATION
 
-WINDOW_S = 10.0
+WINDOW_S = 2.0
+"""Seconds of the rates: an engine that hangs must not look busy."""
 
 
 @dataclass(eq=False)
 class Reporter:
-    """Builds reports and keeps the token counts of the last ten seconds."""
+    """Builds reports and keeps the token counts of the last two seconds."""
 
     _config: EngineConfig
     _stages: Stages
@@ -165,4 +166,5 @@ class Reporter:
         return Throughput(
             prompt_tok_s=(requests.prompt_tokens_total - prompts) / (now - then),
             output_tok_s=(requests.output_tokens_total - outputs) / (now - then),
+            window_s=now - then,
         )

@@ -248,7 +248,7 @@ class Commands:
 
         def begin(operation: Operation) -> None:
             self._supersede_pause(f"pause {verb.mode} by {command.by}")
-            scheduler.batcher.draining, scheduler.paused = True, verb.mode != "wait"
+            scheduler.pause(command.by, finish=verb.mode == "wait")
             if verb.mode == "abort":
                 self._requests.abort_all(by=command.by)
             if verb.mode == "wait" and running:
@@ -264,7 +264,7 @@ class Commands:
 
         def begin(operation: Operation) -> None:
             self._supersede_pause(f"resumed by {command.by}")
-            scheduler.paused = scheduler.batcher.draining = False
+            scheduler.resume()
             self._operations.end(operation, "applied", "scheduling again")
 
         return Plan([f"schedule again: {len(self._requests.live())} requests"], begin)

@@ -243,10 +243,11 @@ class OperationInfo(msgspec.Struct, kw_only=True):
 
 
 class Throughput(msgspec.Struct, kw_only=True):
-    """Tokens a second over the last 10 s."""
+    """Tokens a second over the last `window_s` seconds, 2 at most; null before the first half second."""
 
     prompt_tok_s: float | None = None
     output_tok_s: float | None = None
+    window_s: float | None = None
 
 
 class Verdict(msgspec.Struct, kw_only=True):

@@ -33,7 +33,7 @@ class Batcher:
         """First request in line that the last step could not start, and the reason."""
         self.starved: dict[Request, None] = {}
         """Running requests that lacked a block for their next token in the last step."""
-        self.draining = False
+        self.closed = False
         """Whether running requests finish and no waiting or swapped one starts."""
         self.cordon = ""
         """Reason why requests that never ran do not start; empty: they do."""
@@ -55,7 +55,7 @@ class Batcher:
                 break
             self._prefill(request)
         # Running requests come first: no new one may take the block that a decode lacks.
-        if not self.draining and not self.starved and not self._blocks.device.tail_live:
+        if not self.closed and not self.starved and not self._blocks.device.tail_live:
             self._start_swapped()
             self._start_waiting()
         if not rows and self._queues.ready and not self.starved:

@@ -37,6 +37,8 @@ class Scheduler:
         self.config = config
         self.paused = False
         """Whether steps get no rows. Copies of earlier actions still go out."""
+        self.paused_by = ""
+        """Author of the newest pause; empty while there is none."""
         self.depth = stages + config.schedule_ahead
         """Upper limit of micro-batches in flight."""
         self.steps = StepLog()
@@ -83,6 +85,14 @@ class Scheduler:
         self.retirement.take_copies(record)
         result.finished += self.fences.take_ended()
         return result
+
+    def pause(self, by: str, *, finish: bool) -> None:
+        """Begin no request. `finish`: the running ones go on; otherwise nothing is scheduled."""
+        self.paused_by, self.paused, self.batcher.closed = by, not finish, True
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self.paused_by, self.paused, self.batcher.closed = "", False, False
 
     def restart(self, why: str) -> list[Request]:
         """Set everything back after a lost stage; return the requests that end by it.

@@ -18,7 +18,7 @@ def why(scheduler: Scheduler, request: Request) -> Why | None:
     if request.in_flight:
         return Why(code="in_flight", need=len(request.in_flight), text=f"{_steps(request)} in flight")
     if scheduler.paused:
-        return Why(code="paused", text="the engine is paused")
+        return Why(code="paused", text=_paused(scheduler))
     if request.state == "running":
         return _running(scheduler, request)
     return _waiting(scheduler, request)
@@ -51,9 +51,10 @@ def _waiting(scheduler: Scheduler, request: Request) -> Why:
 def _blocker(scheduler: Scheduler, request: Request) -> Why | None:
     """Return why the first request in line does not start, None if the next step takes it."""
     batcher, limit = scheduler.batcher, scheduler.config.max_num_seqs
-    if batcher.draining:
-        return Why(code="paused", text="the engine finishes what runs and begins nothing")
     running = len(scheduler.queues.running)
+    if batcher.closed:
+        first = f"; {running} running finish first" if running else ""
+        return Why(code="paused", text=f"{_paused(scheduler)}{first}")
     if running >= limit:
         return Why(code="max_num_seqs", need=1, have=0, text=f"{running} run, max_num_seqs is {limit}")
     tail_live = scheduler.blocks.device.tail_live
@@ -63,6 +64,10 @@ def _blocker(scheduler: Scheduler, request: Request) -> Why | None:
     if batcher.head is not None and batcher.head[0] is request:
         return batcher.head[1]
     return None
+
+
+def _paused(scheduler: Scheduler) -> str:
+    return f"paused by {scheduler.paused_by}; resume goes on"
 
 
 def _steps(request: Request) -> str:
