@@ -107,6 +107,32 @@ def test_banner_and_verdict_at_80_columns():
     )
 
 
+@pytest.mark.parametrize(
+    ("cause", "badge"),
+    [("stopped", "STUCK"), ("gil_held", "STUCK"), ("core", "STUCK"), ("undetermined", "STUCK?"),
+     ("straggler", "SLOW"), ("dead", "FAULT"), ("link", "FAULT"), ("non_finite", "FAULT")],
+)  # fmt: skip
+def test_the_badge_of_a_serving_engine_is_its_fault(cause, badge):
+    """The core says `serving` as long as it may send steps, even to a stage that is stopped."""
+    picture = snapshots.stuck()
+    picture.engine.state = "serving"
+    picture.verdicts[0].cause = cause
+    assert f"opt@n0  {badge}  live" in text_of(banner.banner(picture, LIVE, 80))
+    picture.engine.state = "degraded"
+    assert "DEGRADED" in text_of(banner.banner(picture, LIVE, 80))
+    picture.engine.state, picture.verdicts = "serving", []
+    assert "SERVING" in text_of(banner.banner(picture, LIVE, 80))
+
+
+def test_rates_name_their_window_and_go_with_the_core():
+    picture = snapshots.snapshot()
+    picture.throughput.window_s = 2.04
+    assert "812 tok/s 2s" in text_of(banner.banner(picture, LIVE, 120))
+    assert "812 out 2140 in tok/s 2s" in text_of(banner.verdict_line(picture, LIVE, 120))
+    picture.core_age_ms = 6000.0
+    assert "? tok/s" in text_of(banner.banner(picture, LIVE, 120))
+
+
 def test_what_is_narrow_loses_columns_by_priority():
     narrow = texts(stage_table.rows(snapshots.stuck(), 60))
     assert "STREAM:OP" in narrow[0] and "IDLE" not in narrow[0] and "SWAP" not in narrow[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import Cause, Snapshot
 
 from ppconsole.model.facts import cordon_text, unseen_stages, verdict_text
 from ppconsole.model.safe import clean
@@ -14,6 +14,11 @@ from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row, spread, width_of
 from ppconsole.view.marks import ENGINE, LINK, root_verdict
 
+_STUCK: tuple[Cause, ...] = ("stopped", "self_stuck", "gil_held", "deadlock", "stream_stuck", "core")
+FAULT_WORDS: dict[Cause, str] = {
+    **dict.fromkeys(_STUCK, "STUCK"), "straggler": "SLOW", "undetermined": "STUCK?",
+}  # fmt: skip
+"""Words of the badge for a root verdict while the engine's own state says that it works."""
 OLD_CORE_MS = 2000.0
 """Older than this the core's figures are said to be old."""
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -46,22 +51,22 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
     engine = snapshot.engine
     head: list[Seg] = [
         (f" {clean(engine.name)} ", "chip.name"),
-        (f" {clean(engine.state).upper()} ", ENGINE.get(engine.state, "chip.info")),
+        _state_chip(snapshot),
         *_cordon_chip(snapshot),
         (" ", ""),
         *link_segs(link),
         (" ", ""),
         badge,
     ]
-    if (snapshot.core_age_ms or 0.0) > OLD_CORE_MS:
+    if old := (snapshot.core_age_ms or 0.0) > OLD_CORE_MS:
         head += [(f" core silent {figures.age(snapshot.core_age_ms)}", "warn")]
     throughput = snapshot.throughput
-    rate = figures.rate(throughput.output_tok_s)
+    rate = figures.rate(None if old else throughput.output_tok_s)
     parts = [
         ("util ", f"{engine.memory_utilization:.2f}".removeprefix("0")),
         ("r", f"{engine.memory_revision}"),
         ("step ", f"{engine.step}"),
-        ("", f"{rate} tok/s"),
+        ("", f"{rate} tok/s{figures.window(throughput)}"),
         ("ops:", str(sum(op.state in ("accepted", "deferred") for op in snapshot.operations))),
         ("consoles:", str(engine.consoles)),
         ("up ", age_text(engine.uptime_s)),
@@ -77,6 +82,14 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         head += [(" ", ""), (label, "dim"), (value, "")]
         used += size
     return clip(Row(tuple(head), "bar"), width)
+
+
+def _state_chip(snapshot: Snapshot) -> Seg:
+    """Return the engine's state, or the effect of a fault: a core that waits for a stuck stage says `serving`."""
+    verdict, state = root_verdict(snapshot), snapshot.engine.state
+    if verdict is None or not verdict.root or state in ("degraded", "stopped", "loading"):
+        return f" {clean(state).upper()} ", ENGINE.get(state, "chip.info")
+    return f" {FAULT_WORDS.get(verdict.cause, 'FAULT')} ", "chip.bad"
 
 
 def _cordon_chip(snapshot: Snapshot) -> list[Seg]:
@@ -152,7 +165,8 @@ def calm(snapshot: Snapshot, width: int, history: Sequence[float]) -> Row:
     room = max(8, min(60, width - 56))
     left += [(spark(history, peak, room), "spark"), (" ", "")]
     left += [(figures.rate(snapshot.throughput.output_tok_s), "strong"), (" out ", "dim")]
-    left += [(figures.rate(snapshot.throughput.prompt_tok_s), "strong"), (" in tok/s", "dim")]
+    unit = f" in tok/s{figures.window(snapshot.throughput)}"
+    left += [(figures.rate(snapshot.throughput.prompt_tok_s), "strong"), (unit, "dim")]
     right: list[Seg] = [("no fault found ", "ok")]
     if peak:
         left += [(f"  peak {figures.rate(peak)}", "dim")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ppengine.protocol.snapshot import Throughput
+
 from ppconsole.model.units import UNKNOWN, age_text, count_text, percent_text, ratio
 
 NOTHING = "-"
@@ -10,6 +12,11 @@ NOTHING = "-"
 def rate(value: float | None) -> str:
     """Return tokens a second; small rates keep a decimal."""
     return f"{value:.1f}" if value is not None and 0 < value < 9.95 else count_text(value)
+
+
+def window(throughput: Throughput) -> str:
+    """Return the window of the rates, ` 2s`; empty if there is no rate yet, or an older engine does not say."""
+    return "" if throughput.window_s is None else f" {throughput.window_s:.0f}s"
 
 
 def percent(part: float | None, whole: float | None) -> str:

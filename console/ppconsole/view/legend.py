@@ -22,7 +22,8 @@ _BANNER = Section("BANNER", {
     "CORDON": "cordoned stages: no request begins", "live": "state of the link and age of the newest sample",
     "RO RW": "read-only console, or one that may send verbs", "util": "memory utilization: share of each device",
     "r7": "revision of the memory utilization", "step": "number of the newest scheduled step",
-    "tok/s": "output tokens a second, mean of 10 s", "ops": "operations under way", "consoles": "consoles attached",
+    "tok/s": "output tokens a second; the window follows", "ops": "operations under way",
+    "consoles": "consoles attached",
     "up": "time since the start", "pp tp": "pipeline stages, and tensor ranks of a stage",
     "epoch": "run of the engine; a restart begins another",
 })  # fmt: skip
