@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-UNEXPLAINED = {"profile.md": 27, "status-json.md": 160}
+UNEXPLAINED = {"profile.md": 27, "status-json.md": 158}
 """Keys and fields without a docstring; the number only falls."""
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _spec = importlib.util.spec_from_file_location("generate_reference", FOLDER / "generate.py")

@@ -243,11 +243,14 @@ class OperationInfo(msgspec.Struct, kw_only=True):
 
 
 class Throughput(msgspec.Struct, kw_only=True):
-    """Tokens a second over the last `window_s` seconds, 2 at most; null before the first half second."""
+    """Rates over the last two seconds; null before the first half second."""
 
     prompt_tok_s: float | None = None
+    """Prompt tokens a second."""
     output_tok_s: float | None = None
+    """Output tokens a second."""
     window_s: float | None = None
+    """Seconds of the rates."""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
