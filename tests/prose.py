@@ -27,7 +27,7 @@ WORDS = re.compile(
     r"|so many|(?:is|are) to be|what (?:is|was|are|were))\b",
     re.IGNORECASE,
 )
-SHOWN_BY = {"click.command", "click.group", "strike", "arm", "outside"}
+SHOWN_BY = {"click.command", "click.group", "strike", "arm", "outside", "incident"}
 """Decorators that print the docstring of their function as help."""
 LEAST_WORDS = 3
 """A string constant of fewer words is taken for a name and not for a text."""

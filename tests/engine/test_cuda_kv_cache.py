@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ppengine.common.ring import Kind, RingReader
-from ppengine.drills.fault_points import Fault, Points, SegmentsPoint
+from ppengine.drills.fault_points import Fault, Points, StandIn
 from ppengine.drills.registry import find
 from ppengine.drills.stage_faults import StageFaults
 from ppengine.stage.backends.base import KvShape
@@ -209,7 +209,7 @@ def test_the_fault_of_a_mapping_holds_the_thread_that_maps_and_no_step(world: Wo
         StageFaults.runner(arms, runner)  # type: ignore[arg-type]
         assert runner.cache is world.cache
     segments: Any = world.cache._segments
-    assert isinstance(segments, SegmentsPoint) and not isinstance(segments._part, SegmentsPoint), "once, for life"
+    assert isinstance(segments, StandIn) and not isinstance(segments._part, StandIn), "once, for life"
     fault = Fault(find("map-hang"), arms._parts, 0)  # type: ignore[arg-type]
     arms._points.add(fault, "map")
     world.cache.prepare(4 * QUANTUM)

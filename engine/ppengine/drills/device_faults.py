@@ -6,13 +6,11 @@ themselves, because the gateway, which lists them, has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ppengine.drills.fault_points import Fault, StageParts
+from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import arm, strike
 
-Go = Callable[..., Any]
 _FAR = 1 << 30
 """An index that no tensor of one element has."""
 _BYTES = 4096

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,12 @@ import msgspec
 
 from ppengine.common.ring import Kind as Op
 from ppengine.drills import tcp_sockets
-from ppengine.drills.fault_points import Fault
+from ppengine.drills.fault_points import Fault, Go
 from ppengine.drills.registry import Undo, edge_of, outside, strike
 from ppengine.drills.target import Target
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import FromStage, Retired
 
-Go = Callable[..., Any]
 _CYCLE_BYTES = 64 << 20
 """More bytes than the kernel buffers for a connection."""
 _NUMBER_BYTES = 8
@@ -177,10 +176,7 @@ def link_stall(target: Target) -> Undo:
 
     Verdict: the link between stages K and K+1 has stalled: one has sent messages that the other does not get.
     """
-    undoings = [connection.stall() for connection in tcp_sockets.between(*target.edge_pids)]
-
-    def undo() -> None:
-        for one in undoings:
-            one()
-
-    return undo
+    undo = contextlib.ExitStack()
+    for connection in tcp_sockets.between(*target.edge_pids):
+        undo.callback(connection.stall())
+    return undo.close

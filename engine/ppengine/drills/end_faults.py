@@ -9,17 +9,15 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ppengine.drills import cgroups
-from ppengine.drills.fault_points import Fault
+from ppengine.drills.fault_points import Fault, Go
 from ppengine.drills.registry import Undo, outside, strike
-from ppengine.drills.target import Target
+from ppengine.drills.target import Target, pause
 from ppengine.drills.tracer import Tracer
 
-Go = Callable[..., Any]
 _MIB = 2**20
 _ROOM = 64 * _MIB
 _WANTED = 1024 * _MIB
@@ -140,9 +138,7 @@ def sigstop(target: Target) -> Undo:
 
     Verdict: stage K is stopped by a signal (state T); SIGCONT continues it.
     """
-    pid = target.pid
-    os.kill(pid, signal.SIGSTOP)
-    return lambda: os.kill(pid, signal.SIGCONT)
+    return pause(target.pid)
 
 
 @outside("hang", "stopped", clears=True)

@@ -17,7 +17,7 @@ from ppengine.stage.ledger.actors import Actor, Buffer, Mark
 from ppengine.stage.ledger.ledger import Ledger
 
 _PATIENCE_S = 30.0
-_HOME = 2
+HOME = 2
 """Device of the stage whose incidents are replayed; a thread that sets no device is on 0."""
 
 
@@ -43,18 +43,6 @@ class FakeRuntime:
         """Make `device` the calling thread's current one."""
         self._local.device = device
         self.ledger.thread(device=f"cuda:{device}")
-
-    def enter(self) -> None:
-        """Make the stage's device the calling thread's current one."""
-        self.set_device(_HOME)
-
-    def stray(self) -> None:
-        """Leave the calling thread on device 0, as one that sets none."""
-        self.set_device(0)
-
-    def pool(self) -> LifoPool:
-        """Return a pool of the stage's device."""
-        return LifoPool(self)
 
     def stream(self, name: str, purpose: str, *, lag: bool = False) -> FakeStream:
         """Return a new stream on the calling thread's current device; one that lags is as late as a stream may be."""
@@ -184,7 +172,7 @@ class FakeEvent:
 
 
 class FakeMemory:
-    """A few numbers in memory of a pool; `data` outlives its owners. All methods but the last two are stream work."""
+    """A few numbers in memory of a pool; `data` outlives its owners. The methods are stream work."""
 
     def __init__(self, buffer: Buffer, size: int) -> None:
         self.buffer = buffer
@@ -201,14 +189,6 @@ class FakeMemory:
     def read(self, into: list[float]) -> None:
         """Append the numbers to `into`."""
         into.extend(self.data)
-
-    def preset(self, values: Sequence[float]) -> None:
-        """Write numbers that an earlier owner has left."""
-        self.data[:] = values
-
-    def values(self) -> list[float]:
-        """Return the present numbers."""
-        return list(self.data)
 
 
 class LifoPool:

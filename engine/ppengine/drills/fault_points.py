@@ -10,11 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ppengine.common.ring import RingWriter
 from ppengine.drills.registry import Kind
+
+Go = Callable[..., Any]
+"""The call in whose place a fault acts."""
 
 
 @dataclass
@@ -74,7 +78,7 @@ class Fault:
         struck, self._struck = self._struck, True
         return not struck
 
-    def strike(self, go: Callable[..., Any], *args: Any) -> Any:
+    def strike(self, go: Go, *args: Any) -> Any:
         """Act in place of `go(*args)`."""
         return self.kind.act(self, go, *args)
 
@@ -97,7 +101,7 @@ class Points:
             del self._at[point]
         self._late.extend(fault.late)
 
-    def through(self, point: str, go: Callable[..., Any], *args: Any) -> Any:
+    def through(self, point: str, go: Go, *args: Any) -> Any:
         """Return `go(*args)`, or the result of a fault at `point`."""
         while point == "poll" and self._late:
             self._late.popleft()()
@@ -105,45 +109,18 @@ class Points:
         return go(*args) if fault is None else fault.strike(go, *args)
 
 
-class _StandIn:
-    """Wraps one part: all attributes except a subclass's own are the part's."""
+class StandIn:
+    """Wraps one part. Its attributes are the part's; a method named in `at` is called by way of that point."""
 
-    def __init__(self, part: Any, points: Points) -> None:
-        self._part, self._points = part, points
+    def __init__(self, part: Any, points: Points, **at: str) -> None:
+        self._part, self._points, self._at = part, points, at
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
+        value = getattr(self._part, name)
+        return partial(self._points.through, self._at[name], value) if name in self._at else value
 
 
-class RunnerPoint(_StandIn):
-    """Executes steps."""
-
-    def execute(self, step: Any) -> Any:
-        """Point `step`."""
-        return self._points.through("step", self._part.execute, step)
-
-
-class ReceiverPoint(_StandIn):
-    """Receives hidden states."""
-
-    def take(self, step: int) -> Any:
-        """Point `receive`."""
-        return self._points.through("receive", self._part.take, step)
-
-    def expect(self, step: int, tokens: int) -> Any:
-        """Point `expect`."""
-        return self._points.through("expect", self._part.expect, step, tokens)
-
-
-class ModelPoint(_StandIn):
-    """The layers of the stage."""
-
-    def run(self, *args: Any) -> Any:
-        """Point `forward`."""
-        return self._points.through("forward", self._part.run, *args)
-
-
-class GraphsPoint(_StandIn):
+class GraphsPoint(StandIn):
     """The layers of a stage on a GPU, where a step is the replay of a graph."""
 
     def run(self, *args: Any) -> Any:
@@ -152,23 +129,7 @@ class GraphsPoint(_StandIn):
             return self._points.through("forward", self._part.run, *args)
 
 
-class CachePoint(_StandIn):
-    """The KV cache of a stage on a CPU."""
-
-    def map_blocks(self, count: int) -> Any:
-        """Point `map`."""
-        return self._points.through("map", self._part.map_blocks, count)
-
-
-class SegmentsPoint(_StandIn):
-    """The memory behind the cache of a stage on a GPU, as the thread that maps it sees it."""
-
-    def shrink(self, handles: int) -> Any:
-        """Point `map`: every change begins with it."""
-        return self._points.through("map", self._part.shrink, handles)
-
-
-class SwapPoint(_StandIn):
+class SwapPoint(StandIn):
     """The host memory of swapped blocks."""
 
     @property
@@ -177,20 +138,12 @@ class SwapPoint(_StandIn):
         return self._points.through("copy", lambda: self._part.layers)
 
 
-class SocketPoint(_StandIn):
+class SocketPoint(StandIn):
     """The step loop's socket to the core. `leave` is called before it closes."""
 
     def __init__(self, part: Any, points: Points, leave: Callable[[], None]) -> None:
-        super().__init__(part, points)
+        super().__init__(part, points, poll="poll", send="ack")
         self._leave = leave
-
-    def poll(self, timeout_ms: int) -> Any:
-        """Point `poll`."""
-        return self._points.through("poll", self._part.poll, timeout_ms)
-
-    def send(self, body: bytes) -> Any:
-        """Point `ack`."""
-        return self._points.through("ack", self._part.send, body)
 
     def close(self) -> None:
         """End the fault thread, then close."""

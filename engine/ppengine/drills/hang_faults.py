@@ -7,13 +7,10 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from ppengine.drills.fault_points import Fault, StageParts
+from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import FaultError, Undo, arm, strike
-
-Go = Callable[..., Any]
 
 
 @strike("send", "hang", "self_stuck", clears=True)

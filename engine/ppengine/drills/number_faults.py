@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ppengine.drills.fault_points import Fault, StageParts
+from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import Undo, arm, strike
-
-Go = Callable[..., Any]
 
 
 @strike("forward", "wrong", "non_finite", clears=True, lossless=False, needs="finite")

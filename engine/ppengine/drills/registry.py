@@ -26,7 +26,7 @@ Action = Callable[..., Any]
 
 POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
 _MODULES = (
-    "hang_faults", "edge_faults", "end_faults", "slow_faults", "number_faults", "incident_faults", "watcher_faults",
+    "hang_faults", "edge_faults", "end_faults", "slow_faults", "number_faults", "incident_programs", "watcher_faults",
     "device_faults",
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {}

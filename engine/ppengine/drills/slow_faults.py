@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ppengine.drills import cgroups
-from ppengine.drills.fault_points import Fault
+from ppengine.drills.fault_points import Fault, Go
 from ppengine.drills.registry import Undo, outside, strike
 from ppengine.drills.target import Target
 
-Go = Callable[..., Any]
 _FACTOR = 4.0
 """Added time of a slow forward, in multiples of its own work."""
 _LEAST_S = 0.005

@@ -41,22 +41,23 @@ class StageFaults:
         parts.runner, parts.receiver, parts.sender = runner, runner._receiver, runner.outgoing
         parts.buffers = buffers = getattr(runner, "buffers", None)
         if runner._receiver is not None:
-            runner._receiver = at.ReceiverPoint(runner._receiver, points)
+            runner._receiver = at.StandIn(runner._receiver, points, take="receive", expect="expect")
         if parts.sender is not None:
             parts.sender.put = partial(points.through, "send", parts.sender.put)
-        runner._model = at.ModelPoint(runner._model, points)
+        runner._model = at.StandIn(runner._model, points, run="forward")
         if buffers is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in buffers.graphs):
             # For life, as the buffers are.
             buffers.graphs = [at.GraphsPoint(graphs, points) for graphs in buffers.graphs]
         segments = getattr(runner.cache, "_segments", None)
         if segments is None:
-            runner.cache = at.CachePoint(runner.cache, points)
-        elif not isinstance(segments, at.SegmentsPoint):
-            runner.cache._segments = at.SegmentsPoint(segments, points)  # For life, as the cache is.
+            runner.cache = at.StandIn(runner.cache, points, map_blocks="map")
+        elif not isinstance(segments, at.StandIn):
+            # For life, as the cache is. Every change of the mapping begins with `shrink`.
+            runner.cache._segments = at.StandIn(segments, points, shrink="map")
         runner._swap = at.SwapPoint(runner._swap, points)
         if not self._thread.ident:
             self._thread.start()
-        return at.RunnerPoint(runner, points)
+        return at.StandIn(runner, points, execute="step")
 
 
 class FaultThread(threading.Thread):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppengine.common.config import EngineConfig
-from ppengine.drills.registry import FaultError, edge_of
+from ppengine.drills.registry import FaultError, Undo, edge_of
 
 Pids = Callable[[str, int | None], int | None]
 """(role, stage) to pid; None: no such process is known."""
@@ -38,3 +40,9 @@ class Target:
         if pid is None:
             raise FaultError(f"no process of {role if stage is None else f'stage {stage}'} runs on this host")
         return pid
+
+
+def pause(pid: int) -> Undo:
+    """Stop process `pid` by SIGSTOP; return the undoing."""
+    os.kill(pid, signal.SIGSTOP)
+    return lambda: os.kill(pid, signal.SIGCONT)

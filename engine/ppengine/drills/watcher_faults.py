@@ -6,17 +6,14 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from ppengine.drills.fault_points import Fault, StageParts
+from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import Undo, arm, outside, strike
-from ppengine.drills.target import Target
-
-Go = Callable[..., Any]
+from ppengine.drills.target import Target, pause
 
 
 @outside("hang", "core", clears=True, on="core")
@@ -25,7 +22,7 @@ def core_stop(target: Target) -> Undo:
 
     Verdict: the engine core is stopped by a signal; the stages wait for it and are not at fault.
     """
-    return _stop(target.role("core"))
+    return pause(target.role("core"))
 
 
 @outside("death", "core", on="core")
@@ -43,7 +40,7 @@ def agent_stop(target: Target) -> Undo:
 
     Verdict: no fault; samples are old, and are shown as old.
     """
-    return _stop(target.role("agent"))
+    return pause(target.role("agent"))
 
 
 @outside("blind", "undetermined", on="agent", held_out=True)
@@ -55,11 +52,7 @@ def agent_kill(target: Target) -> None:
     os.kill(target.role("agent"), signal.SIGKILL)
 
 
-def _blind(target: Target) -> Undo:
-    return _stop(target.role("agent"))
-
-
-@strike("forward", "hang", "undetermined", clears=True, before=_blind, held_out=True)
+@strike("forward", "hang", "undetermined", clears=True, before=agent_stop, held_out=True)
 def blind_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """The agent is stopped, and then the stage's step loop sleeps: the work stops without a fresh sample.
 
@@ -131,8 +124,3 @@ def no_space(target: Target) -> Undo:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
     return undo
-
-
-def _stop(pid: int) -> Undo:
-    os.kill(pid, signal.SIGSTOP)
-    return lambda: os.kill(pid, signal.SIGCONT)
