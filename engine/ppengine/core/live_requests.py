@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ppengine.core.endings import ending_of
 from ppengine.core.events import Events
 from ppengine.core.health import Health
 from ppengine.core.outputs import OutputHub
+from ppengine.core.request_details import ending_of
 from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving

@@ -6,11 +6,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ppengine.checkpoint.tokenizer import DetokStream, Tokenizer
 from ppengine.core.stop_text import find_stop, may_begin
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
+from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleOutput
 from ppengine.protocol.sampling import SamplingParams
 
@@ -20,22 +21,11 @@ KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The record of a request that has ended. Times in seconds since its submission; None: not reached."""
+class Ending(NamedTuple):
+    """The detail of a request at its end, and that time of the clock."""
 
-    owner: str
-    wall: float
-    finished_s: float
-    queued_s: float | None
-    first_token_s: float | None
-    computed_tokens: int
-    cached_tokens: int
-    revision: int
-    preemptions: int
-    swaps: int
-    priority: int
-    history: list[str]
+    at: float
+    detail: RequestDetail
 
 
 @dataclass(slots=True)

@@ -1,0 +1,75 @@
+"""The detail of a request, for inspections: while it lives, and after its end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ppengine.core.outputs import Ending, Output
+from ppengine.core.scheduler import Scheduler, wait_reasons
+from ppengine.core.scheduler.request import Request
+from ppengine.protocol.inspection import RequestDetail
+
+
+def live_detail(scheduler: Scheduler, request: Request, output: Output | None, now: float) -> RequestDetail:
+    """Return the detail of a live request at `now` of the scheduler's clock."""
+    why = wait_reasons.why(scheduler, request)
+    return msgspec.structs.replace(
+        _detail(request, now),
+        why=why.text if why else "",
+        block_table=list(request.blocks),
+        shared_blocks=[block for block in request.blocks if scheduler.blocks.device.references(block) > 1],
+        host_blocks=list(request.host_blocks),
+        in_flight=list(request.in_flight),
+        output_token_ids=list(request.output_ids),
+        output_text=output.samples[request.sample].text if output else "",
+    )
+
+
+def ending_of(request: Request, now: float) -> Ending:
+    """Return the ending of `request` at `now` of the scheduler's clock, without its blocks."""
+    detail = _detail(request, now)
+    return Ending(now, msgspec.structs.replace(detail, state="finished", finished_s=detail.age_s))
+
+
+def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
+    """Return the detail of a request, at `now`, whose first sample had this `ending`."""
+    sample = output.samples[0]
+    return msgspec.structs.replace(
+        ending.detail,
+        why=sample.finish_reason or "",
+        age_s=ending.detail.age_s + now - ending.at,
+        output_tokens=len(sample.tokens),
+        output_token_ids=list(sample.tokens),
+        output_text=sample.text,
+    )
+
+
+def _detail(request: Request, now: float) -> RequestDetail:
+    """Return the part of a detail that stays when the request has ended."""
+    arrival, first, outputs = request.arrival_time, request.first_token_time, len(request.output_ids)
+    queued = request.admitted_time
+    return RequestDetail(
+        id=request.id,
+        owner=request.owner,
+        state=request.state,
+        why="",
+        prompt_tokens=request.num_prompt,
+        output_tokens=outputs,
+        computed_tokens=request.num_computed,
+        cached_tokens=request.num_cached,
+        block_table=[],
+        shared_blocks=[],
+        host_blocks=[],
+        in_flight=[],
+        sampling=request.sampling,
+        revision=request.revision,
+        age_s=now - arrival,
+        queued_s=None if queued is None else queued - arrival,
+        first_token_s=None if first is None else first - arrival,
+        inter_token_ms=None if first is None or outputs < 2 else (now - first) / (outputs - 1) * 1e3,
+        preemptions=request.preemptions,
+        swaps=request.swaps,
+        priority=request.priority,
+        prompt_token_ids=request.prompt_ids,
+        history=[f"{when - arrival:.3f}s {text}" for when, text in request.history],
+    )
