@@ -34,9 +34,9 @@ def test_halving_a_full_cache_loses_no_token_and_happens_as_planned(host, ahead)
         assert world.round()
     report = world.reports[0]
     assert (report.before, report.after, world.scheduler.blocks.device.size) == (69, 34, 34)
-    assert (report.swapped, report.recomputed) == (plan.swap_requests, plan.recompute_requests)
+    assert (report.swap_requests, report.recompute_requests) == (plan.swap_requests, plan.recompute_requests)
     assert (report.swap_blocks, report.recompute_blocks) == (plan.swap_blocks, plan.recompute_blocks)
-    assert (report.moved, report.dropped) == (plan.move, plan.cached_dropped)
+    assert (report.move, report.cached_dropped) == (plan.move, plan.cached_dropped)
     world.begin_resize(69)
     world.run()
     assert world.scheduler.blocks.device.size == 69
@@ -61,7 +61,7 @@ def test_blocks_of_victims_do_not_move_first():
     assert step.number not in {number for request in fenced for number in request.in_flight}
     while not world.reports:
         assert world.round()
-    assert world.reports[0].moved == plan.move
+    assert world.reports[0].move == plan.move
     world.run()
     world.verify_end()
 

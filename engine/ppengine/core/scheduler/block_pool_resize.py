@@ -48,7 +48,7 @@ class _Done:
         swapped = [victim.blocks for victim in left if victim.mode == "swap"]
         recomputed = [victim.blocks for victim in left if victim.mode == "recompute"]
         return ResizeReport(
-            self.before, after, self.moved, self.dropped, len(swapped), sum(swapped), len(recomputed), sum(recomputed)
+            self.before, after, self.dropped, self.moved, len(swapped), sum(swapped), len(recomputed), sum(recomputed)
         )
 
 
@@ -148,8 +148,7 @@ class BlockPoolResize:
         self._done = _Done(device.size)
         self._done.dropped = device.set_limit(min(target, device.size))
         device.reserve = 0
-        for request_id, mode in plan.victims:
-            self._evict(self._queues.requests[request_id], mode)
+        self._evict(plan, self._done)
         self.advance()
         return plan
 
@@ -158,17 +157,16 @@ class BlockPoolResize:
             self._fences.cancel(request, "the resize was superseded")
             self._queues.resume(request)
 
-    def _evict(self, request: Request, mode: PreemptMode) -> None:
-        done = self._done
-        if done is None:
-            raise ValueError("no resize is under way")
-        fence = Fence(mode, "memory resize", resize=True)
-        blocks = len(request.blocks)
-        if mode == "swap":
-            blocks = self._blocks.swap_need(request)
-            fence.host = self._blocks.host.allocate(blocks)
-        done.victims.append(_Victim(request, mode, blocks, request.preemptions))
-        self._fences.set(request, fence)
+    def _evict(self, plan: ResizePlan, done: _Done) -> None:
+        """Fence the victims of a plan."""
+        for request_id, mode in plan.victims:
+            request, fence = self._queues.requests[request_id], Fence(mode, "memory resize", resize=True)
+            blocks = len(request.blocks)
+            if mode == "swap":
+                blocks = self._blocks.swap_need(request)
+                fence.host = self._blocks.host.allocate(blocks)
+            done.victims.append(_Victim(request, mode, blocks, request.preemptions))
+            self._fences.set(request, fence)
 
     def advance(self) -> None:
         """Move live tail blocks down, as far as blocks below the limit are available."""
@@ -194,17 +192,12 @@ class BlockPoolResize:
         stuck = left and not device.available and not self._fences.leaving and not self._blocks.pinned
         device.reserve = left
         if stuck:
-            self._more_victims()
+            self._evict(self.plan(device.limit), done)
 
     def _holders(self, first: int) -> Counter[int]:
         """Return the number of tables, leaving ones included, of each block from `first` on."""
         requests = dict.fromkeys([*self._queues.running, *self._fences.leaving])
         return Counter(block for request in requests for block in request.blocks if block >= first)
-
-    def _more_victims(self) -> None:
-        plan = self.plan(self._blocks.device.limit)
-        for request_id, mode in plan.victims:
-            self._evict(self._queues.requests[request_id], mode)
 
     def reset(self) -> None:
         """Drop an unfinished change."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from typing_extensions import override
+
 from ppengine.protocol.control import ErrorCode
 
 ActionState = Literal["pending", "applied", "failed", "superseded"]
@@ -72,27 +74,21 @@ class Note:
 
 
 @dataclass(slots=True)
-class ResizePlan:
-    """Expected outcome of a change of the number of device blocks, in blocks and requests."""
+class ResizeReport:
+    """Outcome of a change of the number of device blocks, in blocks and requests."""
 
     before: int
     after: int
-    free_tail: int = 0
     cached_dropped: int = 0
     move: int = 0
     swap_requests: int = 0
     swap_blocks: int = 0
     recompute_requests: int = 0
     recompute_blocks: int = 0
-    refused: str | None = None
-    victims: list[tuple[str, PreemptMode]] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Return the plan in numbers, for a confirm dialog."""
+        """Return the outcome in numbers, for a confirm dialog and the outcome of the command."""
         return {
-            "blocks_before": self.before,
-            "blocks_after": self.after,
-            "free_tail": self.free_tail,
             "cached_dropped": self.cached_dropped,
             "move": self.move,
             "swap_requests": self.swap_requests,
@@ -100,6 +96,33 @@ class ResizePlan:
             "recompute_requests": self.recompute_requests,
             "recompute": self.recompute_blocks,
         }
+
+    def text(self) -> str:
+        """Return the changes to live blocks in words; empty if there are none."""
+        parts = (
+            (self.move, f"moved {self.move}"),
+            (self.swap_requests, f"swapped {self.swap_requests} requests ({self.swap_blocks} blocks)"),
+            (
+                self.recompute_requests,
+                f"recomputed {self.recompute_requests} requests ({self.recompute_blocks} blocks)",
+            ),
+        )
+        return "".join(f", {text}" for count, text in parts if count)
+
+
+@dataclass(slots=True)
+class ResizePlan(ResizeReport):
+    """Expected outcome of a change."""
+
+    free_tail: int = 0
+    refused: str | None = None
+    victims: list[tuple[str, PreemptMode]] = field(default_factory=list)
+
+    @override
+    def figures(self) -> dict[str, float]:
+        before = {"blocks_before": self.before, "blocks_after": self.after, "free_tail": self.free_tail}
+        # `super()` would look for the class that the decorator has replaced by one with slots.
+        return before | ResizeReport.figures(self)
 
     def lines(self) -> list[str]:
         """Return the plan in words."""
@@ -109,37 +132,3 @@ class ResizePlan:
             lines.append(f"swap out {self.swap_requests} requests ({self.swap_blocks} blocks)")
             lines.append(f"recompute {self.recompute_requests} requests ({self.recompute_blocks} blocks)")
         return lines
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeReport:
-    """Outcome of a resize. `swapped` and `recomputed` count requests, the rest blocks."""
-
-    before: int
-    after: int
-    moved: int = 0
-    dropped: int = 0
-    swapped: int = 0
-    swap_blocks: int = 0
-    recomputed: int = 0
-    recompute_blocks: int = 0
-
-    def figures(self) -> dict[str, float]:
-        """Return the outcome under the names of the plan's figures."""
-        return {
-            "move": self.moved,
-            "cached_dropped": self.dropped,
-            "swap_requests": self.swapped,
-            "swap": self.swap_blocks,
-            "recompute_requests": self.recomputed,
-            "recompute": self.recompute_blocks,
-        }
-
-    def text(self) -> str:
-        """Return the changes to live blocks in words; empty if there are none."""
-        parts = [
-            f"moved {self.moved}" if self.moved else "",
-            f"swapped {self.swapped} requests ({self.swap_blocks} blocks)" if self.swapped else "",
-            f"recomputed {self.recomputed} requests ({self.recompute_blocks} blocks)" if self.recomputed else "",
-        ]
-        return "".join(f", {part}" for part in parts if part)
