@@ -152,9 +152,8 @@ class Engine:
         scheduler.steps.generation = generation
         self.stages.serve()
         memory = MemoryController(
-            scheduler, capacity, utilization, operations=self.operations, event=self.event,
-            send=self.tracker.send, blocked=lambda: self.health.blocked, fail=self.health.fail,
-            stay_down=self.recovery.stay_down,
+            scheduler, capacity, utilization, self.operations, self.event, self.tracker.send,
+            lambda: self.health.blocked, self.health.fail, self.recovery.stay_down,
         )  # fmt: skip
         self.health.serve(Serving(scheduler, memory))
         self.tracker.send(scheduler.resize.map_step(plan.mapped))

@@ -8,7 +8,7 @@ supersedes one under way; its target waits for their answers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ppengine.common.config import check_utilization
@@ -34,46 +34,34 @@ class _Requested:
     revision: int
 
 
+@dataclass(eq=False)
 class MemoryController:
     """Holds the agreed number of mapped blocks and the change under way."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        capacity: Capacity,
-        utilization: float,
-        *,
-        operations: Operations,
-        event: Events,
-        send: Callable[[Step], None],
-        blocked: Callable[[], bool],
-        fail: Callable[[str], None],
-        stay_down: Callable[[str], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._operations = operations
-        self._event = event
-        self._send = send
-        self._blocked = blocked
-        self._fail = fail
-        self._stay_down = stay_down
-        self.capacity = capacity
-        self.utilization = utilization
-        self.revision = 0
-        self.mapped_blocks = capacity.plan(utilization).mapped
-        self._target = self.mapped_blocks
-        self._operation: Operation | None = None
-        self._mapping = True
-        """Not all stages have answered the newest `map_blocks` step; the first one is sent at boot."""
-        self._requested = _Requested(utilization, _BOOT)
-        self._uneven = False
-        """Some stages have more than `mapped_blocks`, because another one could not grow."""
-        self._before = self.mapped_blocks
-        self._agreed = utilization
+    _scheduler: Scheduler
+    capacity: Capacity
+    utilization: float
+    _operations: Operations
+    _event: Events
+    _send: Callable[[Step], None]
+    _blocked: Callable[[], bool]
+    _fail: Callable[[str], None]
+    _stay_down: Callable[[str], None]
+    revision: int = field(init=False, default=0)
+    _operation: Operation | None = field(init=False, default=None)
+    _mapping: bool = field(init=False, default=True)
+    """Not all stages have answered the newest `map_blocks` step; the first one is sent at boot."""
+    _uneven: bool = field(init=False, default=False)
+    """Some stages have more than `mapped_blocks`, because another one could not grow."""
+    _failure: str = field(init=False, default="")
+    _step: int | None = field(init=False, default=None)
+    """Step that mapped the blocks of the change under way."""
+
+    def __post_init__(self) -> None:
+        self.mapped_blocks = self._target = self._before = self.capacity.plan(self.utilization).mapped
+        self._requested = _Requested(self.utilization, _BOOT)
+        self._agreed = self.utilization
         """Utilization behind `mapped_blocks`; `utilization` is the newest request."""
-        self._failure = ""
-        self._step: int | None = None
-        """Step that mapped the blocks of the change under way."""
 
     @property
     def busy(self) -> bool:

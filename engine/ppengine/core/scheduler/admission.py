@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ppengine.common.config import SchedulerConfig
 from ppengine.core.scheduler.block_tables import BlockTables
@@ -11,20 +12,17 @@ from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import DoesNotFit
 
 
+@dataclass(eq=False)
 class Admission:
     """Checks new requests and fills in the fields that the scheduler decides."""
 
-    def __init__(
-        self, config: SchedulerConfig, blocks: BlockTables, queues: RequestQueues, clock: Callable[[], float],
-        max_model_len: int, eos_token_ids: frozenset[int],
-    ) -> None:  # fmt: skip
-        self._config = config
-        self._blocks = blocks
-        self._queues = queues
-        self._clock = clock
-        self._max_model_len = max_model_len
-        self._eos = eos_token_ids
-        self._arrivals = 0
+    _config: SchedulerConfig
+    _blocks: BlockTables
+    _queues: RequestQueues
+    _clock: Callable[[], float]
+    _max_model_len: int
+    _eos: frozenset[int]
+    _arrivals: int = field(init=False, default=0)
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raise DoesNotFit if a request can never run here, ValueError for an id in use."""

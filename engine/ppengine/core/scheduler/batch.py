@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from ppengine.common.config import SchedulerConfig
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
@@ -13,30 +15,27 @@ from ppengine.protocol.snapshot import Why
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Row
 
 
+@dataclass(eq=False)
 class Batcher:
     """Chooses the rows of one step within one token budget."""
 
-    def __init__(
-        self, config: SchedulerConfig, stages: int, steps: StepLog, blocks: BlockTables, queues: RequestQueues,
-        fences: Fences,
-    ) -> None:  # fmt: skip
-        self._config = config
-        self._stages = stages
-        self._steps = steps
-        self._blocks = blocks
-        self._queues = queues
-        self._fences = fences
-        self._forkable: list[Request] = []
-        self._rows: list[Row] = []
-        self._budget = 0
-        self.head: tuple[Request, Why] | None = None
-        """First request in line that the last step could not start, and the reason."""
-        self.starved: dict[Request, None] = {}
-        """Running requests that lacked a block for their next token in the last step."""
-        self.closed = False
-        """Whether running requests finish and no waiting or swapped one starts."""
-        self.cordon = ""
-        """Reason why requests that never ran do not start; empty: they do."""
+    _config: SchedulerConfig
+    _stages: int
+    _steps: StepLog
+    _blocks: BlockTables
+    _queues: RequestQueues
+    _fences: Fences
+    _forkable: list[Request] = field(init=False, default_factory=list)
+    _rows: list[Row] = field(init=False, default_factory=list)
+    _budget: int = field(init=False, default=0)
+    head: tuple[Request, Why] | None = field(init=False, default=None)
+    """First request in line that the last step could not start, and the reason."""
+    starved: dict[Request, None] = field(init=False, default_factory=dict)
+    """Running requests that lacked a block for their next token in the last step."""
+    closed: bool = field(init=False, default=False)
+    """Whether running requests finish and no waiting or swapped one starts."""
+    cordon: str = field(init=False, default="")
+    """Reason why requests that never ran do not start; empty: they do."""
 
     def fill(self) -> list[Row]:
         """Return the rows of the next step; empty if no request can get a token."""

@@ -26,13 +26,13 @@ class Retirement:
     """Tokens that this step computed without a sample, or to catch up."""
 
 
+@dataclass(eq=False)
 class StepRetirer:
     """Applies a retired step to its requests."""
 
-    def __init__(self, blocks: BlockTables, queues: RequestQueues, fences: Fences) -> None:
-        self._blocks = blocks
-        self._queues = queues
-        self._fences = fences
+    _blocks: BlockTables
+    _queues: RequestQueues
+    _fences: Fences
 
     def take_rows(self, record: StepRecord, sampled: Sequence[Sampled], result: Retirement) -> None:
         """Append sampled tokens, enter full blocks, resume or fence each request."""
