@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 import msgspec
+import scheduler_invariants
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
 from ppengine.core.engine import Engine
-from ppengine.core.scheduler import invariants
 from ppengine.protocol.control import Command
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
@@ -177,6 +177,6 @@ class CoreWorld:
     def check(self):
         """Raise AssertionError on a broken invariant, or where what is mapped and what is given out differ."""
         scheduler = self.scheduler
-        invariants.check(scheduler)
+        scheduler_invariants.check(scheduler)
         if not self.memory.busy:
             assert scheduler.blocks.device.size == scheduler.blocks.device.limit == self.memory.mapped_blocks

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import scheduler_invariants
 from ppengine.common.config import SchedulerConfig
-from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, invariants, wait_reasons
+from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import MESSAGES
@@ -213,7 +214,7 @@ class World:
             if request.pending == 2:
                 self.two_unretired += 1
         if self.checked:
-            invariants.check(scheduler)
+            scheduler_invariants.check(scheduler)
         counts = scheduler.queues.counts()
         alive = [request for request in scheduler.queues.requests.values() if not request.finished]
         assert counts.waiting + counts.running + counts.swapped + counts.held + counts.loading == len(alive)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+import scheduler_invariants
 from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.common.config import ConfigError, build_profile
-from ppengine.core.scheduler import invariants
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.steps import Retired, StageFailed, StageProgress
@@ -467,7 +467,7 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             world.retire(answer=source.random() < 0.7)
         else:
             world.engine.advance()
-        invariants.check(world.scheduler)
+        scheduler_invariants.check(world.scheduler)
     if world.engine.health.down:
         world.say(RestartStage(stage=0))
     world.engine.advance()

@@ -7,12 +7,12 @@ from ppengine.common.memory_arithmetic import (
     StageBudget,
     block_bytes,
     fewest_blocks,
-    host_blocks,
     plan_memory,
     shortage,
     utilization_needed,
-    watermark_blocks,
 )
+from ppengine.core.scheduler.block_tables import BlockTables
+from ppengine.core.scheduler.step_log import StepLog
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -60,8 +60,7 @@ def test_tensor_parallel_blocks():
 
 @pytest.mark.parametrize(("pipeline", "expected"), [(1, 512), (2, 1024), (4, 2048)])
 def test_host_blocks_of_4_gib_a_stage(pipeline, expected):
-    sizes = [opt_6_7b(32 // pipeline)] * pipeline
-    assert host_blocks([4 * GIB] * pipeline, sizes) == expected
+    assert 4 * GIB // opt_6_7b(32 // pipeline) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_host_blocks_of_4_gib_a_stage(pipeline, expected):
 )
 def test_host_blocks_tell_models_apart(layers, kv_heads, head_dim, expected):
     size = block_bytes(block_size=16, layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=2)
-    assert host_blocks([4 * GIB], [size]) == expected
+    assert 4 * GIB // size == expected
 
 
 def test_llama_7b_has_the_host_blocks_of_opt_but_not_its_device_blocks():
@@ -86,7 +85,10 @@ def test_llama_7b_has_the_host_blocks_of_opt_but_not_its_device_blocks():
 
 @pytest.mark.parametrize(("count", "expected"), [(3796, 37), (15185, 151), (19794, 197)])
 def test_watermark(count, expected):
-    assert watermark_blocks(count, 0.01) == expected
+    tables = BlockTables(
+        StepLog(), block_size=16, num_blocks=count, num_host_blocks=0, watermark=0.01, prefix_caching=False
+    )
+    assert tables.watermark == expected
 
 
 def test_minimum_is_taken_in_blocks_not_in_bytes():

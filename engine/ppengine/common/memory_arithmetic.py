@@ -20,16 +20,6 @@ def block_bytes(
     return 2 * block_size * layers * (kv_heads // tensor_parallel_size) * head_dim * dtype_bytes
 
 
-def host_blocks(swap_bytes: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return the host blocks that every stage has: `swap_bytes` and block bytes of each."""
-    return min(swap // size for swap, size in zip(swap_bytes, sizes, strict=True))
-
-
-def watermark_blocks(num_blocks: int, fraction: float) -> int:
-    """Return the blocks that an admission leaves free."""
-    return int(fraction * num_blocks)
-
-
 def fewest_blocks(max_model_len: int, block_size: int) -> int:
     """Return the blocks that serve one request of the model's length, null block included."""
     return -(-max_model_len // block_size) + 1

@@ -12,7 +12,7 @@ A request passes through these parts of `Scheduler`:
 - `fences` delay them until the steps in flight have retired
 - `resize` changes the number of device blocks
 
-`wait_reasons.why` and `invariants.check` are functions of a whole scheduler.
+`wait_reasons.why` is a function of a whole scheduler.
 """
 
 from ppengine.core.scheduler.request import Request

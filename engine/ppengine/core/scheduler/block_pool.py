@@ -227,31 +227,6 @@ class BlockPool:
         used = sum(map(bool, self._refs[first : self._fresh]))
         return max(0, self.size - first) - used - cached, cached
 
-    def check(self, expected: dict[int, int]) -> None:
-        """Raise AssertionError unless references are `expected` and counts agree."""
-        refs = {block: count for block, count in enumerate(self._refs) if count}
-        _require(refs == expected, f"references {_differ(refs, expected)}")
-        _require(self.used == len(refs), f"used is {self.used}, {len(refs)} blocks have references")
-        _require(not any(self._refs[self._fresh :]), "a block is used that was never allocated")
-        free = {*self._free, *range(self._fresh, self.limit)}
-        _require(len(free) == self.free, "a block is free twice")
-        _require(0 not in free and 0 not in refs and 0 not in self._idle, "the null block was allocated")
-        _require(not free & refs.keys() and not free & self._idle.keys(), "a free block is used or cached")
-        _require(not self._idle.keys() & refs.keys(), "a cached block is used")
-        _require(all(block < self.limit for block in free | self._idle.keys()), "a tail block can be taken")
-        total = len(free) + len(self._idle) + len(refs) + self.withheld + 1
-        _require(total == self.size, f"free, cached, used, withheld and null are {total} of {self.size} blocks")
-        _require(self.states == bytes(map(self._state, range(self.size))), "states do not agree with references")
-        _require(self.tail_live == sum(1 for block in refs if block >= self.limit), "tail_live is wrong")
-        named = {digest: block for block, digest in enumerate(self._digests) if digest is not None}
-        _require(named == self._by_digest, "digests and their index differ")
-        _require(all(self._digests[block] is not None for block in self._idle), "a cached block has no digest")
-
-    def _state(self, block: int) -> int:
-        if block == 0:
-            return _NULL
-        return min(_USED + self._refs[block] - 1, _SHARED) if self._refs[block] else _CACHED * (block in self._idle)
-
 
 class HostBlockPool:
     """Ids of host blocks for swapped requests, the same on every stage, lowest first."""
@@ -286,18 +261,3 @@ class HostBlockPool:
                 raise ValueError(f"host block {block} is released but not allocated")
             self._used.discard(block)
             heapq.heappush(self._free, block)
-
-    def check(self, expected: list[int]) -> None:
-        """Raise AssertionError unless exactly `expected` are allocated, each once."""
-        _require(sorted(expected) == sorted(self._used), f"host blocks {sorted(self._used)}, owned {sorted(expected)}")
-        _require(len(self._free) + len(self._used) == self.size, "host blocks were lost or doubled")
-
-
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise AssertionError(text)
-
-
-def _differ(found: dict[int, int], expected: dict[int, int]) -> str:
-    blocks = sorted(block for block in found.keys() | expected.keys() if found.get(block) != expected.get(block))
-    return ", ".join(f"block {b}: {found.get(b, 0)}, expected {expected.get(b, 0)}" for b in blocks[:8])

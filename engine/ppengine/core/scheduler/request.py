@@ -111,11 +111,6 @@ class Request:
         """Whether it has ended, even if it still has blocks."""
         return self.state == "finished"
 
-    @property
-    def last_token(self) -> int:
-        """Newest token that the core knows."""
-        return self.output_ids[-1] if self.output_ids else self.prompt_ids[-1]
-
     def tokens(self, start: int, end: int) -> list[int]:
         """Return the known tokens at positions `[start, end)`."""
         prompt = len(self.prompt_ids)

@@ -168,10 +168,3 @@ class StepLog:
     def pins(self) -> Counter[int]:
         """Return the number of references that copies in unretired steps keep on each block."""
         return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
-
-    def check(self, owners: dict[int, Request]) -> None:
-        """Raise AssertionError unless every slot is free, owned once or being released."""
-        returning = [slot for record in [*self.unretired, self.draft] for slot in record.slots]
-        slots = sorted([*owners, *self._free_slots, *returning])
-        if slots != list(range(self._num_slots)):
-            raise AssertionError(f"slots {slots} of {self._num_slots}: one is lost or doubled")

@@ -1,0 +1,98 @@
+"""The check that no block, slot or request of a scheduler is lost or doubled."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ppengine.core.scheduler import Request, Scheduler
+from ppengine.core.scheduler.block_pool import STATES, BlockPool, HostBlockPool
+from ppengine.core.scheduler.step_log import StepLog
+
+_FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise AssertionError unless blocks, slots and queues agree with the requests."""
+    blocks, queues = scheduler.blocks, scheduler.queues
+    requests = list(queues.requests.values())
+    expected = Counter(block for request in requests for block in request.blocks)
+    expected.update(scheduler.steps.pins())
+    check_pool(blocks.device, dict(expected))
+    reserved = [block for request in requests if request.fence for block in request.fence.host]
+    check_host_pool(blocks.host, [block for request in requests for block in request.host_blocks] + reserved)
+    owners = {request.slot: request for request in requests if request.slot is not None}
+    assert len(owners) == sum(1 for r in requests if r.slot is not None), "two requests have one slot"
+    check_slots(scheduler.steps, owners)
+    for request in requests:
+        _check_request(scheduler, request)
+    for queue in (queues.waiting, queues.swapped, queues.prefilling):
+        assert queue == sorted(queue, key=Request.order), f"a queue is out of order: {queue}"
+
+
+def check_pool(pool: BlockPool, expected: dict[int, int]) -> None:
+    """Raise AssertionError unless references are `expected` and counts agree."""
+    refs = {block: count for block, count in enumerate(pool._refs) if count}
+    assert refs == expected, "references"
+    assert pool.used == len(refs), f"used is {pool.used}, {len(refs)} blocks have references"
+    assert not any(pool._refs[pool._fresh :]), "a block is used that was never allocated"
+    free, idle = {*pool._free, *range(pool._fresh, pool.limit)}, pool._idle.keys()
+    assert len(free) == pool.free, "a block is free twice"
+    assert 0 not in free and 0 not in refs and 0 not in idle, "the null block was allocated"
+    assert not free & refs.keys() and not free & idle, "a free block is used or cached"
+    assert not idle & refs.keys(), "a cached block is used"
+    assert all(block < pool.limit for block in free | idle), "a tail block can be taken"
+    total = len(free) + len(idle) + len(refs) + pool.withheld + 1
+    assert total == pool.size, f"free, cached, used, withheld and null are {total} of {pool.size} blocks"
+    states = bytes(_state(pool, block) for block in range(pool.size))
+    assert pool.states == states, "states do not agree with references"
+    assert pool.tail_live == sum(1 for block in refs if block >= pool.limit), "tail_live is wrong"
+    named = {digest: block for block, digest in enumerate(pool._digests) if digest is not None}
+    assert named == pool._by_digest, "digests and their index differ"
+    assert all(pool._digests[block] is not None for block in idle), "a cached block has no digest"
+
+
+def _state(pool: BlockPool, block: int) -> int:
+    if block == 0:
+        return _NULL
+    references = pool.references(block)
+    return min(_USED + references - 1, _SHARED) if references else _CACHED * pool.is_cached(block)
+
+
+def check_host_pool(pool: HostBlockPool, expected: list[int]) -> None:
+    """Raise AssertionError unless exactly `expected` are allocated, each once."""
+    assert sorted(expected) == sorted(pool._used), "host blocks"
+    assert len(pool._free) + len(pool._used) == pool.size, "host blocks were lost or doubled"
+
+
+def check_slots(steps: StepLog, owners: dict[int, Request]) -> None:
+    """Raise AssertionError unless every slot is free, owned once or being released."""
+    returning = [slot for record in [*steps.unretired, steps.draft] for slot in record.slots]
+    slots = sorted([*owners, *steps._free_slots, *returning])
+    assert slots == list(range(steps._num_slots)), "a slot is lost or doubled"
+
+
+def _check_request(scheduler: Scheduler, request: Request) -> None:
+    queues, text = scheduler.queues, repr(request)
+    places = [request in queue for queue in (queues.waiting, queues.swapped, queues.held, queues.running)]
+    parked = request.leader is not None and request in request.leader.followers
+    expected = {
+        "waiting": [not parked, False, False, False],
+        "swapped": [False, True, False, False],
+        "held": [False, False, True, False],
+        "running": [False, False, False, True],
+        "loading": [False, False, False, True],
+        "finished": [False] * 4,
+    }
+    assert places == expected[request.state], f"{text} is in the wrong queue: {places}"
+    assert request.queued == (request in queues.ready), f"{text} and the ready queue disagree"
+    giving = request in queues.ready or request in queues.prefilling
+    assert not giving or (request.state == "running" and request.fence is None), f"{text} may not get tokens"
+    assert (request.fence is not None) == (request in scheduler.fences.leaving), f"{text} and its fence disagree"
+    assert request.fence is None or request.in_flight, f"{text} has a fence and nothing in flight"
+    if request.state == "running" and request.fence is None:
+        assert giving or request.in_flight, f"{text} runs and will never get a token"
+    if request.state in ("waiting", "swapped", "held"):
+        assert not request.blocks and not request.in_flight, f"{text} has device blocks or steps in flight"
+    if request.blocks:
+        assert len(request.blocks) >= scheduler.blocks.blocks_for(request.num_computed), f"{text} lacks blocks"
+        assert request.slot is not None, f"{text} has blocks and no slot"
