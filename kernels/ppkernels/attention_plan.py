@@ -64,11 +64,6 @@ class AttentionPlan:
     """Query heads."""
     dtype: torch.dtype
 
-    @property
-    def slots(self) -> Tensor:
-        """[T] slots of the tokens' keys and values, for `store_kv`."""
-        return self.batch.slot_mapping
-
     @functools.cached_property
     def decodes(self) -> Decodes | None:
         """The rows with one token, if there are any."""
@@ -94,11 +89,6 @@ class AttentionPlan:
             for row, count in enumerate(self.batch.query_lens)
             if count > 1
         ]
-
-
-def plan_attention(batch: Batch, heads: int, dtype: torch.dtype) -> AttentionPlan:
-    """Return the plan of one step for `heads` query heads of `dtype`."""
-    return AttentionPlan(batch, heads, dtype)
 
 
 def _plan_chunk(batch: Batch, row: int, start: int, count: int, length: int, dtype: torch.dtype) -> Chunk:

@@ -1,6 +1,6 @@
 """Attention over a paged KV cache, for decodes, chunks of prompts, and both in one step.
 
-`plan_attention` makes the plan of a step; every layer then runs `paged_attention` with it. Slots
+An `AttentionPlan` is made for a step; every layer then runs `paged_attention` with it. Slots
 that a row must not see have no effect: NaN that an earlier owner left in a block cannot leak into
 another request.
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from batches import Paged, make_paged, plain_attention
-from ppkernels.attention_plan import plan_attention
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.gpu import paged_decode
 from ppkernels.paged_attention import paged_attention, paged_attention_reference
 from torch import Tensor
@@ -56,7 +56,7 @@ def queries(paged: Paged, heads: int, seed: int) -> Tensor:
 
 
 def attend(paged: Paged, query: Tensor) -> Tensor:
-    return paged_attention(query, paged.kv, plan_attention(paged.batch, query.shape[1] - EXTRA, query.dtype))
+    return paged_attention(query, paged.kv, AttentionPlan(paged.batch, query.shape[1] - EXTRA, query.dtype))
 
 
 def errors(output: Tensor, paged: Paged, query: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def compare(
 def test_the_reference_takes_the_same_batches(device: torch.device, seed: int) -> None:
     paged = make_paged(STEPS["mixed"], 2, 32, torch.float32, block_size=16, seed=seed, device=device)
     query = queries(paged, 4, seed)
-    output = paged_attention_reference(query, paged.kv, plan_attention(paged.batch, 4, query.dtype))
+    output = paged_attention_reference(query, paged.kv, AttentionPlan(paged.batch, 4, query.dtype))
     assert errors(output, paged, query).max() < ERROR[torch.float32], f"seed {seed}"
 
 
@@ -119,7 +119,7 @@ def test_a_padded_row_is_zero_and_reads_nothing(
     if attention is paged_attention:
         paged.batch.block_tables[1] = 10**8  # reading there would be noticed
     query = queries(paged, 4, 0)
-    output = attention(query, paged.kv, plan_attention(paged.batch, 4, query.dtype))
+    output = attention(query, paged.kv, AttentionPlan(paged.batch, 4, query.dtype))
     assert not output[1].any()
     assert errors(output, paged, query)[0] < ERROR[torch.float32]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import Paged, make_paged
 from ppkernels.activation import silu_and_mul_reference
-from ppkernels.attention_plan import plan_attention
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.cpu.linear import pack
 from ppkernels.cpu.llama_layer import BAD_SLOT, DONE, LayerWeights, Rows, llama_layer
 from ppkernels.norms import rms_norm_reference
@@ -85,7 +85,7 @@ class Case:
             fused[:, HEADS:both] = rms_norm_reference(fused[:, HEADS:both], weights["k_norm"], EPS)
         rotate_reference(fused, both, self.cos, self.sin, batch.positions)
         store_kv_reference(kv, fused, batch.slot_mapping)
-        plan = plan_attention(batch, HEADS, fused.dtype)
+        plan = AttentionPlan(batch, HEADS, fused.dtype)
         hidden = self.hidden + linear(paged_attention_reference(fused, kv, plan), "out")
         gate_up = linear(rms_norm_reference(hidden, weights["mlp_norm"], EPS), "gate_up")
         return hidden + linear(silu_and_mul_reference(gate_up), "down"), kv

@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import NAN, Paged, make_paged, plain_attention, put
 from ppkernels import paged_attention as module
-from ppkernels.attention_plan import plan_attention
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.paged_attention import paged_attention, paged_attention_reference
 from torch import Tensor
 
@@ -25,7 +25,7 @@ STEPS = {
 
 
 def run(paged: Paged, query: Tensor) -> Tensor:
-    plan = plan_attention(paged.batch, query.shape[1] - EXTRA, query.dtype)
+    plan = AttentionPlan(paged.batch, query.shape[1] - EXTRA, query.dtype)
     output = paged_attention(query, paged.kv, plan)
     reference = paged_attention_reference(query, paged.kv, plan)
     torch.testing.assert_close(output, reference, rtol=0, atol=TOLERANCE[query.dtype], equal_nan=True)
@@ -63,7 +63,7 @@ def test_small_gathers_give_the_same(step: str, monkeypatch: pytest.MonkeyPatch)
     query = queries(paged, 4)
     whole = run(paged, query)
     monkeypatch.setattr(module, "GATHER_BYTES", 1)
-    plan = plan_attention(paged.batch, 4, torch.float64)
+    plan = AttentionPlan(paged.batch, 4, torch.float64)
     torch.testing.assert_close(paged_attention_reference(query, paged.kv, plan), whole, rtol=0, atol=1e-14)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,20 +19,13 @@ from ppkernels.rotary import rotary_tables
 from ppkernels.rotate_and_store import rotate_and_store
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from ppengine.checkpoint.model_spec import ModelSpec, RopeSpec
 from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.residual import Residual
 from ppengine.models.rope import inverse_frequencies
-from ppengine.models.stage_model import StageModel
-
-
-class Rope(NamedTuple):
-    """Tables [length, head_dim] of the model and the positions [T] of one step's tokens."""
-
-    cos: Tensor
-    sin: Tensor
-    positions: Tensor
+from ppengine.models.stage_model import Layer, StageModel
 
 
 class LlamaStage(StageModel):
@@ -55,16 +47,17 @@ class LlamaStage(StageModel):
         embedding = "model.embed_tokens.weight"
         if first and not (last and tied):
             self.embedding = table.take(embedding, vocabulary, hidden)
+        rope = spec.rope or RopeSpec()
+        frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
+        self._rope = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
         self._packed_layers: list[LayerWeights] = []
-        self.layers = nn.ModuleList([LlamaLayer(spec, index, table) for index in range(*layers)])
+        self.layers = nn.ModuleList([LlamaLayer(spec, index, table, self._rope) for index in range(*layers)])
         if last:
             self.norm = _rms_norm("model.norm", hidden, spec, table)
             self.head = Linear(table.take(embedding if tied else "lm_head.weight", vocabulary, hidden), None)
-        rope = spec.rope or RopeSpec()
-        frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
-        self._cos, self._sin = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
 
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    @override
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self.head is not None and self.spec.tie_word_embeddings:
             return self.head.rows(token_ids)
         return functional.embedding(token_ids, part_of(self.embedding, "first"))
@@ -82,8 +75,8 @@ class LlamaStage(StageModel):
         residual = np.array(hidden.numpy(), order="C")  # a copy
         starts = batch.query_start.numpy()
         rows = Rows(
-            cos=self._cos.numpy(),
-            sin=self._sin.numpy(),
+            cos=self._rope[0].numpy(),
+            sin=self._rope[1].numpy(),
             positions=batch.positions.numpy(),
             slots=batch.slot_mapping.numpy(),
             starts=starts[:-1],
@@ -99,31 +92,22 @@ class LlamaStage(StageModel):
             refuse_row(done, cache)
         return torch.from_numpy(residual)
 
-    def _parts(
-        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
-    ) -> Iterator[tuple[int, str, Residual]]:
-        rope = Rope(self._cos, self._sin, batch.positions)
-        layers = cast(Iterable[LlamaLayer], self.layers)
-        for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
-            layer.attend(residual, rope, plan, cache)
-            yield index, "attention", residual
-            layer.feed(residual)
-            yield index, "MLP", residual
-
-    def _logits(self, hidden: Tensor) -> Tensor:
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
         return Residual(hidden).through(part_of(self.norm, "last"), part_of(self.head, "last"))
 
 
-class LlamaLayer(nn.Module):
-    """Attention and MLP, each behind an RMS norm, added to the residual stream."""
+class LlamaLayer(Layer):
+    """Attention and MLP, each behind an RMS norm. `rope` has the cosines and sines of all positions."""
 
-    def __init__(self, spec: ModelSpec, index: int, table: WeightTable) -> None:
+    def __init__(self, spec: ModelSpec, index: int, table: WeightTable, rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         prefix = f"model.layers.{index}."
         hidden, inner = spec.hidden_size, spec.intermediate_size
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self._rope = rope
         self.input_norm = _rms_norm(prefix + "input_layernorm", hidden, spec, table)
         parts = [(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]
         self.qkv = table.linear(parts, hidden, spec.qkv_bias)
@@ -161,18 +145,18 @@ class LlamaLayer(nn.Module):
             down_bias=array(self.down.bias),
         )
 
-    def attend(self, residual: Residual, rope: Rope, plan: AttentionPlan, kv: Tensor) -> None:
-        """Add the attention to the residual stream."""
+    @override
+    def attend(self, residual: Residual, plan: AttentionPlan, kv: Tensor) -> None:
         heads, both = self.heads, self.heads + self.kv_heads
         qkv = residual.through(self.input_norm, self.qkv).view(-1, both + self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             qkv[:, :heads] = self.q_norm(qkv[:, :heads])
             qkv[:, heads:both] = self.k_norm(qkv[:, heads:both])
-        rotate_and_store(kv, qkv, heads, *rope, plan.slots)
+        rotate_and_store(kv, qkv, heads, *self._rope, plan.batch.positions, plan.batch.slot_mapping)
         residual.add(self.out, paged_attention(qkv, kv, plan))
 
+    @override
     def feed(self, residual: Residual) -> None:
-        """Add the MLP to the residual stream."""
         residual.add(self.down, residual.through(self.mlp_norm, self.gate_up, Activation.SILU_AND_MUL))
 
 

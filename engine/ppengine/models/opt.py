@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import cast
-
 from ppkernels.activation_kind import Activation
 from ppkernels.attention_plan import AttentionPlan
-from ppkernels.batch import Batch
 from ppkernels.norms import Norm
 from ppkernels.paged_attention import paged_attention
 from ppkernels.store_kv import store_kv
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.models.layers import Linear, WeightTable, part_of
 from ppengine.models.residual import Residual
-from ppengine.models.stage_model import StageModel
+from ppengine.models.stage_model import Layer, StageModel
 
 POSITION_OFFSET = 2
 """Rows of the position table before position 0, left over from padding ids."""
@@ -55,7 +52,8 @@ class OptStage(StageModel):
                 self.project_out = table.linear([(_PREFIX + "project_out", width)], hidden, bias=False)
             self.head = Linear(table.take(embedding if tied else "lm_head.weight", spec.vocab_size, width), None)
 
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    @override
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self.head is not None and self.spec.tie_word_embeddings:
             hidden = self.head.rows(token_ids)
         else:
@@ -65,17 +63,8 @@ class OptStage(StageModel):
         positions = positions + POSITION_OFFSET
         return hidden.add_(functional.embedding(positions, part_of(self.positions, "first")))
 
-    def _parts(
-        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
-    ) -> Iterator[tuple[int, str, Residual]]:
-        layers = cast(Iterable[OptLayer], self.layers)
-        for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
-            layer.attend(residual, plan, cache)
-            yield index, "attention", residual
-            layer.feed(residual)
-            yield index, "MLP", residual
-
-    def _logits(self, hidden: Tensor) -> Tensor:
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
         head, last = part_of(self.head, "last"), Residual(hidden)
         if self.project_out is None:
             return last.through(self.norm, head)
@@ -90,8 +79,8 @@ def _layer_norm(name: str, spec: ModelSpec, table: WeightTable) -> Norm:
     return Norm(weight, bias, spec.norm_eps, centred=True)
 
 
-class OptLayer(nn.Module):
-    """Attention and MLP added to the residual stream, each normed before or behind."""
+class OptLayer(Layer):
+    """Attention and MLP, each normed before or behind."""
 
     def __init__(self, spec: ModelSpec, index: int, table: WeightTable) -> None:
         super().__init__()
@@ -108,17 +97,17 @@ class OptLayer(nn.Module):
         self.down = table.linear([(prefix + "fc2", hidden)], spec.intermediate_size, spec.mlp_bias)
         self.mlp_norm = _layer_norm(prefix + "final_layer_norm", spec, table)
 
+    @override
     def attend(self, residual: Residual, plan: AttentionPlan, kv: Tensor) -> None:
-        """Add the attention to the residual stream."""
         qkv = residual.through(self.attention_norm if self.norm_before else None, self.qkv)
         qkv = qkv.view(-1, 3 * self.heads, self.head_dim)
-        store_kv(kv, qkv, plan.slots)
+        store_kv(kv, qkv, plan.batch.slot_mapping)
         residual.add(self.out, paged_attention(qkv, kv, plan))
         if not self.norm_before:
             residual.replace(self.attention_norm)
 
+    @override
     def feed(self, residual: Residual) -> None:
-        """Add the MLP to the residual stream."""
         inner = residual.through(self.mlp_norm if self.norm_before else None, self.up, self.activation)
         residual.add(self.down, inner)
         if not self.norm_before:

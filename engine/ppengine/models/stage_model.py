@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
-from ppkernels.attention_plan import AttentionPlan, plan_attention
+from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
 from torch import Tensor, nn
 
@@ -15,12 +16,27 @@ from ppengine.models.layers import Linear, Source, WeightTable
 from ppengine.models.residual import Residual
 
 
+class Layer(nn.Module, ABC):
+    """Attention and MLP, each of which is added to the residual stream."""
+
+    @abstractmethod
+    def attend(self, residual: Residual, plan: AttentionPlan, kv: Tensor) -> None:
+        """Add the attention to the residual stream; keys and values go into `kv`, the cache of the layer."""
+
+    @abstractmethod
+    def feed(self, residual: Residual) -> None:
+        """Add the MLP to the residual stream."""
+
+
 class StageModel(nn.Module, ABC):
     """One pipeline stage of a model. The residual stream travels between stages as one tensor [T, boundary_size].
 
     Call it in inference mode: to enter that for each method would cost as much as a small operation. No method writes
     its arguments, the KV cache excepted.
     """
+
+    layers: nn.ModuleList
+    """Each is a `Layer`."""
 
     def __init__(self, spec: ModelSpec, layers: tuple[int, int], first: bool, last: bool, table: WeightTable) -> None:
         super().__init__()
@@ -51,9 +67,9 @@ class StageModel(nn.Module, ABC):
             if isinstance(module, Linear):
                 module.pack()
 
+    @abstractmethod
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """First stage: return hidden states [T, H] of `token_ids` [T] at `positions` [T]."""
-        return self._embed(token_ids, positions)
 
     def run(self, hidden: Tensor, batch: Batch, kv: list[Tensor], behind: Callable[[], None] | None = None) -> Tensor:
         """Return [T, H] after this stage's layers; keys and values of the tokens are written into `kv`.
@@ -79,20 +95,14 @@ class StageModel(nn.Module, ABC):
         return ((index, part, residual.values) for index, part, residual in self._residuals(hidden, batch, kv))
 
     def _residuals(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Residual]]:
-        plan = plan_attention(batch, self.spec.num_heads, hidden.dtype)
-        return self._parts(Residual(hidden), batch, plan, kv)
+        residual, plan = Residual(hidden), AttentionPlan(batch, self.spec.num_heads, hidden.dtype)
+        layers = cast(Iterable[Layer], self.layers)
+        for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
+            layer.attend(residual, plan, cache)
+            yield index, "attention", residual
+            layer.feed(residual)
+            yield index, "MLP", residual
 
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Last stage: return [R, V] of the rows `hidden` [R, H]."""
-        return self._logits(hidden)
-
-    @abstractmethod
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _parts(
-        self, residual: Residual, batch: Batch, plan: AttentionPlan, kv: list[Tensor]
-    ) -> Iterator[tuple[int, str, Residual]]: ...
-
-    @abstractmethod
-    def _logits(self, hidden: Tensor) -> Tensor: ...
