@@ -39,9 +39,7 @@ class Chunk:
     """[n, L], 0 or -inf; None if n is L, where plain causal attention is right."""
 
     def attend(self, query: Tensor, kv: Tensor) -> Tensor:
-        """Return attention [n, heads * head_dim] of `query` [n, heads, head_dim], computed by
-        torch.
-        """
+        """Return attention [n, heads * head_dim] of `query` [n, heads, head_dim], by torch."""
         count, width, kv_heads = query.shape[0], query.shape[2], values(kv).shape[1]
         key = keys(kv)[self.table].permute(1, 0, 3, 2).reshape(kv_heads, 1, -1, width)[:, :, : self.length]
         value = values(kv)[self.table].transpose(0, 1).reshape(kv_heads, 1, -1, width)[:, :, : self.length]

@@ -34,9 +34,7 @@ def copy_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
 
 
 def copy_run_reference(sources: list[Tensor], targets: list[Tensor], run: Pairs) -> None:
-    """Copy the pairs of one of `independent_runs` in every layer, by one indexed copy of torch a
-    layer.
-    """
+    """Copy the pairs of one of `independent_runs`, by one indexed copy of torch a layer."""
     for source, target in zip(sources, targets, strict=True):
         reads = torch.tensor([src for src, _ in run], device=source.device)
         writes = torch.tensor([dst for _, dst in run], device=target.device)

@@ -24,9 +24,7 @@ Takes = Callable[..., bool]
 MOST_ROWS = 1
 """Rows of the largest product of `few_rows`. With more, a library is as fast."""
 WIDEST = 32768
-"""Inputs of the widest product of `few_rows`: a program holds whole rows of the weight in
-registers.
-"""
+"""Inputs of the widest product of `few_rows`: registers hold whole rows of the weight."""
 
 
 class Row(NamedTuple):

@@ -15,9 +15,7 @@ from ppkernels.dispatch import choose
 from ppkernels.kv_layout import keys, values
 
 GATHER_BYTES = 64 << 20
-"""Bytes that the reference gathers at most for one group of decodes; a group has at least one
-row.
-"""
+"""Most bytes that the reference gathers for one group of decodes of at least one row."""
 
 
 def paged_attention(fused: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:

@@ -1,6 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split form of Llama
-checkpoints.
-"""
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), half-split as in Llama."""
 
 from __future__ import annotations
 

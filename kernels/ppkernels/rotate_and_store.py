@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ppkernels.dispatch import choose
-from ppkernels.rotary import rotate, rotate_reference
-from ppkernels.store_kv import store_kv, store_kv_reference
+from ppkernels.rotary import rotate
+from ppkernels.store_kv import store_kv
 
 
 def rotate_and_store(
@@ -25,11 +25,3 @@ def _rotate_then_store(
 ) -> None:
     rotate(fused, (heads + fused.shape[1]) // 2, cos, sin, positions)
     store_kv(kv, fused, slots)
-
-
-def rotate_and_store_reference(
-    kv: Tensor, fused: Tensor, heads: int, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor
-) -> None:
-    """Do as `rotate_and_store`, by torch."""
-    rotate_reference(fused, (heads + fused.shape[1]) // 2, cos, sin, positions)
-    store_kv_reference(kv, fused, slots)

@@ -28,9 +28,7 @@ class SamplingInputs:
 
 @dataclass(frozen=True)
 class SamplingOutput:
-    """Chosen tokens [R] int64, and the requested log-probabilities of the unmodified
-    distribution.
-    """
+    """Chosen tokens [R] int64, and log-probabilities of the unmodified distribution."""
 
     tokens: Tensor
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from ppkernels.kv_layout import cache_shape, keys, values
 from ppkernels.rotary import rotary_tables, rotate_reference
-from ppkernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from ppkernels.rotate_and_store import rotate_and_store
+from ppkernels.store_kv import store_kv_reference
 
 ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SLOTS = [0, 15, -1, 47, 80, 33]
@@ -48,7 +49,9 @@ def test_planted_errors_show(error: str, device: torch.device) -> None:
     fused = torch.randn((1, 4, 64), device=device)
     positions, slots = torch.tensor([20], device=device), torch.tensor([5], device=device)
     caches = [torch.zeros(cache_shape(1, 16, 1, 64, device), device=device) for _ in range(2)]
-    rotate_and_store_reference(caches[0], fused.clone(), 2, *tables, positions, slots)
+    rotated = fused.clone()
+    rotate_reference(rotated, (2 + fused.shape[1]) // 2, *tables, positions)
+    store_kv_reference(caches[0], rotated, slots)
     wrong = positions + (error == "a position too far"), slots + (error == "a slot too far")
     rotate_and_store(caches[1], fused.clone(), 2, *tables, *wrong)
     assert off(caches[1], caches[0].double()) > 10 * ERROR[torch.float32]

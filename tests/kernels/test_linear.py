@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ppkernels.cpu.linear import DEPTH, ROWS, can_pack, linear, linear_added, linear_reference, pack, rows_of
+from ppkernels.cpu.linear import DEPTH, ROWS, can_pack, linear, linear_added, pack, rows_of
 from ppkernels.cpu.vectors import lanes
 from torch import Tensor
 
@@ -37,7 +37,6 @@ def test_equals_the_plain_product(dtype: torch.dtype, rows: int, outputs: int, i
     for actual, wanted in [
         (linear(x, packed), expected),
         (linear(x, packed, bias), expected + bias.double()),
-        (linear_reference(x, packed, bias), expected + bias.double()),
     ]:
         assert actual.dtype == dtype
         torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=TOLERANCE[dtype])

@@ -19,7 +19,5 @@ def serves(tensor: Tensor) -> bool:
 
 
 def one_thread() -> bool:
-    """Return whether torch has one thread, as compiled kernels do. With more, torch's large
-    products are faster.
-    """
+    """Return whether torch has one thread; with more, its large products are faster."""
     return torch.get_num_threads() == 1

@@ -26,9 +26,7 @@ _HALF = np.float32(0.5)
 
 
 def exp(x: Any) -> Any:
-    """Return e^x in compiled code. In float32 the result is limited to [2^-100, 2^127.4]; NaN stays
-    NaN.
-    """
+    """Return e^x in compiled code, in float32 limited to [2^-100, 2^127.4]; NaN stays NaN."""
     return math.exp(x)
 
 

@@ -17,15 +17,11 @@ from ppkernels.cpu.vectors import VECTOR_BYTES
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
-"""Fast-math flags: the compiler may reorder sums to vectorize them; NaN and infinity keep their
-meaning.
-"""
+"""Fast-math flags: sums may be reordered to vectorize them; NaN and infinity stay."""
 
 
 def compiled(function: Kernel) -> Kernel:
-    """Return `function` as machine code, which runs without the GIL and trusts its caller's
-    indices.
-    """
+    """Return `function` as machine code, which runs without the GIL and checks no index."""
     kernel: Any = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=REORDER)(function)
     # numba's cache knows the kernel's own file only. Other files and the vector width are compiled into it, too.
     cache, make_file = kernel._cache, cast(Callable[..., Any], IndexDataCacheFile)
@@ -36,8 +32,6 @@ def compiled(function: Kernel) -> Kernel:
 
 @functools.cache
 def _sources() -> list[tuple[str, int, int]]:
-    """Return name, time and size of each file of this package: a change of any makes cached code
-    stale.
-    """
+    """Return name, time and size of each file here: a change makes cached code stale."""
     stats = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.glob("*.py"))]
     return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]

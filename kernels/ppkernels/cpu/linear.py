@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional
 
 from ppkernels import cpu
 from ppkernels.cpu import jit
@@ -21,9 +20,7 @@ from ppkernels.cpu.vectors import lanes
 UNROLL = 4
 """Inputs of a weight must be a multiple of this."""
 ROWS, DEPTH = 240, 512
-"""Part of x that is multiplied at a time: 480 KiB in float32, which stay in the second-level
-cache.
-"""
+"""Part of x that is multiplied at a time: 480 KiB in float32, for the second-level cache."""
 _AHEAD = 64
 """Distance of a prefetch of weights before their use, in vectors."""
 _tile4 = make_tile(4, unroll=UNROLL, by_row=False)
@@ -33,17 +30,13 @@ _tile16 = make_tile(16, unroll=2, by_row=False)
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether the kernel takes `weight` [outputs, inputs] packed, and torch has one
-    thread.
-    """
+    """Return whether the kernel takes `weight` [outputs, inputs] packed, on one thread."""
     whole = weight.shape[0] % lanes(weight) == 0 and weight.shape[1] % UNROLL == 0
     return whole and cpu.serves(weight) and cpu.one_thread()
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return `weight` [outputs, inputs] packed, in its own memory: each run of L rows keeps its
-    place.
-    """
+    """Return `weight` [outputs, inputs] packed in place: each run of L rows stays there."""
     width = lanes(weight)
     packed = weight.view(-1, weight.shape[1], width)
     for panel, rows in zip(packed, weight.view(-1, width, weight.shape[1]), strict=True):
@@ -69,12 +62,6 @@ def linear_added(output: Tensor, inputs: Tensor, packed: Tensor, bias: Tensor | 
     multiply(inputs.contiguous().numpy(), packed.numpy(), output.numpy(), True)
     if bias is not None:
         output.add_(bias)
-
-
-def linear_reference(inputs: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `linear`, computed by torch."""
-    weight = packed.transpose(1, 2).reshape(-1, packed.shape[1])
-    return functional.linear(inputs, weight, bias)
 
 
 @jit.compiled
@@ -107,9 +94,7 @@ def multiply(x: Any, w: Any, y: Any, add: bool) -> None:
 
 @jit.compiled
 def _to_columns(x: Any, first: int, rows: int, start: int, depth: int, columns: Any, at: int) -> None:
-    """Copy rows of x to `columns[at:]` as a tile reads them, [depth, height], with the last row
-    repeated.
-    """
+    """Copy rows of x to `columns[at:]` as [depth, height], with the last row repeated."""
     height = (rows + 3) // 4 * 4
     for row in range(height):
         source = first + min(row, rows - 1)

@@ -23,9 +23,7 @@ DONE, BAD_SLOT = -1, -2
 
 
 class LayerWeights(NamedTuple):
-    """Arrays of one layer. Matrices are packed (see `linear`); biases and norms of heads may be
-    None.
-    """
+    """Arrays of one layer. Matrices are packed; biases and norms of heads may be None."""
 
     input_norm: Any
     qkv: Any
@@ -42,9 +40,7 @@ class LayerWeights(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Arrays of one step, the same for all layers: the arguments of `rotate`, `store_kv` and
-    `attend`.
-    """
+    """Arrays of one step: the arguments of `rotate`, `store_kv` and `attend`."""
 
     cos: Any
     sin: Any

@@ -150,9 +150,7 @@ def _attend(
 
 @jit.compiled
 def _softmax(scores: Any, row: int, length: int, end: int, scale: float) -> None:
-    """Turn the first `length` scores of a row, times `scale`, into weights; set those up to `end`
-    to 0.
-    """
+    """Turn the first `length` scores of a row, times `scale`, into weights, others to 0."""
     zero, factor = scores.dtype.type(0), scores.dtype.type(scale)
     a = b = c = d = scores[row, 0]  # four chains: each comparison of one chain waits for the one before
     whole = length // 4 * 4

@@ -24,9 +24,7 @@ def refuse_slots(kv: Tensor, slots: Tensor) -> NoReturn:
 
 @jit.compiled
 def store_rows(keys: Any, values: Any, fused: Any, slots: Any) -> bool:
-    """Write all tokens and return True; or, with a slot outside of the cache, write none and return
-    False.
-    """
+    """Write all tokens and return True, or none and False with a slot outside of the cache."""
     blocks, _, kv_heads, block_size, head_dim = values.shape
     if not all_inside(slots, blocks * block_size):
         return False

@@ -18,9 +18,7 @@ VARIABLE = "PPKERNELS_VECTOR_BYTES"
 
 
 def chosen_width(setting: str | None, *, avx512: bool) -> int:
-    """Return the bytes of a vector. Raises ValueError if `setting` is neither 32 nor 64, nor
-    empty.
-    """
+    """Return the bytes of a vector. Raises ValueError for a `setting` other than 32, 64 or none."""
     if not setting:
         return 64 if avx512 else 32
     if setting not in ("32", "64"):

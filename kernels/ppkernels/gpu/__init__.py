@@ -20,7 +20,5 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def serves(tensor: Tensor) -> bool:
-    """Return whether the kernels of this package take `tensor`: half precision or float32, on a
-    GPU.
-    """
+    """Return whether the kernels take `tensor`: half precision or float32, on a GPU."""
     return (tensor.is_cuda or interpreted) and tensor.dtype in TYPES

@@ -14,9 +14,7 @@ TILE = 2048
 
 
 def copy_run(sources: list[Tensor], targets: list[Tensor], pairs: list[tuple[int, int]]) -> None:
-    """Copy each (src, dst) of `pairs` in every layer; none may read or overwrite a block that
-    another writes.
-    """
+    """Copy each (src, dst) of `pairs` in every layer, in any order: see `independent_runs`."""
     words = sources[0][0].nbytes // WORD
     layers = [(source.data_ptr(), target.data_ptr()) for source, target in zip(sources, targets, strict=True)]
     both = torch.tensor(layers + pairs)

@@ -24,9 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @functools.cache
 def chains(device: torch.device) -> bool:
-    """Return whether kernels on `device` can be chained, from Hopper on; the value of `CHAIN` and
-    `launch_pdl`.
-    """
+    """Return the value of `CHAIN` and `launch_pdl` on `device`: true from Hopper on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -24,9 +24,7 @@ def logprob_rows(
     vocabulary,
     BLOCK: tl.constexpr,
 ):
-    """Write the requested values of each row, with one pass for each of the best; other outputs are
-    not written.
-    """
+    """Write the requested values of each row alone, with one pass for each of the best."""
     row = tl.program_id(0).to(tl.int64)
     wanted = tl.load(table + tl.load(slots + row) * table_stride + LOGPROBS)
     if wanted >= 0:
@@ -48,9 +46,7 @@ def logprob_rows(
 
 @triton.jit
 def _next(values, vocabulary, value, token, BLOCK: tl.constexpr):
-    """Return the next best logit after (`value`, `token`) and its id; among equals the lower id is
-    first.
-    """
+    """Return the next best logit after (`value`, `token`) and its id, the lower id first."""
     lanes = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     ids = tl.full((BLOCK,), 2**31 - 1, tl.int32)

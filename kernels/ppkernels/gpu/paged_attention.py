@@ -1,6 +1,4 @@
-"""Attention over a paged KV cache, with one kernel for rows with one token and another for chunks
-of prompts.
-"""
+"""Attention over a paged KV cache: a kernel for rows with one token, one for chunks."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from ppkernels.gpu.paged_prefill import attend_chunks
 
 
 def paged_attention(fused: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
-    """Return attention [T, heads * head_dim]. Blocks are trusted: a check would wait for the
-    device.
-    """
+    """Return attention [T, heads * head_dim]. Blocks are trusted: a check would wait."""
     batch, heads = plan.batch, plan.heads
     output = fused.new_empty(len(fused), heads * kv.shape[4])
     # Each kernel gets all rows and skips the other's, so that nothing is sorted or gathered.

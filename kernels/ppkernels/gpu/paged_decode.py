@@ -97,9 +97,7 @@ def choose_tiles(group: int, wide: int, element_size: int, few: bool) -> Tiles:
 
 
 def split_count(programs: int, tiles: int, places: int) -> int:
-    """Return the number of parts of a context of at most `tiles`, if unsplit rows need
-    `programs`.
-    """
+    """Return how many parts a context of at most `tiles` has if rows need `programs`."""
     return max(1, min(places // programs, tiles))
 
 

@@ -18,18 +18,14 @@ from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
 
 
 def choose_tiles(wide: int, element_size: int) -> Tiles:
-    """Return tiles for heads of `wide` elements, a power of two, that fit into registers and shared
-    memory.
-    """
+    """Return tiles for heads of `wide` elements, a power of two, that fit into a processor."""
     if element_size == 4:  # without matrix units: larger tiles spill registers
         return Tiles(64, 32, 8, 2) if wide <= 64 else Tiles(16, 16, 4, 2)
     return Tiles(128, 64, 4, 3) if wide <= 128 else Tiles(64, 64, 8, 2)
 
 
 def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
-    """Write attention of the rows of `batch` with more than one token to `output` [T, heads *
-    head_dim].
-    """
+    """Write attention of the rows with more than one token to `output` [T, heads * head_dim]."""
     _, _, block_size, kv_heads, head_dim = kv.shape
     group = heads // kv_heads
     wide = max(16, triton.next_power_of_2(head_dim))

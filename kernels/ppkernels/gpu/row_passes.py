@@ -53,9 +53,7 @@ def gather(values, vocabulary, best, temperature, edge, candidates, ids, CAPACIT
 
 @triton.jit
 def measure_above(values, vocabulary, best, temperature, edge, BLOCK: tl.constexpr):
-    """Return weight and number of the tokens above `edge` (a scaled logit), and how many are equal
-    to it.
-    """
+    """Return weight and number of the tokens above `edge`, scaled, and how many equal it."""
     lanes = tl.arange(0, BLOCK)
     weight = tl.zeros((BLOCK,), tl.int64)
     above = tl.zeros((BLOCK,), tl.int32)
@@ -135,9 +133,7 @@ def tile_of(values, ids, vocabulary):
 
 @triton.jit
 def scaled_logits(x, best, temperature):
-    """Return the logits divided by the temperature, with the best one at 0, rounded as in the
-    reference.
-    """
+    """Return the logits over the temperature, the best one at 0, rounded as in the reference."""
     return tl.div_rn(x - best, temperature + tl.zeros_like(x))
 
 
@@ -149,9 +145,7 @@ def weight_of(scaled):
 
 @triton.jit
 def order_of(x, values):
-    """Return int32 in the order of the float32 `x`; neighbours in the type of `values` are
-    consecutive.
-    """
+    """Return int32 in the order of `x`; neighbours in the type of `values` are consecutive."""
     if values.dtype.element_ty == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
         order = bits ^ ((bits >> 31) & 0x7FFFFFFF)

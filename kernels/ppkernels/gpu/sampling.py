@@ -125,9 +125,7 @@ def choose(
 
 @dataclass(frozen=True)
 class DeviceLogprobs:
-    """Log-probabilities of the unmodified distribution, on the device; values not requested are
-    undefined.
-    """
+    """Log-probabilities of the unmodified distribution; those not requested are undefined."""
 
     chosen: Tensor
     """[R] float32, of the chosen tokens."""
@@ -167,9 +165,7 @@ def logprobs(logits: Tensor, parameters: DeviceSampling, slots: Tensor, tokens: 
 
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
-    """Return one token for each row of `logits` [R, V]; requested log-probabilities wait for the
-    device.
-    """
+    """Return one token for each row of `logits` [R, V]; log-probabilities wait for the device."""
     rows, device = len(logits), logits.device
     if rows > 1 and logits.stride(0) < logits.shape[1]:
         logits = logits.contiguous()
