@@ -43,7 +43,7 @@ class _Gpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.handle = handle
         self.uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        self.readers = list(_READERS)
+        self.readers = dict(_READERS)
         self.counters: dict[str, tuple[int, int]] = {}
 
     def rate(self, name: str, count: int) -> float | None:
@@ -56,33 +56,9 @@ class _Gpu:
         return (count - before[0]) / (now_ns - before[1]) * 1e9
 
 
-def _name(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    return {"name": _text(nvml.nvmlDeviceGetName(gpu.handle))}
-
-
 def _memory(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle, version=nvml.nvmlMemory_v2)
     return {"memory_total": memory.total, "memory_used": memory.used, "memory_driver": memory.reserved}
-
-
-def _busy(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    return {"busy": nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100}
-
-
-def _clock(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    return {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)}
-
-
-def _power(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    return {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000}
-
-
-def _power_limit(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    return {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) / 1000}
-
-
-def _temperature(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    return {"temperature_c": nvml.nvmlDeviceGetTemperature(gpu.handle, nvml.NVML_TEMPERATURE_GPU)}
 
 
 def _throttle(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
@@ -92,14 +68,8 @@ def _throttle(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
     return {"throttle": [*named, hex(unknown)] if unknown else named}
 
 
-def _ecc_corrected(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    kind = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-    return {"ecc_corrected": nvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, nvml.NVML_VOLATILE_ECC)}
-
-
-def _ecc_uncorrected(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
-    kind = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    return {"ecc_uncorrected": nvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, nvml.NVML_VOLATILE_ECC)}
+def _ecc(nvml: Any, gpu: _Gpu, kind: int) -> int:
+    return int(nvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, nvml.NVML_VOLATILE_ECC))
 
 
 def _pcie(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
@@ -120,10 +90,23 @@ def _nvlink(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
 
 
 Reader = Callable[[Any, _Gpu], dict[str, Any]]
-_READERS: tuple[Reader, ...] = (
-    _name, _memory, _busy, _clock, _power, _power_limit, _temperature, _throttle, _ecc_corrected, _ecc_uncorrected,
-    _pcie, _nvlink,
-)  # fmt: skip
+_READERS: dict[str, Reader] = {
+    "name": lambda nvml, gpu: {"name": _text(nvml.nvmlDeviceGetName(gpu.handle))},
+    "memory": _memory,
+    "busy": lambda nvml, gpu: {"busy": nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100},
+    "clock": lambda nvml, gpu: {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)},
+    "power": lambda nvml, gpu: {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000},
+    "power limit": lambda nvml, gpu: {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) / 1000},
+    "temperature": lambda nvml, gpu: {
+        "temperature_c": nvml.nvmlDeviceGetTemperature(gpu.handle, nvml.NVML_TEMPERATURE_GPU)
+    },
+    "throttle": _throttle,
+    "ecc corrected": lambda nvml, gpu: {"ecc_corrected": _ecc(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)},
+    "ecc uncorrected": lambda nvml, gpu: {"ecc_uncorrected": _ecc(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)},
+    "pcie": _pcie,
+    "nvlink": _nvlink,
+}
+"""Readers of figures, by the name that a problem quotes."""
 
 
 class Poller:
@@ -192,15 +175,15 @@ class Poller:
     def _read(self, gpu: _Gpu) -> GpuInfo:
         """Return one round of figures; `problem` is set if none could be read."""
         nvml, found, problem = self._nvml, dict[str, Any](), ""
-        for reader in list(gpu.readers):
-            self._calling = f"{reader.__name__.strip('_').replace('_', ' ')} of {gpu.uuid}", time.monotonic_ns()
+        for name, reader in list(gpu.readers.items()):
+            self._calling = f"{name} of {gpu.uuid}", time.monotonic_ns()
             try:
                 found.update(reader(nvml, gpu))
             except (nvml.NVMLError, AttributeError) as error:
                 # An older module has no such function: that is the same as a card without the figure.
                 status = getattr(error, "value", nvml.NVML_ERROR_NOT_SUPPORTED)
                 if status in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-                    gpu.readers.remove(reader)
+                    del gpu.readers[name]
                 else:
                     problem = f"NVML: {error}"
         self._calling = "", 0
