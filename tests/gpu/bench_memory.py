@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.base import KvShape
-from ppengine.stage.backends.cuda.copy_lanes import block_mover
+from ppengine.stage.backends.cuda.block_mover import BlockMover
+from ppengine.stage.backends.cuda.copy_lanes import make_lanes
 from ppengine.stage.backends.cuda.driver_api import Driver
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
 from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
@@ -172,7 +173,7 @@ def swap() -> None:
         began = now()
         host = PinnedSwapSpace(shape, slots, block_view(shape, driver.device), driver)
         print(f"{name}: {slots * shape.block_bytes / GIB:.1f} GiB pinned in {now() - began:.2f} s")
-        mover = block_mover(cache, host, driver, compute)
+        mover = BlockMover(compute, make_lanes(cache, host, driver, compute))
         plain = {kind: _plain(driver, cache, host, kind, GIB) for kind in (MoveKind.OUT, MoveKind.IN)}
         print(f"  one copy of 1 GiB: out {plain[MoveKind.OUT] / 1e9:.1f} in {plain[MoveKind.IN] / 1e9:.1f} GB/s")
         for count in (1, 8, 64, 512):

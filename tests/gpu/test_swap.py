@@ -45,7 +45,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with compute.use():
         for layer in cache.layers:
             layer.copy_(torch.randn(layer.shape, device="cuda"))
-    yield World(cache, host, copy_lanes.block_mover(cache, host, driver, compute, 7 * SHAPE.block_bytes), compute)
+    yield World(
+        cache,
+        host,
+        BlockMover(compute, copy_lanes.make_lanes(cache, host, driver, compute, 7 * SHAPE.block_bytes)),
+        compute,
+    )
     torch.cuda.synchronize()
     host.close()
     cache.close()

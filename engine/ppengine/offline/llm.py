@@ -6,7 +6,6 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypedDict
 
 from ppengine.common.config import Profile
@@ -185,7 +184,7 @@ class LLMEngine:
     def __enter__(self) -> LLMEngine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _output(self, output: wire.RequestOutput) -> RequestOutput:
@@ -259,7 +258,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

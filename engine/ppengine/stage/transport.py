@@ -32,26 +32,15 @@ MAX_UNDELIVERED = 2
 _SEND = Kind.SEND.value
 
 
-class ExpectedSteps:
+class ExpectedSteps(deque[tuple[int, int]]):
     """Steps whose hidden states are still to come, in order, with their numbers of tokens."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, int]] = deque()
-
-    def add(self, step: int, tokens: int) -> None:
-        """Note the step after those that are known."""
-        self._steps.append((step, tokens))
 
     def next(self, step: int) -> int:
         """Return the tokens of the oldest one, which must be `step`. Raises PeerLostError."""
-        number, tokens = self._steps.popleft()
+        number, tokens = self.popleft()
         if number != step:
             raise PeerLostError(f"step {step} wants hidden states, but those of step {number} come next")
         return tokens
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._steps.clear()
 
 
 class WireEnd:
@@ -89,7 +78,7 @@ class WireReceiver(WireEnd):
 
     def expect(self, step: int, tokens: int) -> None:
         """Announce, in step order, that `step` brings hidden states of `tokens` tokens."""
-        self._expected.add(step, tokens)
+        self._expected.append((step, tokens))
 
     def take(self, step: int) -> Tensor:
         """Return the hidden states [tokens, width] of the oldest expected step; valid until the next `take`."""

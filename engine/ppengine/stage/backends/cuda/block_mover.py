@@ -1,35 +1,24 @@
 """Moving blocks of a stage on a GPU: to the host, back, and within the cache, each in the order that streams need.
 
-Here is the order alone; `lanes` has the copies.
+Here is the order alone; `copy_lanes` has the copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ppkernels.block_copy import Pairs
 
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.backends.cuda.streams import Ordered, Waitable
-
-
-class Lane(Protocol):
-    """A way that blocks go: one stream, and copies in its order."""
-
-    @property
-    def stream(self) -> Ordered:
-        """The stream of the copies."""
-
-    def copy(self, pairs: Pairs) -> None:
-        """Copy block `src` to block `dst` for each (src, dst), in list order; does not wait."""
+from ppengine.stage.backends.cuda.copy_lanes import DeviceLane, SwapLane
+from ppengine.stage.backends.cuda.streams import Event, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    stream: Ordered
-    event: Waitable
+    stream: Stream
+    event: Event
     touched: frozenset[tuple[bool, int]]
     """(is a device block, number) of every block that is read or written."""
 
@@ -44,12 +33,12 @@ class BlockMover:
     something else, or acknowledges the step.
     """
 
-    def __init__(self, compute: Ordered, lanes: Mapping[MoveKind, Lane]) -> None:
+    def __init__(self, compute: Stream, lanes: Mapping[MoveKind, DeviceLane | SwapLane]) -> None:
         self._compute = compute
         self._lanes = lanes
         self._under_way: list[_UnderWay] = []
 
-    def move(self, kind: MoveKind, pairs: Pairs) -> Waitable | None:
+    def move(self, kind: MoveKind, pairs: Pairs) -> Event | None:
         """Begin copies (src, dst) of one kind; return the event of a swap, None for one that is in compute's order.
 
         Raises IndexError for a block outside of its memory.

@@ -10,6 +10,7 @@ and their values, NaN included, stay in their rows of every product.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ppkernels.batch import Batch
 from torch import Tensor
 
 from ppengine.models import StageModel
-from ppengine.stage.backends.cuda.decode_graphs import Launched, embed
+from ppengine.stage.backends.cuda.decode_graphs import Launched, captured, embed
 from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
@@ -70,12 +71,7 @@ class ChunkGraphs:
             with self.compute.use():
                 self._staging.on_device.zero_()
                 self._by_token[-1].fill_(-1)
-                self._forward(size)  # compiles, and does all setup that capturing forbids
-                self.compute.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
-                output = self._forward(size)
-            self._graphs[size] = graph, output
+            self._graphs[size] = captured(self.compute, pool, partial(self._forward, size))
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: few rows, not too many tokens."""

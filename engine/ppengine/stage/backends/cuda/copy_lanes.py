@@ -17,7 +17,6 @@ from ppkernels.block_copy import Pairs, copy_blocks, independent_runs
 from torch import Tensor
 
 from ppengine.protocol.steps import MoveKind
-from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
 from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace, runs
 from ppengine.stage.backends.cuda.streams import Order, Stream
@@ -144,10 +143,3 @@ def make_lanes(
         MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes, order, blocks),
         MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes, order, blocks),
     }
-
-
-def block_mover(
-    cache: CudaKvCache, host: PinnedSwapSpace, driver: Driver, compute: Stream, staging_bytes: int = STAGING_BYTES
-) -> BlockMover:
-    """Return a mover over new lanes."""
-    return BlockMover(compute, make_lanes(cache, host, driver, compute, staging_bytes))

@@ -12,6 +12,7 @@ every graph right.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +52,16 @@ def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, l
     """Return the embeddings [T, H] of tokens [T]; one below 0 is the newest sampled one of its slot, in `latest`."""
     ids = tokens if latest is None else torch.where(tokens < 0, latest[slots], tokens)
     return model.embed(ids, positions)
+
+
+def captured(compute: Stream, pool: Any, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Return the graph of `forward` on `compute`, and the output that each replay writes."""
+    with compute.use():
+        forward()  # compiles, and does all setup that capturing forbids
+        compute.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=compute.raw):
+        return graph, forward()
 
 
 class DecodeGraphs:
@@ -96,13 +107,7 @@ class DecodeGraphs:
             progress(done)
             self._pad(self._staging.next(), 0, size)
             self._staging.send(len(self._staging.on_device))
-            with self.compute.use():
-                self._forward(size)  # compiles, and does all setup that capturing forbids
-                self.compute.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=self.compute.raw):
-                output = self._forward(size)
-            self._graphs[size] = graph, output
+            self._graphs[size] = captured(self.compute, pool, partial(self._forward, size))
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: decodes that all sample, not too many."""

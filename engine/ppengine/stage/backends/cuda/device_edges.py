@@ -50,7 +50,7 @@ class DeviceReceiver:
 
     def expect(self, step: int, tokens: int) -> None:
         """Announce, in step order, that `step` brings hidden states of `tokens` tokens."""
-        self._expected.add(step, tokens)
+        self._expected.append((step, tokens))
 
     def take(self, step: int) -> Tensor:
         """Return the hidden states [tokens, H] of the oldest expected step: there when the stream gets to it."""

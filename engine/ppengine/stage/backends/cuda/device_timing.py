@@ -7,7 +7,6 @@ stream or host waits for them: they are read when the step is retired.
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 import torch
 
@@ -53,9 +52,7 @@ class TimedWork:
         self._through.record(self._stream.raw)
         self._samples = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._end = self._stream.record("step", self._ended)
 

@@ -8,9 +8,3 @@ class DriverError(RuntimeError):
 
     def __init__(self, call: str, status: str) -> None:
         super().__init__(f"{call}: {status}")
-        self.status = status
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether there was too little memory of the kind that the call needs."""
-        return self.status == "CUDA_ERROR_OUT_OF_MEMORY"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,19 +18,12 @@ from ppengine.stage.backends.base import KvShape, size_text
 from ppengine.stage.backends.cpu.system_memory import system_memory
 from ppengine.stage.backends.cuda.errors import DriverError
 
+if TYPE_CHECKING:
+    from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
+
 _PIECE = 2**30
 """Bytes pinned by one call, about: very large calls fail, and a refusal then says how much there was."""
 _GIB = 2**30
-
-
-class Pinner(Protocol):
-    """The driver's calls that a swap space needs."""
-
-    def pin(self, address: int, size: int) -> None:
-        """Lock host memory in place; raises DriverError."""
-
-    def unpin(self, address: int) -> None:
-        """Undo it."""
 
 
 class SwapSpaceRefusedError(ValueError):
@@ -40,7 +33,7 @@ class SwapSpaceRefusedError(ValueError):
 class PinnedSwapSpace:
     """`blocks` slots of `[layers, bytes]`. `layers` shows them as the device cache shows its layers."""
 
-    def __init__(self, shape: KvShape, blocks: int, view: Sequence[int], driver: Pinner) -> None:
+    def __init__(self, shape: KvShape, blocks: int, view: Sequence[int], driver: Driver) -> None:
         """Pin the memory; `view` is the shape of one block in one layer. Raises SwapSpaceRefusedError."""
         self.shape = shape
         self.blocks = blocks

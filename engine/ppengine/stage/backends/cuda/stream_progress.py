@@ -7,27 +7,19 @@ would repeat one constant. Nothing waits for them, on either side.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ppengine.common.device_page import PAGE_BYTES, DevicePage, Word, word_of
 from ppengine.stage.backends.cuda.streams import Stream
 
-
-class WordWriter(Protocol):
-    """The calls of `driver_api.Driver` that progress needs; both may raise DriverError."""
-
-    def show(self, address: int, size: int) -> int:
-        """Let the device write host memory; return its address on the device."""
-
-    def write_word(self, word: int, value: int, stream: int) -> None:
-        """Write 8 bytes on a stream."""
+if TYPE_CHECKING:
+    from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
 
 class DeviceProgress:
     """All followed streams of one stage, for the thread that launches on them; `step` is the present one."""
 
-    def __init__(self, page: DevicePage, driver: WordWriter) -> None:
+    def __init__(self, page: DevicePage, driver: Driver) -> None:
         self.step = 0
         self.page = page
         self.driver = driver
@@ -57,8 +49,6 @@ class StreamProgress:
         whole.page.launched(self._line, self._word)
         whole.driver.write_word(self._begun, self._word, self._handle)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._whole.driver.write_word(self._done, self._word, self._handle)

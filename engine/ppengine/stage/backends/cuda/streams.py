@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Protocol
 
 import torch
 
@@ -18,28 +16,6 @@ GLANCE_S = 2e-5
 """Between two looks at a device that works."""
 _BRIEF = 10
 """Looks before a wait counts as one that is worth a record."""
-
-
-class Waitable(Protocol):
-    """A point in a stream's order."""
-
-    def done(self) -> bool:
-        """Return whether everything before it is done; does not wait."""
-
-    def synchronize(self) -> None:
-        """Wait in the calling thread."""
-
-
-class Ordered(Protocol):
-    """The calls of a stream that ordering needs."""
-
-    name: str
-
-    def record(self, name: str) -> Waitable:
-        """Return the point behind everything launched so far."""
-
-    def wait(self, event: Waitable) -> None:
-        """Let all later launches wait for `event`."""
 
 
 _NO_BLOCK = nullcontext()
@@ -149,10 +125,8 @@ class Stream:
         mark = ledger.record(self.actor, name) if ledger.on else None
         return Event(name, self._point(event), ledger, mark)
 
-    def wait(self, event: Waitable) -> None:
-        """Let all later launches wait for `event`. Raises TypeError for one that is not of a device."""
-        if not isinstance(event, Event):
-            raise TypeError(f"stream {self.name} cannot wait for {event!r}, only for an event of a device")
+    def wait(self, event: Event) -> None:
+        """Let all later launches wait for `event`."""
         if self.order.ledger.on:
             self.order.ledger.wait(self.actor, event.mark)
         self.raw.wait_event(event.raw)
@@ -214,8 +188,6 @@ class _Settling:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._stream.settle()

@@ -16,35 +16,13 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
 HANDLE_BYTES = 64 * 2**20
 QUANTUM_BYTES = 2**30
-
-
-class DeviceMemory(Protocol):
-    """The calls of `driver_api.Driver` that segments need; every method may raise DriverError."""
-
-    def reserve(self, size: int) -> int:
-        """Reserve addresses."""
-
-    def free_addresses(self, address: int, size: int) -> None:
-        """Give them back."""
-
-    def create(self, size: int) -> Any:
-        """Allocate memory, mapped nowhere."""
-
-    def release(self, handle: Any) -> None:
-        """Drop a handle."""
-
-    def map(self, address: int, size: int, handle: Any) -> None:
-        """Map a handle."""
-
-    def set_access(self, address: int, size: int) -> None:
-        """Allow access."""
-
-    def unmap(self, address: int, size: int) -> None:
-        """Unmap whole handles."""
 
 
 def handle_bytes(layer_block_bytes: int, layers: int, granularity: int) -> int:
@@ -61,14 +39,14 @@ def handle_bytes(layer_block_bytes: int, layers: int, granularity: int) -> int:
 class Segments:
     """`count` ranges of `handles` handles each, in one reservation."""
 
-    def __init__(self, memory: DeviceMemory, count: int, handles: int, handle_size: int) -> None:
+    def __init__(self, driver: Driver, count: int, handles: int, handle_size: int) -> None:
         """Reserve addresses; nothing is mapped. Raises DriverError."""
-        self._memory = memory
+        self._driver = driver
         self._handle = handle_size
         self.stride = handles * handle_size
         """Bytes from one segment to the next."""
         self.length = count * self.stride
-        self.base = memory.reserve(self.length)
+        self.base = driver.reserve(self.length)
         self.mapped = [0] * count
         """Handles behind each segment."""
 
@@ -97,14 +75,14 @@ class Segments:
             fresh = iter(made)
             for start, count in spans:
                 for address in range(start, start + count * self._handle, self._handle):
-                    self._memory.map(address, self._handle, next(fresh))
-                    undo.callback(self._memory.unmap, address, self._handle)
-                self._memory.set_access(start, count * self._handle)
+                    self._driver.map(address, self._handle, next(fresh))
+                    undo.callback(self._driver.unmap, address, self._handle)
+                self._driver.set_access(start, count * self._handle)
             undo.pop_all()
         self.mapped = [max(mapped, handles) for mapped in self.mapped]
         # Mapped memory stays without its handle: unmapping then frees it, and there is no table to keep.
         for handle in made:
-            self._memory.release(handle)
+            self._driver.release(handle)
         return [(start, count * self._handle) for start, count in spans]
 
     def shrink(self, handles: int) -> None:
@@ -115,17 +93,17 @@ class Segments:
         """
         for segment, mapped in enumerate(self.mapped):
             if mapped > handles:
-                self._memory.unmap(self._address(segment, handles), (mapped - handles) * self._handle)
+                self._driver.unmap(self._address(segment, handles), (mapped - handles) * self._handle)
                 self.mapped[segment] = handles
 
     def close(self) -> None:
         """Unmap everything and give the addresses back."""
         self.shrink(0)
-        self._memory.free_addresses(self.base, self.length)
+        self._driver.free_addresses(self.base, self.length)
 
     def _create(self, undo: ExitStack) -> Any:
-        handle = self._memory.create(self._handle)
-        undo.callback(self._memory.release, handle)
+        handle = self._driver.create(self._handle)
+        undo.callback(self._driver.release, handle)
         return handle
 
     def _address(self, segment: int, handle: int) -> int:
