@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ppengine.core.block_map import BlockMap
-from ppengine.core.health import Health
+from ppengine.core.health import Health, NotServingError
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.outputs import OutputHub
@@ -32,9 +32,11 @@ class Details:
     def answer(self, question: Inspect) -> Inspected | Failed:
         """Return the answer to an Inspect of a request, of the blocks or of the ledger."""
         detail: msgspec.Struct
-        serving, nonce = self._health.serving, question.nonce
-        if serving is None:
-            return Failed(nonce=nonce, code="BUSY", text=self._health.text)
+        nonce = question.nonce
+        try:
+            serving = self._health.require()
+        except NotServingError as error:
+            return Failed(nonce=nonce, code="BUSY", text=str(error))
         if question.what == "blocks":
             detail = self._block_map.answer(serving, question.cells, question.request)
         elif question.what == "ledger":

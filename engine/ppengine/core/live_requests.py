@@ -49,10 +49,9 @@ class LiveRequests:
         self._abort_each(self.live(), by)
 
     def _abort_each(self, requests: list[Request], by: str = "") -> None:
-        serving = self._health.serving
         for request in requests:
-            if serving is not None and (request.fence is None or not request.fence.final):
-                self.abort(serving, request, by)
+            if request.fence is None or not request.fence.final:
+                self.abort(self._health.require(), request, by)
 
     def retired(self, serving: Serving, retirement: Retirement) -> None:
         """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""

@@ -156,7 +156,7 @@ class Commands:
                 self._idle = None
         if self._drain is not None:
             if left_over := len(self._requests.live()):
-                cordoned = f"; {self._stages.cordons}" if self._stages.cordons else ""
+                cordoned = f"; {cordons}" if (cordons := self._stages.cordons) else ""
                 self._operations.defer(self._drain, f"waits for {left_over} requests{cordoned}")
             else:
                 self._operations.end(self._drain, "applied", "drained: no request left")
