@@ -640,10 +640,14 @@ def test_without_the_engine_extra_it_says_what_to_install(
     assert run.err.endswith("pip install 'ppconsole[engine]'\n")
 
 
-def test_doctor(cli: Cli, fake: FakeGateway) -> None:
+def test_doctor(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = cli("doctor")
+    assert run.code == 1, "the stand-in has a gateway's sockets and no process of an engine"
+    assert f"({fake.id}): gateway: no such process; core: no such process; agent: no such process" in run.out
+    monkeypatch.setattr("ppconsole.cli.host_report.troubles", lambda processes: [])
     run = cli("doctor")
     assert run.code == 0
-    assert fake.id in run.out
+    assert f"({fake.id}): it answers" in run.out
     assert {row["what"] for row in cli("doctor", "--json").rows[0]} >= {"python", "folder", "stacks", "cores", "memory"}
 
 

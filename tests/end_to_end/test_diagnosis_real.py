@@ -290,3 +290,18 @@ def test_stacks_are_grouped_and_say_how_they_were_taken(engine: Served) -> None:
     assert [finding["text"] for finding in found if finding["what"] == "stacks"] == [
         f"{engine.config.id}: {detail['ability']}"
     ]
+
+
+def test_a_stopped_gateway_is_explained_by_its_host(engine: Served) -> None:
+    """No console can attach; the processes, the rings and their reader in the engine's Python are there."""
+    with engine.stopped("gateway"):
+        ran = engine.cli("explain")
+        assert ran.code == 10, ran.err
+        assert f"the gateway (pid {engine.pids['gateway']}) is stopped by a signal (state T)" in ran.out
+        assert all(f"stage {stage}: in " in ran.out for stage in range(STAGES)), ran.out
+        found = engine.cli("explain", "--json").json
+        roles = [(process["role"], process["stage"]) for process in found["processes"]]
+        assert roles.count(("core", None)) == 1 and [stage for role, stage in roles if role == "stage"] == [0, 1, 2]
+        ran = engine.cli("doctor")
+        assert ran.code == 1 and "is stopped by a signal (state T); not attached within" in ran.out
+    assert engine.cli("explain").code == 0

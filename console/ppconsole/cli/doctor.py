@@ -10,18 +10,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.options import json_option, timeout_option
-from ppconsole.cli.session import deadline, print_json
+from ppconsole.cli.options import Common, json_option, timeout_option
+from ppconsole.cli.session import deadline, one_snapshot, print_json, run
+
+if TYPE_CHECKING:
+    from ppengine.protocol.discovery import EngineRecord
 
 Level = Literal["ok", "note", "bad"]
 _CONSOLE = ("ppconsole", "textual", "pyzmq", "msgspec", "click")
 _PR_SET_PTRACER = 0x59616D61
 _SPY_S = 3.0
+_ANSWER_S = 2.0
+"""Seconds for the gateway of a running engine to answer."""
 _ENGINE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "py-spy", "ray")
 
 
@@ -100,7 +105,22 @@ def _runtime() -> list[Finding]:
     longest = len(str(folder)) + 32
     engines = list_engines()
     names = ", ".join(f"{record.id} ({record.name})" for record in engines) or "none"
-    return [_folder(folder, longest), Finding("ok", "engines", names)]
+    return [_folder(folder, longest), Finding("ok", "engines", names), *map(_engine, engines)]
+
+
+def _engine(record: EngineRecord) -> Finding:
+    """Return whether all processes of an engine run, and its gateway answers."""
+    from ppconsole.cli.host_report import troubles
+    from ppconsole.link.engine_host import processes_of
+
+    found = troubles(processes_of(record))
+    try:
+        run(lambda: one_snapshot(Common(record.id, timeout=_ANSWER_S)))
+    except exits.Failure as error:
+        found.append(f"{error}; see: ppconsole -e {record.id} explain")
+    return Finding(
+        "bad" if found else "ok", "engine", f"{record.name} ({record.id}): {'; '.join(found) or 'it answers'}"
+    )
 
 
 def _folder(folder: Path, longest: int) -> Finding:

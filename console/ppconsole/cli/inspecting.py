@@ -9,10 +9,14 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import attached, one_snapshot, print_json, run, say
+from ppconsole.cli.session import attached, find, one_snapshot, print_json, run, say
 
 if TYPE_CHECKING:
     from ppconsole.link.source import Detail
+
+
+_EXPLAIN_S = 3.0
+"""Seconds for the gateway to answer `explain`; after that its host is looked at."""
 
 
 @click.command("show")
@@ -85,12 +89,18 @@ def stacks_command(common: Common, stage: int | None, core: bool) -> None:
 def explain_command(common: Common) -> int:
     """Print each fault with its cause.
 
-    Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none."""
+    Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none. If the gateway
+    does not answer, its host does: from /proc and the rings."""
     from ppconsole.cli.render import explain_lines
     from ppconsole.model.facts import root_verdicts, unseen_stages
     from ppconsole.model.safe import clean
 
-    snapshot = run(lambda: one_snapshot(common))
+    try:
+        snapshot = run(lambda: one_snapshot(Common(common.engine, common.json, common.timeout or _EXPLAIN_S)))
+    except exits.Failure as error:
+        if error.exit_code != exits.TIMEOUT:
+            raise
+        return _explain_host(common, str(error))
     engine = snapshot.engine
     faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
     if common.json:
@@ -106,6 +116,18 @@ def explain_command(common: Common) -> int:
         if unseen := unseen_stages(snapshot):
             click.echo(f"  but no samples of {unseen}; the agent may hang (ppconsole logs)")
     return exits.FAULT_FOUND if faulty else exits.DONE
+
+
+def _explain_host(common: Common, why: str) -> int:
+    """Print what the engine's host knows of it."""
+    from ppconsole.cli.host_report import explain
+
+    lines, document = explain(find(common.engine), why)
+    if common.json:
+        print_json(document)
+    else:
+        click.echo("\n".join(lines))
+    return exits.FAULT_FOUND
 
 
 def inspect(common: Common, what: Any, **options: Any) -> Detail:
