@@ -10,6 +10,7 @@ from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
 from ppengine.core.engine import Engine
 from ppengine.protocol.control import Command
+from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Drained, Mapped, Retired, Sampled, StageReady, Step, ToStage
@@ -44,6 +45,7 @@ class CoreWorld:
         )  # fmt: skip
         self.answers: list[tuple[bytes, msgspec.Struct]] = []
         self.events = []
+        self.facts: list[Fact] = []
         self.steps: deque[Step] = deque()
         self.changing: Step | None = None
         """The newest map step that the stages have retired."""
@@ -63,7 +65,7 @@ class CoreWorld:
             send_shadow=self.shadow_tasks.append,
             start_stage=lambda place, generation: self.started.append((place.stage, generation)),
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
-            clock=lambda: self.now,
+            note=self.facts.append, clock=lambda: self.now,
         )  # fmt: skip
         if serve:
             self.ready()

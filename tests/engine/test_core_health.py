@@ -8,6 +8,7 @@ import pytest
 from core_world import CoreWorld
 from ppengine.core.health import Health
 from ppengine.core.stage_records import FOLLOWING, StageRecord, Stages
+from ppengine.protocol.facts import LinkBroke
 from ppengine.protocol.place import Place
 
 
@@ -25,11 +26,12 @@ def test_a_record_enters_only_phases_that_may_follow(before, after):
 
 def test_the_first_loss_stays_the_cause_when_it_is_confirmed():
     stages = Stages([(0, 1), (1, 2), (2, 3)])
-    assert stages.lose(stages.leader(2), "its connection closed", 1.5, unconfirmed=True)
+    report = LinkBroke(mono_ns=1, stage=1, peer=2, text="lost stage 2", closed=True)
+    assert stages.lose(stages.leader(2), "its connection closed", 1.5, report)
     assert stages.lose(stages.leader(0), "killed", 1.0)
-    assert not stages.lose(stages.leader(2), "its connection closed", 1.7, unconfirmed=True), "known"
+    assert not stages.lose(stages.leader(2), "its connection closed", 1.7, report), "known"
     assert stages.lose(stages.leader(2), "out of memory", 1.0)
-    assert not stages.lose(stages.leader(2), "its connection closed", 1.7, unconfirmed=True), "confirmed"
+    assert not stages.lose(stages.leader(2), "its connection closed", 1.7, report), "confirmed"
     assert not stages.lose(stages.leader(0), "exit code 1", 1.2), "the first reason counts"
     assert [record.stage for record in stages.lost] == [2, 0]
     assert stages.loss == "stage 2 is lost: out of memory"
@@ -44,7 +46,7 @@ def test_a_loss_of_the_restarted_process_counts_again():
     assert not stages.lose(record, "killed", 2.0), "no process was started in its place"
     record.start(2)
     assert stages.lose(record, "no weights", 3.0)
-    assert (record.loss.why, record.loss.generation) == ("no weights", 2)
+    assert (record.loss.why, record.started) == ("no weights", 2)
 
 
 def test_reasons_are_ranked():

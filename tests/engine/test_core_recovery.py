@@ -12,7 +12,11 @@ import scheduler_invariants
 from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.common.config import ConfigError, build_profile
+from ppengine.diagnosis.evidence import WireLoss
+from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.protocol.control import Outcome, Refused
+from ppengine.protocol.facts import Exited, GenerationBegan, Lost, Serving
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.steps import Retired, StageFailed, StageProgress
 from ppengine.protocol.verbs import (
@@ -35,6 +39,12 @@ KILLED = "killed by SIGKILL"
 def ended(world: CoreWorld, stage: int, generation: int = 1, detail: str = KILLED) -> None:
     """Let the supervisor report the end of a stage's process."""
     info = ProcessInfo(role="stage", stage=stage, rank=0, pid=1, exit_code=-9, detail=detail, generation=generation)
+    world.facts.append(
+        Exited(
+            mono_ns=int(world.now * 1e9), role="stage", place=Place(stage, 0), generation=generation, pid=1,
+            exit_code=-9, detail=detail,
+        )
+    )  # fmt: skip
     world.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
     world.engine.advance()
 
@@ -51,6 +61,18 @@ def back(world: CoreWorld, **fields: int) -> None:
 
 def events(world: CoreWorld, kind: str) -> list[str]:
     return [event.text for event in world.events if event.kind == kind]
+
+
+def reduced(world: CoreWorld) -> FaultLog:
+    """Return the log of the facts of core and supervisor so far."""
+    log = FaultLog()
+    for fact in world.facts:
+        log.take(fact)
+    return log
+
+
+def wires(world: CoreWorld) -> list[WireLoss]:
+    return list(reduced(world).losses(int(world.now * 1e9)))
 
 
 def running(**scheduler: object) -> CoreWorld:
@@ -89,21 +111,59 @@ def test_a_killed_stage_is_started_and_the_others_leave() -> None:
     world.check()
 
 
-def test_a_loss_is_told_with_the_generation_that_its_process_was_started_for() -> None:
+def test_the_end_of_a_process_is_news_until_a_successor_serves() -> None:
     world = running()
 
-    def lost() -> list[tuple[str, int]]:
-        return [(view.lost, view.lost_generation) for view in world.engine.reporter.build().stages if view.lost]
+    def news() -> int | None:
+        log = reduced(world)
+        log.end((1, 0), 1)
+        end = log.end((1, 0), int(10 * 1e9))
+        return None if end is None else end.generation
 
-    assert lost() == []
+    assert news() is None
     ended(world, 1)
-    assert lost() == [(KILLED, 1)], "also while another one is started"
+    assert news() == 1, "also while another one is started"
     ended(world, 1, generation=2)
-    assert lost() == [(KILLED, 2)], "the one that was started has ended as well"
+    assert news() == 2, "the one that was started has ended as well"
     world.say(RestartStage(stage=1))
     world.engine.advance()
+    assert news() == 2
     back(world)
-    assert lost() == []
+    assert news() is None
+
+
+def test_last_words_are_a_fact_with_their_process() -> None:
+    world = running()
+    for _ in range(2):
+        world.engine.on_stage(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
+    world.engine.advance()
+    (said,) = [fact for fact in world.facts if isinstance(fact, Lost)]
+    assert (said.place, said.generation, said.words, said.pid) == (Place(2, 0), 1, "IndexError: block 7", 1)
+    assert said.mono_ns == int(world.now * 1e9)
+    world.engine.on_stage(StageFailed(stage=2, rank=0, generation=2, text="no weights"))
+    world.engine.advance()
+    assert [(fact.generation, fact.pid) for fact in world.facts if isinstance(fact, Lost)] == [(1, 1), (2, None)]
+
+
+def test_a_new_generation_is_a_fact_with_its_reason_its_cost_and_its_operator() -> None:
+    world = running()
+    ended(world, 1)
+    world.now += 1.5
+    back(world)
+    began, serving = world.facts[-2:]
+    assert isinstance(began, GenerationBegan) and isinstance(serving, Serving)
+    assert (began.generation, began.restarted, began.by) == (2, (Place(1, 0),), "")
+    assert began.why == f"stage 1 is lost: {KILLED}"
+    assert (serving.generation, serving.took_s, serving.by) == (2, pytest.approx(1.5), "")
+    assert serving.recomputed > 0
+    assert dict(serving.processes) == {(0, 0): 1, (1, 0): 2, (2, 0): 1}
+    world.say(RestartStage(stage=2))
+    world.engine.advance()
+    back(world)
+    began, serving = world.facts[-2:]
+    assert isinstance(began, GenerationBegan) and isinstance(serving, Serving)
+    assert (began.by, serving.by, began.why) == ("eve", "eve", "stage 2 was restarted")
+    assert dict(serving.processes) == {(0, 0): 1, (1, 0): 2, (2, 0): 3}
 
 
 def test_what_neighbours_say_is_one_fault_and_not_three() -> None:
@@ -504,22 +564,21 @@ def later(world: CoreWorld, seconds: float) -> None:
 
 def test_a_wire_that_broke_is_reported_from_when_no_process_turns_out_to_have_ended() -> None:
     world = running()
-    losses = world.engine.reporter._link_failures
     says(world, 0, 1)
     says(world, 2, 1)
-    assert losses.report() == [], "the supervisor may yet tell of an end"
+    assert wires(world) == [], "the supervisor may yet tell of an end"
     later(world, 0.6)
-    (told,) = losses.report()
+    (told,) = wires(world)
     assert (told.stage, told.peer, told.text, told.closed, told.healed_s) == (0, 1, CLOSED, True, None)
     assert told.since_s == pytest.approx(0.6)
     back(world)
     later(world, 2.0)
-    (told,) = losses.report()
+    (told,) = wires(world)
     assert told.healed_s == pytest.approx(2.0) and told.since_s == pytest.approx(2.6)
     assert told.recomputed > 0
     says(world, 2, 1, "stage 1 sent message 4")
     later(world, 0.6)
-    (told,) = losses.report()
+    (told,) = wires(world)
     assert (told.stage, told.closed, told.healed_s) == (2, False, None), "the newest is what counts"
 
 
@@ -529,16 +588,16 @@ def test_a_wire_of_a_process_that_ended_is_no_loss() -> None:
     ended(world, 1)
     later(world, 0.6)
     back(world)
-    assert world.engine.reporter._link_failures.report() == []
+    assert wires(world) == []
 
 
 def test_the_end_of_a_process_that_is_told_late_takes_a_loss_back() -> None:
     world = running()
     says(world, 0, 1)
     later(world, 0.6)
-    assert world.engine.reporter._link_failures.report()
+    assert wires(world)
     ended(world, 1, generation=1)
-    assert world.engine.reporter._link_failures.report() == []
+    assert wires(world) == []
 
 
 def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
@@ -548,7 +607,7 @@ def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
     world.engine.advance()
     later(world, 0.6)
     back(world)
-    assert world.engine.reporter._link_failures.report() == []
+    assert wires(world) == []
     says(world, 2, 1)
     world.engine.on_stage(Retired(1, 3, 0, 0, error=CLOSED, fatal=True, peer=1))
     assert world.generation == 2, "and what an old generation says is nothing"
@@ -578,7 +637,7 @@ def test_a_wire_that_closes_between_live_processes_needs_no_new_process() -> Non
     back(world)
     assert (world.engine.health.state, world.generation, world.started) == ("serving", 2, [])
     assert events(world, "stage.lost") == events(world, "stage.restart") == []
-    (told,) = world.engine.reporter._link_failures.report()
+    (told,) = wires(world)
     assert (told.stage, told.peer, told.healed_s) == (0, 1, 0.0)
     world.say(Release(request="r0"))
     world.run()
@@ -629,7 +688,7 @@ def test_a_process_that_turns_out_to_have_ended_is_started_all_the_same() -> Non
     closes(world)
     ended(world, 1)
     assert (world.generation, world.started) == (3, [(1, 3)])
-    assert world.engine.reporter._link_failures.report() == []
+    assert wires(world) == []
     later(world, 1.0)
     assert world.generation == 3
     back(world)

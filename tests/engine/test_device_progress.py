@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from diagnosis_world import PLACES, pipeline_held_at, stuck, with_stage
+from monitor_helpers import processes, sample, stage_process
 from ppengine.agent.agent import Sampler
 from ppengine.agent.device_watch import DeviceWatch
 from ppengine.agent.stage_watch import StageWatch
@@ -18,8 +19,12 @@ from ppengine.common.ring import RingWriter
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import StageEvidence
-from ppengine.diagnosis.recent_deaths import RecentDeaths
+from ppengine.diagnosis.fault_log import FaultLog
+from ppengine.diagnosis.process_history import Sighting
+from ppengine.diagnosis.tracker import EvidenceTracker
+from ppengine.protocol.facts import Lost, Serving
 from ppengine.protocol.gpu import GpuInfo, Xid
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import StreamInfo
 from ppengine.stage.backends.cuda.stream_progress import DeviceProgress, StreamProgress
 
@@ -281,15 +286,24 @@ def test_xids_of_a_card_go_to_the_stages_that_are_on_it() -> None:
 
 
 def test_the_streams_of_who_cannot_go_on_stay_when_its_page_is_gone() -> None:
-    deaths, before = RecentDeaths(), StageEvidence(stage=0, pid=7, phase="serving", streams=(stream(),))
-    assert deaths.keep(1, (before,), {}, []) == (before,)
-    lost = msgspec.structs.replace(before, lost="it failed", streams=(stream(step=9),))
-    assert deaths.keep(2, (lost,), {}, []) == (lost,)
-    for later in (msgspec.structs.replace(lost, streams=()), StageEvidence(stage=0, pid=8, phase="load")):
-        (kept,) = deaths.keep(3, (later,), {}, [])
-        assert (kept.pid, kept.streams) == (7, (stream(step=9),))
-    back = StageEvidence(stage=0, pid=8, phase="serving")
-    assert deaths.keep(3_000_000_000, (back,), {}, []) == (back,)
+    tracker, log, second = EvidenceTracker(1, 10.0), FaultLog(), 1_000_000_000
+
+    def streams(at_s: int, *of_device: StreamInfo, pid: int = 1000) -> tuple[int | None, list[int | None]]:
+        seen = Sighting(sample(0, pid=pid, streams=list(of_device)), at_s * second)
+        process = stage_process(0, pid=pid, generation=pid - 999)
+        (found,) = tracker.build(at_s * second, None, {(0, 0): seen}, processes(process), None, faults=log).stages
+        return found.pid, [stream.done_step for stream in found.streams]
+
+    assert streams(1, stream()) == (1000, [stream().done_step])
+    assert streams(2) == (1000, []), "a process that goes on has the streams that it has"
+    assert streams(3, stream())[1]
+    log.take(Lost(mono_ns=3 * second, place=Place(0, 0), generation=1, words="it failed", pid=1000))
+    assert streams(4, stream(step=9)) == (1000, [stream(step=9).done_step])
+    assert streams(5) == (1000, [stream(step=9).done_step])
+    assert streams(6, pid=1001) == (1000, [stream(step=9).done_step])
+    served = ((Place(0, 0), 2),)
+    log.take(Serving(mono_ns=7 * second, generation=2, processes=served, took_s=4.0, recomputed=0))
+    assert streams(8, pid=1001) == (1001, [])
 
 
 def test_an_abort_behind_a_cuda_error_is_told_with_its_text() -> None:

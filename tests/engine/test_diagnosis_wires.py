@@ -4,7 +4,7 @@ import pytest
 from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, with_stage
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.budgets import HEALED_TOLD_S
-from ppengine.protocol.reports import WireLoss
+from ppengine.diagnosis.evidence import WireLoss
 
 CLOSED = "lost stage 0: it closed the connection"
 

@@ -47,8 +47,10 @@ from ppengine.protocol.control import (
     Replayed,
     Welcome,
 )
+from ppengine.protocol.facts import Exited, Serving
 from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.offline import AbortMany
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
@@ -403,12 +405,19 @@ def test_a_stopped_stage_is_named_within_a_second_and_cleared(world):
 def test_a_dead_stage_is_named_within_a_second(world):
     client = world.client(frames.TOPIC_SNAPSHOT)
     tries = []
-    for _ in range(TRIES):
-        world.core.agent_report(sample(0), sample(1))
-        world.core.report(processes(stage_process(0), stage_process(1)))
+    for number in range(1, TRIES + 1):
+        pid, one = 1000 + number, Place(1, 0)
+        here = stage_process(1, pid=pid, generation=number)
+        served = ((Place(0, 0), 1), (one, number))
+        world.core.agent_report(sample(0), sample(1, pid=pid))
+        world.core.report(processes(stage_process(0), here))
+        world.core.report(Serving(mono_ns=0, generation=number, processes=served, took_s=1.0, recomputed=0))
         until(lambda: not (shown := client.snapshot()).verdicts and shown.stages[1].state == "idle")
-        begin = time.monotonic()
-        world.core.report(processes(stage_process(0), stage_process(1, exit_code=-9, detail="killed by SIGKILL")))
+        begin, end = time.monotonic(), {"exit_code": -9, "detail": "killed by SIGKILL"}
+        world.core.report(
+            Exited(mono_ns=time.monotonic_ns(), role="stage", place=one, generation=number, pid=pid, **end)
+        )  # fmt: skip
+        world.core.report(processes(stage_process(0), msgspec.structs.replace(here, **end)))
         found = until(lambda: shown if (shown := client.snapshot()).verdicts else None)
         tries.append(time.monotonic() - begin)
         assert (found.verdicts[0].stage, found.verdicts[0].cause) == (1, "dead")

@@ -9,13 +9,17 @@ import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
 from ppengine.common.ptrace_pauses import PauseFilter, PauseHistory, PtracePauses
-from ppengine.diagnosis.tracker import EvidenceTracker, Sighting, newest_process
+from ppengine.diagnosis.fault_log import FaultLog
+from ppengine.diagnosis.process_history import Sighting
+from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.gateway import Gateway
 from ppengine.gateway.merge import Inputs, merge
 from ppengine.protocol.discovery import process_start
+from ppengine.protocol.facts import Exited, Lost
 from ppengine.protocol.gpu import GpuInfo, Xid
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import AgentReport, Finding
 from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict, Waiting
 
@@ -162,10 +166,10 @@ class Teller:
         self.config = config
         self.tracker = EvidenceTracker(config.stages, 10.0)
 
-    def at(self, second, samples=(), core=None, listed=None, core_state=None):
+    def at(self, second, samples=(), core=None, listed=None, core_state=None, faults=None):
         now = int(second * S)
         sightings = {(one.index, 0): Sighting(one, now) for one in samples}
-        return self.tracker.build(now, core, sightings, listed, core_state)
+        return self.tracker.build(now, core, sightings, listed, core_state, faults=faults)
 
 
 def test_a_stop_is_timed_from_its_first_to_its_newest_sample(config):
@@ -198,10 +202,12 @@ def test_a_look_with_a_debugger_is_no_new_start_and_a_long_stop_is(config):
 
 
 def test_a_death_is_timed_from_the_first_who_saw_it_and_ends_with_a_new_process(config):
-    teller = Teller(config)
+    teller, faults, status = Teller(config), FaultLog(), {"exit_code": -9, "detail": "killed by SIGKILL"}
     teller.at(1.0, [sample(0)], listed=processes(stage_process(0)))
     assert teller.at(2.0, [sample(0, process_state=None)]).stages[0].dead_for_s == 0.0
-    dead = teller.at(3.0, [sample(0, process_state=None)], listed=processes(stage_process(0, exit_code=-9))).stages[0]
+    faults.take(Exited(mono_ns=int(2.5 * S), role="stage", place=Place(0, 0), generation=1, pid=1000, **status))
+    listed = processes(stage_process(0, **status))
+    dead = teller.at(3.0, [sample(0, process_state=None)], listed=listed, faults=faults).stages[0]
     assert dead.dead_for_s == 1.0 and dead.exit_code == -9
     fresh = teller.at(4.0, [sample(0, process_state=None)], listed=processes(stage_process(0, pid=9))).stages[0]
     assert fresh.dead_for_s is None and fresh.pid == 9 and fresh.sample_age_s is None
@@ -395,9 +401,9 @@ def test_running_requests_without_a_step_count_only_while_the_engine_serves(conf
 def test_what_a_stage_says_of_its_own_end_and_what_checks_found_are_evidence(config):
     teller = Teller(config)
     finding = Finding(stage=1, cause="non_finite", summary="nan", since_s=1.0)
-    report = core_report(config, stages=[view(0, lost="ValueError: x"), view(1)], findings=[finding])
-    teller.at(1.0, core=report)
-    seen = teller.at(2.5, core=report)
+    report, faults = core_report(config, findings=[finding]), FaultLog()
+    faults.take(Lost(mono_ns=S, place=Place(0, 0), generation=1, words="ValueError: x"))
+    seen = teller.at(2.5, core=report, faults=faults)
     assert (seen.stages[0].lost, seen.stages[0].lost_for_s) == ("ValueError: x", 1.5)
     assert seen.stages[1].lost == "" and seen.findings == (finding,)
 

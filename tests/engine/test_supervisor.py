@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,6 +124,9 @@ def test_stage_killed_while_serving_is_reported(start: Start, reports: Path) -> 
     pid = serve(engine)["stage1"]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: f"stage|1|{pid}|-9|killed by SIGKILL" in reports.read_text(), "the report of the death")
+    wait_until(lambda: f"exited|stage|1|{pid}|-9" in reports.read_text(), "the fact of the death")
+    time.sleep(1.2)
+    assert reports.read_text().count("exited|stage") == 1, "reports are repeated, facts are not"
     assert engine.process.poll() is None
     engine.process.terminate()
     assert engine.wait(15) == 0
@@ -142,6 +146,7 @@ def test_stage_is_started_anew_when_the_core_asks(start: Start, reports: Path) -
     wait_until(lambda: f"stage|1|{fresh}|None|" in reports.read_text(), "the report of the new one", 5)
     lines = reports.read_text().splitlines()
     assert lines.index(f"stage|1|{pids['stage1']}|-9|killed by SIGKILL") < lines.index(f"stage|1|{fresh}|None|")
+    assert f"exited|stage|1|{pids['stage1']}|-9" in lines
     engine.process.terminate()
     assert engine.wait(15) == 0
     assert engine.leftovers() == []

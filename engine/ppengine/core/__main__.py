@@ -47,7 +47,8 @@ class Loop:
         self._config = config
         self._steps = self._socket(context, zmq.ROUTER)
         self._front = self._socket(context, zmq.ROUTER)
-        self._collect = self._socket(context, zmq.PUSH)
+        # A fact is sent once, so the queue has no limit. Reports go there only with a lost stage.
+        self._collect = self._socket(context, zmq.PUSH, most=0)
         self._report = self._socket(context, zmq.PUSH)
         # A restarted stage connects under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -63,7 +64,7 @@ class Loop:
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
             send_shadow=self._send_shadow, start_stage=self._start_stage, notify_stage=self._notify_stage,
-            clock=self._clock,
+            note=lambda fact: self._push(self._collect, fact), clock=self._clock,
         )  # fmt: skip
         self._identities = [_identity("s", place) for place in self.engine.stages.places]
         self._supervisor = b""
@@ -105,10 +106,10 @@ class Loop:
     # --- sockets --------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, most: int = 100) -> zmq.Socket[bytes]:
         socket = context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0 if kind == zmq.ROUTER else 100)
+        socket.setsockopt(zmq.SNDHWM, 0 if kind == zmq.ROUTER else most)
         return socket
 
     def _drain_stages(self) -> bool:
@@ -200,7 +201,7 @@ class Loop:
         self._events.append(event)
         if not event.kind.startswith(_UNHURRIED):
             if event.kind == "stage.lost":
-                # The stage may be back before the next report: the evidence goes first, over the same socket.
+                # The stage may be back before the next report: its findings go first, over the same socket.
                 self._send_report(self._collect)
             self._send_events(self._collect)
 

@@ -17,7 +17,6 @@ from ppengine.core.cordons import Cordons
 from ppengine.core.details import Details
 from ppengine.core.events import Events
 from ppengine.core.health import Health
-from ppengine.core.link_failures import LinkFailures
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.memory_controller import MemoryController
@@ -33,6 +32,7 @@ from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submissions import Submissions
 from ppengine.core.verb_handlers import Commands
+from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport
 from ppengine.protocol.snapshot import Event
@@ -66,6 +66,7 @@ class Engine:
         send_shadow: Callable[[bytes], None],
         start_stage: Callable[[Place, int], None],
         notify_stage: Callable[[Place, NewGeneration], None],
+        note: Callable[[Fact], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -82,17 +83,16 @@ class Engine:
         self.offline = OfflineRequests(health, submissions, requests, reply)
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
-        links = LinkFailures(clock)
         self.recovery = recovery = Recovery(
-            config, stages, tracker, health, requests, checks, operations, links, event, clock,
-            start_stage, notify_stage,
+            config, stages, tracker, health, requests, checks, operations, event, clock,
+            start_stage, notify_stage, note,
         )  # fmt: skip
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         self.commands = Commands(
             config, health, tracker, stages, requests, submissions, recovery, cordons, checks, operations, reply
         )
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
-        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, links, clock, clock())
+        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, clock())
 
     # --- messages -------------------------------------------------------------------------------------------
 

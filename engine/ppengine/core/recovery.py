@@ -9,7 +9,6 @@ from ppengine.common.config import EngineConfig
 from ppengine.core.capacity import Capacity
 from ppengine.core.events import Events
 from ppengine.core.health import Health
-from ppengine.core.link_failures import LinkFailures
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
@@ -18,6 +17,7 @@ from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.control import Command
+from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost, Serving
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
@@ -48,11 +48,11 @@ class Recovery:
     _requests: LiveRequests
     _checks: Checks
     _operations: Operations
-    _link_failures: LinkFailures
     _event: Events
     _clock: Callable[[], float]
     _start_stage: Callable[[Place, int], None]
     _notify_stage: Callable[[Place, NewGeneration], None]
+    _note: Callable[[Fact], None]
     generation: int = field(init=False, default=FIRST_GENERATION)
     _refusal: Refusal | None = field(init=False, default=None)
     """The newest reason why a stage was not restarted."""
@@ -67,29 +67,29 @@ class Recovery:
         """Note that a process of a stage has ended; a replaced one does not matter."""
         if info.stage is None:
             return
-        if not info.replaced:
-            self._link_failures.explain(info.stage)
         record = self._stages[info.stage, info.rank or 0]
         if info.generation == record.started:
-            self._lose(record, info.detail or f"exit code {info.exit_code}")
+            self._stages.lose(record, info.detail or f"exit code {info.exit_code}", self._clock())
 
     def on_fatal(self, message: Retired) -> None:
         """Note that a stage cannot go on; if it names a peer as the cause, the peer is lost instead."""
         if message.generation != self.generation:
             return
         if message.peer is None:
-            self._lose(self._stages[message.stage, message.rank], message.error)
-        else:
-            closed = message.error.startswith("lost stage")
-            self._link_failures.reported(message.stage, message.peer, message.error, closed=closed)
-            why = f"its connection to stage {message.stage} closed" if closed else message.error
-            self._lose(self._stages[message.peer, message.rank], why, unconfirmed=True, closed=closed)
+            self._fail(self._stages[message.stage, message.rank], message.error)
+            return
+        closed = message.error.startswith("lost stage")
+        why = f"its connection to stage {message.stage} closed" if closed else message.error
+        link = LinkBroke(
+            mono_ns=self._now_ns(), stage=message.stage, peer=message.peer, text=message.error, closed=closed
+        )  # fmt: skip
+        self._stages.lose(self._stages[message.peer, message.rank], why, self._clock() + CONFIRM_S, link)
 
     def on_failed(self, message: StageFailed) -> None:
         """Note that a stage could not load; its process ends."""
         record = self._stages[message.stage, message.rank]
         if message.generation == record.started:
-            self._lose(record, message.text)
+            self._fail(record, message.text)
 
     def on_progress(self, message: StageProgress) -> None:
         """Note a line about loading; send the generation to a stage that may have missed its beginning."""
@@ -111,9 +111,14 @@ class Recovery:
         if message.generation == self.generation and record.on_ready(message):
             self._event("stage.ready", f"{record.name} is ready", stage=record.stage)
 
-    def _lose(self, record: StageRecord, why: str, *, unconfirmed: bool = False, closed: bool = False) -> None:
-        due = self._clock() + (CONFIRM_S if unconfirmed else 0.0)
-        self._stages.lose(record, why, due, unconfirmed=unconfirmed, closed=closed)
+    def _fail(self, record: StageRecord, words: str) -> None:
+        """Note the last words of a stage."""
+        pid = None if record.ready is None else record.ready.pid
+        fact = Lost(mono_ns=self._now_ns(), place=record.place, generation=record.started, words=words, pid=pid)
+        self._stages.lose(record, words, self._clock(), fact)
+
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
 
     # --- the verb ---------------------------------------------------------------------------------------------
 
@@ -144,7 +149,6 @@ class Recovery:
                 record.restart_due = False
                 if record.loss is not None:
                     record.loss.due = None
-            self._link_failures.drop()
             self._begin([record for record in self._stages if record in requested or record.loss is not None])
         elif (restarted or reconnected) and not self._health.down:
             self._begin(restarted)
@@ -159,22 +163,28 @@ class Recovery:
     def _act_on_losses(self) -> tuple[list[StageRecord], list[StageRecord]]:
         """Return the lost stages to restart, and those for which a new generation is enough."""
         now, restarted, reconnected = self._clock(), [], []
-        for record in self._stages:
+        link: LinkBroke | None = None
+        for record in self._stages.lost:
             loss = record.loss
             if loss is None or loss.due is None or loss.due > now:
                 continue
             loss.due = None
-            if loss.unconfirmed:
-                self._link_failures.confirm()
-            if loss.closed and not self._health.down and reconnects(record, now) and self.automatic:
+            closed = isinstance(loss.fact, LinkBroke) and loss.fact.closed
+            if isinstance(loss.fact, LinkBroke):
+                link = link or loss.fact  # The first report explains the others.
+            if closed and not self._health.down and reconnects(record, now) and self.automatic:
                 reconnected.append(record)
             else:
                 restarted.append(record)
+        if link is not None:
+            self._note(link)
         for record in restarted:
             loading = record.phase == "starting"
             if record.phase != "lost":
                 record.transition("lost")
             self._event("stage.lost", f"{record.name}: {record.loss.why if record.loss else ''}", stage=record.stage)
+            if record.loss is not None and isinstance(record.loss.fact, Lost):
+                self._note(record.loss.fact)
             if not self._health.down:
                 self._judge(record, now, loading=loading)
         return restarted, reconnected
@@ -223,6 +233,13 @@ class Recovery:
         self._tracker.reset()
         names = " and ".join(record.name for record in restarted)
         why = f"{names} {'was' if len(restarted) == 1 else 'were'} restarted" if restarted else self._stages.loss
+        places = tuple(record.place for record in restarted)
+        self._note(
+            GenerationBegan(
+                mono_ns=self._now_ns(), generation=self.generation, restarted=places, why=self._stages.loss or why,
+                by=self._requested_by(),
+            )
+        )  # fmt: skip
         for request in serving.scheduler.restart(why):
             self._requests.ended(request)
         for record in self._stages:
@@ -242,6 +259,10 @@ class Recovery:
         why = first.loss.why if first.loss else ""
         text = f"{first.name}: {why}, and no process has ended; all meet again, generation {self.generation}"
         self._event("wire.lost", text, stage=first.stage)
+
+    def _requested_by(self) -> str:
+        """Return the operator who requested a restart that has no outcome; empty if none did."""
+        return next((record.restart.command.by for record in self._stages if record.restart is not None), "")
 
     def _start(self, record: StageRecord) -> None:
         record.start(self.generation)
@@ -281,8 +302,15 @@ class Recovery:
         serving.scheduler.steps.generation = self.generation
         serving.memory.restart(capacity)
         self._checks.restate(serving.scheduler)
-        self._link_failures.heal(self._recomputed)
-        text = f"all stages are back after {self._clock() - self._began:.1f} s, generation {self.generation}"
+        took_s = self._clock() - self._began
+        processes = tuple((record.place, record.started) for record in self._stages)
+        self._note(
+            Serving(
+                mono_ns=self._now_ns(), generation=self.generation, processes=processes, took_s=took_s,
+                recomputed=self._recomputed, by=self._requested_by(),
+            )
+        )  # fmt: skip
+        text = f"all stages are back after {took_s:.1f} s, generation {self.generation}"
         text += f"; {self._recomputed} requests are recomputed" if self._recomputed else ""
         self._event("engine.serving", text)
         for record in self._stages:

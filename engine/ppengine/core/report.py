@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from ppengine.common.config import EngineConfig
 from ppengine.core.health import Health
-from ppengine.core.link_failures import LinkFailures
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operations
@@ -19,7 +18,6 @@ from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.reports import CoreReport, StageView
 from ppengine.protocol.snapshot import MAX_REQUESTS, CordonInfo, EngineInfo, Queues, RequestInfo, Throughput
-from ppengine.protocol.steps import FIRST_GENERATION
 
 WINDOW_S = 2.0
 """Seconds of the rates: an engine that hangs must not look busy."""
@@ -36,7 +34,6 @@ class Reporter:
     _requests: LiveRequests
     _operations: Operations
     _checks: Checks
-    _link_failures: LinkFailures
     _clock: Callable[[], float]
     _began: float
     """Start of the core, in seconds of the clock."""
@@ -52,7 +49,7 @@ class Reporter:
             operations=self._operations.infos(), throughput=self._throughput(),
             kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=self._tracker.numbers,
             preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
-            findings=self._checks.findings(), losses=self._link_failures.report(),
+            findings=self._checks.findings(),
         )  # fmt: skip
         if serving is not None:
             scheduler = serving.scheduler
@@ -101,7 +98,7 @@ class Reporter:
     def _stage_view(
         self, record: StageRecord, capacities: Sequence[int], mapped: int | None, binding: int | None
     ) -> StageView:  # fmt: skip
-        oldest, ready, loss = self._tracker.oldest(record.place), record.ready, record.loss
+        oldest, ready = self._tracker.oldest(record.place), record.ready
         view = StageView(
             index=record.stage,
             rank=record.place.rank,
@@ -117,8 +114,6 @@ class Reporter:
             binding=record.stage == binding,
             layers=list(record.layers),
             progress=record.progress,
-            lost="" if loss is None or loss.unconfirmed else loss.why,
-            lost_generation=FIRST_GENERATION if loss is None else loss.generation,
             cordon=self._cordon_info(record),
         )
         if ready is not None:

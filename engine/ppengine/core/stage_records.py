@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ppengine.core.operations import Operation
+from ppengine.protocol.facts import LinkBroke, Lost
 from ppengine.protocol.place import Place
 from ppengine.protocol.steps import FIRST_GENERATION, StageReady
 
@@ -31,16 +32,17 @@ class Loss:
     """The reason why a stage cannot go on; kept until all stages have met again."""
 
     why: str
-    generation: int
-    """Generation for which the lost process was started."""
     order: int
     """Rank among the present losses: the first one is the cause of the others."""
     due: float | None
     """Time at which the core acts on it, in seconds of the clock; None: it has."""
-    unconfirmed: bool = False
-    """Only neighbours reported it, and no process has ended."""
-    closed: bool = False
-    """A neighbour reported a closed connection, so a new generation alone may be enough."""
+    fact: Lost | LinkBroke | None = None
+    """Its last words, or the report of a neighbour; None: its process ended, and the supervisor notes that."""
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether only a neighbour reported it, and no process has ended."""
+        return isinstance(self.fact, LinkBroke)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +163,19 @@ class Stages:
         """Newest step that every stage has retired."""
         return min(record.retired_step for record in self)
 
-    def lose(
-        self, record: StageRecord, why: str, due: float, *, unconfirmed: bool = False, closed: bool = False
-    ) -> bool:  # fmt: skip
+    def lose(self, record: StageRecord, why: str, due: float, fact: Lost | LinkBroke | None = None) -> bool:
         """Note that a stage cannot go on, to be acted on at `due`; return False if that is known already.
 
-        A confirmed reason replaces an unconfirmed one. After the core has acted on a loss, the next one counts.
+        A confirmed reason replaces the report of a neighbour. After the core has acted on a loss, the next one counts.
         """
         known = record.loss
         if known is not None:
-            confirms = known.unconfirmed and not unconfirmed
+            confirms = known.unconfirmed and not isinstance(fact, LinkBroke)
             if not confirms and (known.due is not None or record.phase == "lost"):
                 return False
         self._losses += 1
         order = self._losses if known is None else known.order
-        record.loss = Loss(why, record.started, order, due, unconfirmed, closed)
+        record.loss = Loss(why, order, due, fact)
         return True
 
     @property

@@ -1,11 +1,11 @@
-"""Input of the diagnosis: frozen facts with their ages, gathered from reports by `diagnosis/tracker.py`."""
+"""Input of the diagnosis: frozen observations with ages, gathered from reports and facts by `tracker.py`."""
 
 from __future__ import annotations
 
 import msgspec
 
 from ppengine.protocol.gpu import Xid
-from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample, WireLoss
+from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample
 from ppengine.protocol.snapshot import StreamInfo
 
 Key = tuple[int, int]
@@ -38,8 +38,6 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
     """Why it cannot go on by its own last words, while its process may still be there."""
     lost_for_s: float | None = None
-    lost_generation: int = 1
-    """Generation of the process that reported it; the core repeats the report until all stages have met again."""
     successor: int | None = None
     """Pid of who takes its place already."""
     successor_phase: str | None = None
@@ -95,6 +93,26 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Recent reports of the driver on its card, from any process that shares it."""
     findings: tuple[Finding, ...] = ()
     """Findings of live checks shortly before the process ended."""
+
+
+class WireLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A wire that broke while the processes at both of its ends lived. The core heals it by a new generation."""
+
+    stage: int
+    """The stage that reported it."""
+    peer: int
+    """The stage at the other end."""
+    text: str
+    """Report of that stage, in one line."""
+    closed: bool
+    """The connection closed; False: a message arrived that was not due."""
+    since_s: float = 0.0
+    generation: int | None = None
+    """The generation that began since; None: none has."""
+    healed_s: float | None = None
+    """Since all stages have met again; None: they have not."""
+    recomputed: int = 0
+    """Requests that had computed tokens and are recomputed."""
 
 
 class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,14 @@
-"""The memory of one process that its ages need: stops, death, old ticks, out-of-memory kills."""
+"""The memory of one process: its newest sample, stops, death, old ticks, out-of-memory kills."""
 
 from __future__ import annotations
 
 from collections import deque
 
 import msgspec
+from msgspec.structs import replace
 
 from ppengine.diagnosis.budgets import TRACED_AFTER_S
-from ppengine.protocol.reports import TRACED
+from ppengine.protocol.reports import TRACED, StageSample
 
 TICK_OLD_S = 1.0
 """Age in seconds from which a tick is old: the control thread ticks ten times a second."""
@@ -27,23 +28,43 @@ class Run(msgspec.Struct):
         return (self.last_ns - self.first_ns) / 1e9
 
 
-class ProcessHistory(msgspec.Struct):
-    """Memory of one process; another pid starts a new one."""
+class Sighting(msgspec.Struct, frozen=True):
+    """A stage sample with the time of its report on this host's clock. `here`: the stage runs on this host."""
 
-    pid: int
+    sample: StageSample
+    mono_ns: int
+    here: bool = True
+
+
+class ProcessHistory(msgspec.Struct):
+    """Memory of one process."""
+
+    seen: Sighting | None = None
     stopped: Run | None = None
     traced: bool = False
     """Whether a tracer made the newest stop."""
+    ended: bool = False
+    """A fact says that it exited, or cannot go on."""
     dead_ns: int | None = None
-    lost: tuple[str, int] = "", 0
-    """The core's reason why the stage cannot go on, and the generation of that process."""
-    lost_ns: int = 0
-    """Time of the newest change of `lost`."""
     resumed_ns: int | None = None
     stale: Run | None = None
     kills: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
     """Counts of out-of-memory kills with their times, over `OOM_WINDOW_NS`."""
     grown: int | None = None
+
+    def look(self, seen: Sighting) -> None:
+        """Enter a sample of the process; one that has ended keeps the streams from before its page was gone."""
+        if self.ended and self.seen is not None and not seen.sample.streams:
+            seen = replace(seen, sample=replace(seen.sample, streams=self.seen.sample.streams))
+        self.seen = seen
+
+    def end(self, at_ns: int | None, kills: int | None) -> None:
+        """Note that it has ended. `at_ns`: when it exited, None: it may still be there; `kills`: a late count."""
+        self.ended = True
+        if at_ns is not None:
+            self.dead_ns = min(at_ns, self.dead_ns or at_ns)
+        if self.kills:
+            self.note_kills(kills, self.dead_ns or 0)
 
     def note_state(self, state: str | None, at_ns: int) -> bool:
         """Enter the state letter of one look (None: no such process); return whether a stop has just ended."""
@@ -79,9 +100,12 @@ class ProcessHistory(msgspec.Struct):
 
     def note_kills(self, count: int | None, at_ns: int) -> int | None:
         """Enter a count of out-of-memory kills; return its growth around the death, or lately."""
-        if count is not None and (self.dead_ns is None or at_ns - self.dead_ns < OOM_LATE_NS):
+        if count is None or (self.dead_ns is not None and at_ns - self.dead_ns >= OOM_LATE_NS):
+            return self.grown
+        if self.dead_ns is None or not self.kills:
             self.kills.append((at_ns, count))
-            while self.dead_ns is None and at_ns - self.kills[0][0] > OOM_WINDOW_NS:
-                self.kills.popleft()
-            self.grown = max(0, count - self.kills[0][1])
+        while self.dead_ns is None and at_ns - self.kills[0][0] > OOM_WINDOW_NS:
+            self.kills.popleft()
+        growth = max(0, count - self.kills[0][1])
+        self.grown = growth if self.dead_ns is None else max(growth, self.grown or 0)
         return self.grown

@@ -1,31 +1,26 @@
-"""Turns the newest reports, and missing ones, into `Evidence`, with the little memory that its ages need.
+"""Turns the newest reports, missing ones and the facts of faults into `Evidence`, with the memory that its ages need.
 
-This is the memory of the pipeline: the last retirement, slowing checks, cards. `process_history` has that of a process.
+This is the memory of the pipeline: the last retirement, slowing checks, cards. `process_history` has that of a
+process, `fault_log` that of ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
+from msgspec.structs import replace
 
 from ppengine.common.ptrace_pauses import PauseHistory
 from ppengine.diagnosis.budgets import UNSEEN_AFTER_S, expected_ms
 from ppengine.diagnosis.device_evidence import aged_stream
 from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, StageEvidence
-from ppengine.diagnosis.process_history import ProcessHistory, Run
-from ppengine.protocol.reports import TRACED, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView, WireLoss
+from ppengine.diagnosis.fault_log import End, FaultLog
+from ppengine.diagnosis.process_history import ProcessHistory, Run, Sighting
+from ppengine.protocol.reports import TRACED, CoreReport, ProcessInfo, ProcessReport, StageView
+from ppengine.protocol.steps import FIRST_GENERATION
 
 SLOWED_NS = 3_000_000_000
 """Nanoseconds after a check in which steps may still be slow: the paces need a whole second without it."""
-
-
-class Sighting(msgspec.Struct, frozen=True):
-    """A stage sample with the time of its report on this host's clock. `here`: the stage runs on this host."""
-
-    sample: StageSample
-    mono_ns: int
-    here: bool = True
 
 
 class EvidenceTracker:
@@ -34,7 +29,8 @@ class EvidenceTracker:
     def __init__(self, stages: int, publish_hz: float) -> None:
         self._keys = [(stage, 0) for stage in range(stages)]
         self._limit_s = max(2.0, 3.0 / publish_hz)
-        self._processes: dict[object, ProcessHistory] = {}
+        self._processes: dict[object, dict[int | None, ProcessHistory]] = {}
+        """By the name of a place and pid: the process there, and its predecessor while that one's end is news."""
         self._retired: dict[Key, int] = {}
         self._retired_ns: int | None = None
         self._unscheduled: Run | None = None
@@ -52,6 +48,7 @@ class EvidenceTracker:
         processes: ProcessReport | None,
         core_state: tuple[int, str | None] | None,
         *,
+        faults: FaultLog | None = None,
         core_tracer: str | None = None,
         stacks: Mapping[int, Stack] | None = None,
         stopping: bool = False,
@@ -63,20 +60,25 @@ class EvidenceTracker:
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
         self._note_retired(now_ns, views)
+        faults = faults or FaultLog()
+        faults.note_findings(core.findings if core else (), now_ns)
         stages = tuple(
-            self._stage(now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key))
+            self._stage(
+                now_ns, key, views.get(key), sightings.get(key), newest_process(listed, "stage", key),
+                faults.end(key, now_ns),
+            )
             for key in self._keys
-        )
+        )  # fmt: skip
         known = stacks or {}
-        stages = tuple(msgspec.structs.replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
+        stages = tuple(replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
         seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
-        seen = msgspec.structs.replace(seen, stack=known.get(seen.pid or 0))
+        seen = replace(seen, stack=known.get(seen.pid or 0))
         return Evidence(
             stages=stages,
             core=seen,
             steps_in_flight=tuple(core.steps_in_flight) if core else (),
             findings=tuple(core.findings) if core else (),
-            losses=_aged(core, now_ns) if core else (),
+            losses=faults.losses(now_ns),
             slowed=self._note_slowed(now_ns, core),
             since_retired_s=self._without_pauses(
                 None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9, now_ns
@@ -106,23 +108,32 @@ class EvidenceTracker:
         from_ns = at_ns - int(age_s * 1e9)
         return max(0.0, age_s - sum(pauses.within_s(from_ns) for pauses in self.pauses.values()))
 
-    def _history(self, name: object, pid: int) -> ProcessHistory:
-        known = self._processes.get(name)
-        if known is None or known.pid != pid:
-            known = self._processes[name] = ProcessHistory(pid)
-        return known
+    def _histories(self, name: object, *pids: int | None) -> dict[int | None, ProcessHistory]:
+        """Return the memory of these processes by pid; that of others under `name` is dropped."""
+        known = self._processes.get(name, {})
+        kept: dict[int | None, ProcessHistory]
+        kept = {pid: known.get(pid) or ProcessHistory() for pid in pids if pid is not None}
+        self._processes[name] = kept
+        return kept
 
     def _stage(
-        self, now_ns: int, key: Key, view: StageView | None, seen: Sighting | None, process: ProcessInfo | None
+        self,
+        now_ns: int,
+        key: Key,
+        view: StageView | None,
+        seen: Sighting | None,
+        process: ProcessInfo | None,
+        end: End | None,
     ) -> StageEvidence:
-        if seen is not None and process is not None and process.exit_code is None and process.pid != seen.sample.pid:
-            seen = None  # The rings of its predecessor.
+        """Return the evidence of the process of a place, or of its predecessor while that one's end is news."""
         pid = process.pid if process else seen.sample.pid if seen else view.pid if view else None
+        generation = process.generation if process else end.generation if end else FIRST_GENERATION
+        replaced = process is not None and process.replaced
         base = StageEvidence(
             stage=key[0],
             rank=key[1],
             pid=pid,
-            generation=process.generation if process else view.lost_generation if view else 1,
+            generation=generation,
             retired_step=view.retired_step if view else None,
             unretired_age_s=self._without_pauses(_seconds(view.oldest_unretired_age_ms), now_ns) if view else None,
             unretired_step=view.oldest_unretired_step if view else None,
@@ -131,26 +142,52 @@ class EvidenceTracker:
             mapping_bytes=view.mapping_blocks * (view.block_bytes or 0) if view else 0,
             card=self._card(key, view),
         )
-        if pid is None:
+        # The samples of a process that is replaced show an end that is no fault.
+        if end is None:
+            histories = self._histories(key, pid)
+            return base if replaced else self._process(now_ns, base, histories.get(pid), seen)
+        follows = end.generation < generation
+        gone = end.pid or (None if follows else pid)
+        histories = self._histories(key, pid, gone)
+        ended = replace(base, pid=gone, generation=end.generation)
+        ended = self._ended(now_ns, ended, histories.get(gone), seen, end, replaced=replaced or follows)
+        if not follows:
+            return ended
+        present = base if replaced else self._process(now_ns, base, histories.get(pid), seen)
+        return replace(ended, successor=pid, successor_phase=present.phase)
+
+    def _process(
+        self, now_ns: int, base: StageEvidence, history: ProcessHistory | None, seen: Sighting | None
+    ) -> StageEvidence:
+        """Return `base` with the newest sample of its process."""
+        if history is None:
             return base
-        history = self._history(key, pid)
-        lost = (view.lost, view.lost_generation) if view is not None else ("", 0)
-        if lost != history.lost:
-            history.lost, history.lost_ns = lost, now_ns
-        if lost[0]:
-            since_s = (now_ns - history.lost_ns) / 1e9
-            base = msgspec.structs.replace(base, lost=lost[0], lost_for_s=since_s, lost_generation=lost[1])
-        if seen is not None and seen.sample.pid == pid:
-            base = self._with_sample(base, history, seen, now_ns)
-        if process is not None and process.exit_code is not None:
-            history.dead_ns = history.dead_ns or now_ns
-            base = msgspec.structs.replace(base, exit_code=process.exit_code, exit_detail=process.detail)
+        if seen is not None and seen.sample.pid == base.pid:
+            history.look(seen)
+        if history.seen is not None:
+            base = self._with_sample(base, history, history.seen, now_ns)
         dead_for = None if history.dead_ns is None else (now_ns - history.dead_ns) / 1e9
         stopped = None if history.stopped is None else history.stopped.length_s
         if stopped is not None and base.process_state == TRACED:
             # A process under strace is stopped at every system call, and makes progress.
             stopped = min(stopped, base.progress_age_s or 0.0)
-        return msgspec.structs.replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
+        return replace(base, dead_for_s=dead_for, stopped_for_s=stopped)
+
+    def _ended(
+        self,
+        now_ns: int,
+        base: StageEvidence,
+        history: ProcessHistory | None,
+        seen: Sighting | None,
+        end: End,
+        *,
+        replaced: bool,
+    ) -> StageEvidence:
+        """Return `base` with the newest sample of its process and the facts of its end."""
+        if history is not None:
+            before = seen.sample.before if seen is not None else None
+            history.end(end.dead_ns, before[1] if before is not None and before[0] == base.pid else None)
+        return end.entered(self._process(now_ns, base, history, seen), now_ns, replaced=replaced)
 
     def _card(self, key: Key, view: StageView | None) -> str | None:
         if view is not None and view.device_uuid is not None:
@@ -169,7 +206,7 @@ class EvidenceTracker:
         mapping = self._without_pauses(_seconds(sample.mapping_ms), seen.mono_ns)
         mapping = None if mapping is None else history.since_resumed(mapping, seen.mono_ns)
         expected = expected_ms(sample.work_ms, base.unretired_tokens)
-        return msgspec.structs.replace(
+        return replace(
             base,
             process_state=sample.process_state,
             oom_kills=history.note_kills(sample.oom_kills, seen.mono_ns),
@@ -179,8 +216,8 @@ class EvidenceTracker:
             cpu=sample.cpu,
             tick_age_s=tick,
             tick_stale_for_s=None if history.stale is None else history.stale.length_s,
-            # The sample is too old: its phase excuses nothing now.
-            phase=None if age > UNSEEN_AFTER_S else sample.phase,
+            # The sample is too old: the phase of a process that lives excuses nothing now.
+            phase=None if age > UNSEEN_AFTER_S and not history.ended else sample.phase,
             phase_age_s=sample.phase_age_ms / 1e3 + age,
             sample_age_s=age,
             op=sample.op,
@@ -211,7 +248,7 @@ class EvidenceTracker:
         age = None if core is None else (now_ns - core.mono_ns) / 1e9
         if pid is None:
             return CoreEvidence(report_age_s=age, report_limit_s=self._limit_s)
-        history = self._history("core", pid)
+        history = self._histories("core", pid)[pid]
         if state is not None and state[0] == pid and history.note_state(state[1], now_ns):
             self._retired_ns = now_ns
         if process is not None and process.exit_code is not None:
@@ -253,17 +290,6 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
-
-
-def _aged(core: CoreReport, now_ns: int) -> tuple[WireLoss, ...]:
-    """Return the losses of a report, older by the age of the report."""
-    age = (now_ns - core.mono_ns) / 1e9
-    return tuple(
-        msgspec.structs.replace(
-            loss, since_s=loss.since_s + age, healed_s=None if loss.healed_s is None else loss.healed_s + age
-        )
-        for loss in core.losses
-    )
 
 
 def _seconds(ms: float | None) -> float | None:

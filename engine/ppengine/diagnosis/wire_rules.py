@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ppengine.diagnosis.budgets import HEALED_TOLD_S, is_lost
 from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.evidence import WireLoss
 from ppengine.diagnosis.phrases import seconds
-from ppengine.protocol.reports import WireLoss
 from ppengine.protocol.snapshot import Verdict
 
 
@@ -40,8 +40,10 @@ def _verdict(loss: WireLoss) -> Verdict:
     lines = [f"stage {loss.stage}: {loss.text}", "no process had ended: the connection alone broke"]
     if not loss.closed:
         lines[1] = "no process had ended"
-    if loss.healed_s is None:
-        lines.append("a new generation has begun; not all stages have met in it yet")
+    if loss.healed_s is None and loss.generation is None:
+        lines.append("no new generation has begun: the message of the engine says why")
+    elif loss.healed_s is None:
+        lines.append(f"generation {loss.generation} has begun; not all stages have met in it yet")
     else:
         took = f"all stages met again after {seconds(loss.since_s - loss.healed_s)}"
         again = f", {loss.recomputed} requests recomputed" if loss.recomputed else ""

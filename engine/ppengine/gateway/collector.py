@@ -15,11 +15,13 @@ from ppengine.diagnosis import diagnose, failure, waits
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import Evidence, Key, Stack
-from ppengine.diagnosis.recent_deaths import RecentDeaths
-from ppengine.diagnosis.tracker import EvidenceTracker, Sighting, newest_process
+from ppengine.diagnosis.fault_log import FaultLog
+from ppengine.diagnosis.process_history import Sighting
+from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.merge import Inputs, merge, stage_state
 from ppengine.gateway.process_table import ProcessTable
+from ppengine.protocol.facts import Exited, Fact
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import (
     TRACED,
@@ -28,7 +30,6 @@ from ppengine.protocol.reports import (
     Finding,
     Happened,
     ProcessReport,
-    StageView,
 )
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot, StageState, Verdict, WaitInfo
 
@@ -46,7 +47,7 @@ class Collector:
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events
         self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
-        self._deaths = RecentDeaths()
+        self._faults = FaultLog()
         self._node = socket.gethostname()
         self._sightings: dict[Key, Sighting] = {}
         self._agent_ns: dict[str, int] = {}
@@ -59,11 +60,9 @@ class Collector:
         self._failed_at = 0.0
         """Time of the diagnosis's failure, while it fails."""
         self.processes = ProcessTable(config, self._sightings)
-        self._lost: dict[Key, StageView] = {}
-        """Stages that the core has reported as lost since the last judgement; they may serve again."""
         self.core: CoreReport | None = None
         self.news = False
-        """Whether a report of an agent, or the end of a process, has come since the last judgement."""
+        """Whether a report of an agent, or a fact, has come since the last judgement."""
         self.unreadable = 0
         """Number of messages that were not of this protocol."""
 
@@ -73,16 +72,18 @@ class Collector:
         """Take one message of `collect`."""
         if isinstance(report, CoreReport):
             self.core = report
-            self._lost |= {(view.index, view.rank): view for view in report.stages if view.lost}
         elif isinstance(report, AgentReport):
             self._take_agent(report)
         elif isinstance(report, ProcessReport):
-            self._take_processes(report)
+            self.processes.take(report)
         elif isinstance(report, Happened):
             for event in report.events:
                 self._events.add(event)
-                # A lost stage may be replaced before its next sample.
-                self.news |= event.kind == "stage.lost"
+        elif isinstance(report, Fact):
+            self.news = True
+            self._faults.take(report)
+            if isinstance(report, Exited) and report.role == "agent":
+                self._events.say("agent.ended", f"the agent has ended, {report.detail}: the stages are not sampled")
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host has another monotonic clock: for its reports the time of arrival counts.
@@ -95,12 +96,6 @@ class Collector:
         self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
         for sample in report.stages:
             self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
-
-    def _take_processes(self, report: ProcessReport) -> None:
-        for process in self.processes.take(report):
-            self.news = True
-            if process.role == "agent":
-                self._events.say("agent.ended", f"the agent has ended, {process.detail}: the stages are not sampled")
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -160,16 +155,13 @@ class Collector:
             stopping = stopping or core_process.exit_code in _ORDERLY
         if self.core is not None and self.core.engine.state == "stopped":
             stopping = True
-        now_ns, processes = time.monotonic_ns(), self.processes.take_ends()
+        now_ns = time.monotonic_ns()
         evidence = self._tracker.build(
-            now_ns, self._with_the_lost(), self._sightings, processes, core_state,
+            now_ns, self.core, self._sightings, self.processes.report, core_state, faults=self._faults,
             core_tracer=core_tracer, stacks=stacks, stopping=stopping,
         )  # fmt: skip
-        samples = {key: seen.sample for key, seen in self._sightings.items()}
-        listed = processes.processes if processes else []
-        stages = self._deaths.keep(now_ns, evidence.stages, samples, listed, evidence.findings)
         # XIDs come up to a second late, when the stage may be dead already.
-        stages = tuple(with_xids(now_ns, stage, self._gpus) for stage in stages)
+        stages = tuple(with_xids(now_ns, stage, self._gpus) for stage in evidence.stages)
         self._evidence = msgspec.structs.replace(evidence, stages=stages)
         before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
@@ -211,18 +203,6 @@ class Collector:
         if core.pid is not None and core.dead_for_s is None and (core.stopped_for_s or 0.0) < STOPPED_AFTER_S:
             pids[None] = core.pid
         return pids
-
-    def _with_the_lost(self) -> CoreReport | None:
-        """Return the newest report with every loss since the last call, so that each is judged once."""
-        lost, self._lost = self._lost, {}
-        if self.core is None or not lost:
-            return self.core
-        views = []
-        for view in self.core.stages:
-            before = lost.get((view.index, view.rank), view)
-            loss = {"lost": before.lost, "lost_generation": before.lost_generation}
-            views.append(view if view.lost else msgspec.structs.replace(view, **loss))
-        return msgspec.structs.replace(self.core, stages=views)
 
     def _note_stages(self) -> bool:
         """Make events of notable changes of the stages' states; return whether there was one."""

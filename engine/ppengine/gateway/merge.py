@@ -6,7 +6,8 @@ import msgspec
 
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis.evidence import Key
-from ppengine.diagnosis.tracker import Sighting, newest_process
+from ppengine.diagnosis.process_history import Sighting
+from ppengine.diagnosis.tracker import newest_process
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
 from ppengine.protocol.snapshot import (

@@ -1,4 +1,4 @@
-"""The processes of the engine, from the supervisor's reports: pids, start times and ends."""
+"""The processes of the engine, from the supervisor's reports: pids and start times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis.evidence import Key
-from ppengine.diagnosis.tracker import Sighting, newest_process
+from ppengine.diagnosis.process_history import Sighting
+from ppengine.diagnosis.tracker import newest_process
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 
@@ -18,8 +19,6 @@ class ProcessTable:
     def __init__(self, config: EngineConfig, sightings: Mapping[Key, Sighting]) -> None:
         self._config, self._sightings = config, sightings
         self._starts: dict[int, int] = {}
-        self._ended: dict[Key, ProcessInfo] = {}
-        """Ends of stages since the last judgement; another process may have taken their place."""
         self.report: ProcessReport | None = None
 
     @property
@@ -27,27 +26,14 @@ class ProcessTable:
         """The processes of the newest report; none before the first."""
         return self.report.processes if self.report else []
 
-    def take(self, report: ProcessReport) -> list[ProcessInfo]:
-        """Enter a report; return the processes that have ended since the one before."""
+    def take(self, report: ProcessReport) -> None:
+        """Enter a report."""
         self.report = report
-        ended = []
         for process in report.processes:
             if process.exit_code is not None:
-                if self._starts.pop(process.pid, None) is not None:
-                    ended.append(process)
-                if process.stage is not None:
-                    self._ended[process.stage, process.rank or 0] = process
+                self._starts.pop(process.pid, None)
             elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:
                 self._starts[process.pid] = start
-        return ended
-
-    def take_ends(self) -> ProcessReport | None:
-        """Return the newest report with every end since the last call, so that each death is judged once."""
-        ended, self._ended = self._ended, {}
-        if self.report is None or not ended:
-            return self.report
-        others = [p for p in self.report.processes if p.stage is None or (p.stage, p.rank or 0) not in ended]
-        return ProcessReport(mono_ns=self.report.mono_ns, processes=[*others, *ended.values()])
 
     def others(self) -> dict[int, int]:
         """Return pid and start time of every process of this engine on this host except the gateway and its parent."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.facts import Fact
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import (
     CordonInfo,
@@ -52,10 +53,6 @@ class StageView(msgspec.Struct, kw_only=True):
     device_uuid: str | None = None
     progress: str = ""
     """Loading line of a stage that is not ready."""
-    lost: str = ""
-    """Why this stage cannot go on, by its own last words; empty while it can, or where only its peers say so."""
-    lost_generation: int = 1
-    """The one that the process which could not was started for: another one may be in its place."""
     cordon: CordonInfo | None = None
 
 
@@ -72,7 +69,7 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     since_s: float
     """Since it was first seen."""
     evidence: list[str] = []
-    """Facts, one a line: both call sites, the bytes or tokens at stake, what would put it right."""
+    """One observation a line: both call sites, the bytes or tokens at stake, what would put it right."""
 
 
 class LedgerStream(msgspec.Struct, kw_only=True):
@@ -128,24 +125,6 @@ class StageLedger(msgspec.Struct, kw_only=True):
     """Since the report of the stage; the core sets it when it answers."""
 
 
-class WireLoss(msgspec.Struct, kw_only=True):
-    """A wire that broke while the processes at both of its ends lived. The core heals it by a new generation."""
-
-    stage: int
-    """The stage that reported it."""
-    peer: int
-    """The stage at the other end."""
-    text: str
-    """Report of that stage, in one line."""
-    closed: bool
-    """The connection closed; False: something came that was not due."""
-    since_s: float = 0.0
-    healed_s: float | None = None
-    """Since all stages have met again; None: they have not."""
-    recomputed: int = 0
-    """Requests that had computed tokens and are recomputed."""
-
-
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """The scheduler's side, `publish_hz` times a second."""
 
@@ -167,8 +146,6 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     dropped_total: int = 0
     findings: list[Finding] = []
     """Findings of the live checks, oldest first; empty while they are off."""
-    losses: list[WireLoss] = []
-    """The newest wire that broke and no process with it, be it healed or not."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
@@ -335,4 +312,4 @@ class Happened(msgspec.Struct, tag="happened", kw_only=True):
     events: list[Event]
 
 
-ToCollector = CoreReport | AgentReport | ProcessReport | Happened
+ToCollector = CoreReport | AgentReport | ProcessReport | Happened | Fact

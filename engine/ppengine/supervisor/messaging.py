@@ -10,8 +10,10 @@ import time
 import zmq
 
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.facts import Exited
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport, StartStage
 
 _QUEUE = 64
@@ -19,20 +21,22 @@ _STATE_WAIT_MS = 1000
 
 
 class Link:
-    """Sockets to `collect` and `front`. Nothing here blocks; what finds a queue full is dropped."""
+    """Sockets to `collect` and `front`. Nothing here blocks; a report that finds a queue full is dropped."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._context = zmq.Context()
         self._collect = self._connect(zmq.PUSH, config.endpoint("collect"))
+        # A fact is sent once: its queue has no limit.
+        self._facts = self._connect(zmq.PUSH, config.endpoint("collect"), most=0)
         self.front = self._connect(zmq.DEALER, config.endpoint("front"))
         self._codec = Codec(FromFront)
         self._asked_at: float | None = None
         self._nonce = 0
 
-    def _connect(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _connect(self, kind: int, endpoint: str, most: int = _QUEUE) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
-        socket.sndhwm = _QUEUE
+        socket.sndhwm = most
         # The other side binds a moment later; zmq would try again after 100 ms.
         socket.reconnect_ivl = 20
         socket.connect(endpoint)
@@ -44,6 +48,15 @@ class Link:
         for socket in (self._collect, self.front):
             with contextlib.suppress(zmq.Again):
                 socket.send(message, zmq.NOBLOCK)
+
+    def note_end(self, info: ProcessInfo) -> None:
+        """Note that a process ended by itself."""
+        fact = Exited(
+            mono_ns=time.monotonic_ns(), role=info.role, generation=info.generation, pid=info.pid,
+            place=None if info.stage is None else Place(info.stage, info.rank or 0),
+            exit_code=info.exit_code or 0, detail=info.detail,
+        )  # fmt: skip
+        self._facts.send(encode(fact), zmq.NOBLOCK)
 
     def ask_state(self) -> None:
         """Ask the core for the engine's state, unless a question is open; it answers when loading is over."""

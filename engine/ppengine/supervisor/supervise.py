@@ -167,12 +167,17 @@ class Supervisor:
         me = ProcessInfo(role="supervisor", stage=None, rank=None, pid=os.getpid())
         infos = [me, *(child.info(role) for role, child in self._children.items()), *self._executor.poll()]
         before = {_identity(info) for info in self._known if info.exit_code is not None}
+        ended = [info for info in infos if info.exit_code is not None and _identity(info) not in before]
+        if self._link is not None:
+            for info in ended:
+                if not info.replaced:
+                    self._link.note_end(info)
         now = time.monotonic()
         if self._link is not None and (infos != self._known or now - self._reported_at >= REPORT_S):
             self._link.report(infos)
             self._reported_at = now
         self._known = infos
-        return [info for info in infos if info.exit_code is not None and _identity(info) not in before]
+        return ended
 
     def _judge(self, info: ProcessInfo) -> None:
         """Decide what the end of one process means; the first one that ends the engine gives the reason."""

@@ -8,6 +8,7 @@ import zmq
 from ppengine.common import lifeline
 from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery
+from ppengine.protocol.facts import Exited
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.reports import ToCollector
 
@@ -34,5 +35,9 @@ codec = Codec(ToCollector)
 with Path(os.environ["STANDIN_REPORTS"]).open("a") as file:
     while True:
         report = codec.decode(collect.recv())
+        if isinstance(report, Exited):
+            where = None if report.place is None else report.place.stage
+            print("exited", report.role, where, report.pid, report.exit_code, sep="|", file=file, flush=True)
+            continue
         for info in report.processes:
             print(info.role, info.stage, info.pid, info.exit_code, info.detail, sep="|", file=file, flush=True)

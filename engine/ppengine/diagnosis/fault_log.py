@@ -1,0 +1,148 @@
+"""Facts of core and supervisor, reduced to the ends of processes and the broken wires that are news.
+
+The order in which facts of different senders arrive does not matter: a process is known by its place and generation.
+An end is news until a later process of its place serves: its successor is there within a moment, and an operator must
+have time to read the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from ppengine.diagnosis.evidence import Key, StageEvidence, WireLoss
+from ppengine.diagnosis.finding_rules import FRESH_S
+from ppengine.protocol.facts import Exited, Fact, GenerationBegan, LinkBroke, Lost, Serving
+from ppengine.protocol.reports import Finding
+
+SHOWN_NS = 2_000_000_000
+"""Least nanoseconds for which an end is reported, from the first judgement with it: a fork serves in less."""
+NEAR_NS = 500_000_000
+"""Nanoseconds by which an end may come before the broken wire that it explains, or before a finding of its process.
+
+The core waits as long for an exit status, and ages of findings are those of a report.
+"""
+
+
+class End(msgspec.Struct):
+    """The end of one process: its exit status, its last words, or both."""
+
+    generation: int
+    exited: Exited | None = None
+    lost: Lost | None = None
+    findings: tuple[Finding, ...] = ()
+    """Findings of live checks in this process shortly before; the core forgets them when all stages have met."""
+    shown_ns: int | None = None
+    """Time of the first judgement with it."""
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the process; None: it is not known."""
+        known = self.exited or self.lost
+        return None if known is None else known.pid
+
+    @property
+    def dead_ns(self) -> int | None:
+        """Time of its exit; None: it is not known to have exited."""
+        return None if self.exited is None else self.exited.mono_ns
+
+    @property
+    def at_ns(self) -> int:
+        """Time of the first fact of it."""
+        return min(fact.mono_ns for fact in (self.exited, self.lost) if fact is not None)
+
+    def entered(self, base: StageEvidence, now_ns: int, *, replaced: bool) -> StageEvidence:
+        """Return `base` with the facts of this end. `replaced`: without an exit of its own it was ended on purpose."""
+        if self.lost is not None:
+            base = replace(base, lost=self.lost.words, lost_for_s=(now_ns - self.lost.mono_ns) / 1e9)
+        if self.exited is not None:
+            dead_for_s = max(base.dead_for_s or 0.0, (now_ns - self.exited.mono_ns) / 1e9)
+            base = replace(
+                base, dead_for_s=dead_for_s, exit_code=self.exited.exit_code, exit_detail=self.exited.detail
+            )  # fmt: skip
+        elif replaced:
+            base = replace(base, dead_for_s=None)
+        return replace(base, findings=self.findings)
+
+
+class FaultLog:
+    """The two newest ends of each place, the newest broken wire, and the processes that served last."""
+
+    def __init__(self) -> None:
+        self._ends: dict[Key, list[End]] = {}
+        """In the order of their generations."""
+        self._serving: dict[Key, int] = {}
+        """The generation for which the process that served last was started."""
+        self._link: LinkBroke | None = None
+        self._began: GenerationBegan | None = None
+        self._healed: Serving | None = None
+        """The first generation that served after `_link`."""
+
+    def take(self, fact: Fact) -> None:
+        """Enter a fact."""
+        match fact:
+            case Exited():
+                if fact.place is not None:
+                    end = self._end(fact.place, fact.generation)
+                    end.exited = end.exited or fact
+            case Lost():
+                end = self._end(fact.place, fact.generation)
+                end.lost = end.lost or fact
+            case LinkBroke():
+                self._link, self._began, self._healed = fact, None, None
+            case GenerationBegan():
+                self._began = fact
+            case Serving():
+                self._healed = self._healed or fact
+                self._serving = dict(fact.processes)
+
+    def end(self, key: Key, now_ns: int) -> End | None:
+        """Return the newest end of a place if it is news at `now_ns`: a successor has not served, or too short."""
+        ends = self._ends.get(key)
+        if not ends:
+            return None
+        end = ends[-1]
+        end.shown_ns = end.shown_ns or now_ns
+        over = self._serving.get(key, 0) > end.generation and now_ns - end.shown_ns >= SHOWN_NS
+        return None if over else end
+
+    def note_findings(self, findings: Iterable[Finding], now_ns: int) -> None:
+        """Keep those of the core's findings with the newest end of their stage that are of its process."""
+        for (stage, _), ends in self._ends.items():
+            end, from_ns = ends[-1], ends[-1].at_ns - int(FRESH_S * 1e9)
+            if len(ends) > 1:
+                # The core reports findings of a predecessor until all stages have met.
+                from_ns = max(from_ns, ends[-2].at_ns + NEAR_NS)
+            mine = tuple(
+                finding
+                for finding in findings
+                if finding.stage == stage and from_ns <= now_ns - finding.since_s * 1e9 <= end.at_ns + NEAR_NS
+            )
+            end.findings = max(end.findings, mine, key=len)
+
+    def losses(self, now_ns: int) -> tuple[WireLoss, ...]:
+        """Return the newest broken wire with its ages at `now_ns`, unless the end of a process explains it."""
+        link, healed = self._link, self._healed
+        if link is None:
+            return ()
+        for stage in (link.stage, link.peer):
+            if any(end.at_ns >= link.mono_ns - NEAR_NS for end in self._ends.get((stage, 0), ())):
+                return ()
+        loss = WireLoss(
+            stage=link.stage, peer=link.peer, text=link.text, closed=link.closed,
+            since_s=(now_ns - link.mono_ns) / 1e9, generation=None if self._began is None else self._began.generation,
+        )  # fmt: skip
+        if healed is None:
+            return (loss,)
+        since_s = (now_ns - healed.mono_ns) / 1e9
+        return (replace(loss, healed_s=since_s, recomputed=healed.recomputed),)
+
+    def _end(self, key: Key, generation: int) -> End:
+        ends = self._ends.get(key, [])
+        if known := [end for end in ends if end.generation == generation]:
+            return known[0]
+        end = End(generation)
+        self._ends[key] = sorted([*ends, end], key=lambda one: one.generation)[-2:]
+        return end
