@@ -119,6 +119,15 @@ def test_gateway_killed_ends_the_engine(start: Start) -> None:
     assert engine.leftovers() == []
 
 
+def test_ends_that_the_supervisor_makes_are_no_facts(start: Start, reports: Path) -> None:
+    engine = start()
+    pid = serve(engine)["core"]
+    os.kill(pid, signal.SIGKILL)
+    assert engine.wait(15) == 1
+    noted = [line for line in reports.read_text().splitlines() if line.startswith("exited|")]
+    assert noted == [f"exited|core|None|{pid}|-9"], "stages end with their engine"
+
+
 def test_stage_killed_while_serving_is_reported(start: Start, reports: Path) -> None:
     engine = start()
     pid = serve(engine)["stage1"]

@@ -13,7 +13,7 @@ from ppengine.protocol.place import Place
 
 
 class Exited(msgspec.Struct, tag="exited", frozen=True, kw_only=True):
-    """A process ended by itself; from the supervisor. The end of a replaced process is no fact."""
+    """A process ended by itself; from the supervisor. The end of a process that it replaces or stops is no fact."""
 
     mono_ns: int
     role: str

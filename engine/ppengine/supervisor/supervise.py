@@ -168,7 +168,8 @@ class Supervisor:
         infos = [me, *(child.info(role) for role, child in self._children.items()), *self._executor.poll()]
         before = {_identity(info) for info in self._known if info.exit_code is not None}
         ended = [info for info in infos if info.exit_code is not None and _identity(info) not in before]
-        if self._link is not None:
+        if self._link is not None and self._end is None:
+            # Once the engine ends, processes end because this one ends them.
             for info in ended:
                 if not info.replaced:
                     self._link.note_end(info)
