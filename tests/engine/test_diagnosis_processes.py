@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, with_stage
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
 from ppengine.diagnosis import build, diagnose
@@ -328,6 +328,10 @@ SELF_MADE = {"starved", "blocked", "mismatch", "straggler", "non_finite"}
 @given(
     made=st.lists(any_stage, min_size=1, max_size=4), in_flight=st.lists(st.integers(1, 9), max_size=3), since=ages,
     report_age=ages, stopping=st.booleans(), found=st.booleans(),
+)  # fmt: skip
+@example(
+    made=[{"phase": "load", "phase_age_s": 901.0, "op": "receive", "op_peer": 1, "op_age_s": 3.0}, {}], in_flight=[1],
+    since=5.0, report_age=0.1, stopping=False, found=False,
 )  # fmt: skip
 def test_no_root_waits_for_another_stage(made, in_flight, since, report_age, stopping, found):
     stages = [stage(k, **changes) for k, changes in enumerate(made)]

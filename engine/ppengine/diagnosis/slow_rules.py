@@ -13,6 +13,8 @@ from ppengine.protocol.snapshot import Verdict
 
 _MEETS = "collective"
 """Phase of a loaded stage that waits for its neighbours."""
+_SERVES = frozenset({"receive", "token_return", "forward", "send"})
+"""Operations of a stage that serves: beside a phase of loading, the phase is the older half of a torn sample."""
 _FRESH_MS = 4000.0
 _ALL_SLOW = 1.2
 """If every stage is this much slower than before, the host is slow, and a stage only if it exceeds the others."""
@@ -39,7 +41,7 @@ def stragglers(case: Case) -> list[Verdict]:
 
 
 def _over_budget(stage: StageEvidence) -> bool:
-    budget = PHASE_BUDGET_S.get(stage.phase or "")
+    budget = None if stage.op in _SERVES else PHASE_BUDGET_S.get(stage.phase or "")
     return budget is not None and (stage.phase_age_s or 0.0) > budget and not is_lost(stage)
 
 
