@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from ppengine.protocol.control import Outcome
+from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.recording import Update
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb, name_of
@@ -19,7 +19,9 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
+from ppconsole.link.settings import Settings, settings_path
 from ppconsole.link.source import Source
+from ppconsole.link.unattached import Unattached
 from ppconsole.model import grammar
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
@@ -29,7 +31,7 @@ from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.view.commands import shell_line, target_of
 from ppconsole.view.display import DisplayModel
-from ppconsole.widgets.stdout_driver import StdoutDriver
+from ppconsole.widgets.driver import ConsoleDriver
 from ppconsole.widgets.theme import choose_theme, themes
 
 TICK_S, SOON_S = 1.0, 0.25
@@ -53,8 +55,9 @@ class ConsoleApp(App[int]):
 
     def __init__(
         self,
-        source: Source,
+        source: Source | None,
         *,
+        settings: Settings | None = None,
         read_only: bool = False,
         title: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -63,8 +66,9 @@ class ConsoleApp(App[int]):
         # Chosen first: Textual takes NO_COLOR out of the environment. Without it colours become greys, not nothing.
         wanted = theme or choose_theme(os.environ)
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
-        self.source = source
-        self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=source.live), clock, title)
+        self.source = source or Unattached()
+        self.settings = settings or Settings()
+        self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=self.source.live), clock, title)
         self.following = Following(self)
         self.main = MainScreen(self, self.following)
         self.navigation = Navigator(self, self.main, self.following)
@@ -85,11 +89,32 @@ class ConsoleApp(App[int]):
     def on_mount(self) -> None:
         """Show the main screen, start the source and the clock."""
         self.push_screen(self.main)
+        if isinstance(self.source, Unattached):
+            self.navigation.open_engines(must_choose=True)
         self._start_source()
         self._tick_in(TICK_S + EARLY_S)
+        if self.settings.problem:
+            self.report(self.settings.problem, bad=True)
 
     def _start_source(self) -> None:
         self.run_worker(self.source.start(self.on_update), name="link", exit_on_error=False)
+
+    def switch_to(self, record: EngineRecord) -> None:
+        """Leave the present engine and attach to another one; neither of them is touched."""
+        self.run_worker(self._switch_to(record), name="switch", group="switch", exclusive=True, exit_on_error=False)
+
+    async def _switch_to(self, record: EngineRecord) -> None:
+        from ppconsole.link.engine_link import EngineLink
+
+        await self.source.close()
+        self.source = EngineLink(record, read_only=self.model.state.read_only, slow=True)
+        self.model.restart()
+        self.following.request = None
+        self.main.forget()
+        while self.screen is not self.main:
+            self.pop_screen()
+        self._start_source()
+        self.paint()
 
     async def on_unmount(self) -> None:
         """Close the source; the engine is not touched."""
@@ -116,7 +141,7 @@ class ConsoleApp(App[int]):
         """Take one update. The next tick paints it; a change of the link or of a verdict is painted at once."""
         change = self.model.take(update)
         if change.epoch:
-            self.main.selection.requests.forget()
+            self.main.forget()
             self.following.request = None
         if change.alarm:
             self.call_later(self.paint)
@@ -221,14 +246,15 @@ def _stop(timer: Timer | None) -> None:
         timer.stop()
 
 
-def run_console(source: Source, *, read_only: bool, title: str) -> int:
+def run_console(source: Source | None, *, read_only: bool, title: str) -> int:
     """Run the console until the operator leaves; return the exit code. `title`: a note on the screen.
+
+    Without a source it begins with the list of engines.
 
     `PPCONSOLE_THEME` (dark, light, terminal) sets the colours. `PPCONSOLE_MOUSE=1` takes the mouse; otherwise the
     terminal keeps it, so that text can be selected and copied.
     """
-    app = ConsoleApp(source, read_only=read_only, title=title)
-    if not (sys.__stderr__ and sys.__stderr__.isatty()):
-        app.driver_class = StdoutDriver
+    app = ConsoleApp(source, settings=Settings(settings_path()), read_only=read_only, title=title)
+    app.driver_class = ConsoleDriver
     app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1")
     return app.return_code or 0

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import snapshots
-from ppconsole.view import commands, plan
+from ppconsole.view import commands, completion, plan
 from ppconsole.view.cells import text_of
 from ppconsole.view.cursor import Cursor
 from ppengine.protocol.control import Outcome, Refused
@@ -134,14 +134,46 @@ def test_a_wrong_line_says_what_would_be_right(line, says):
 
 def test_completion():
     picture = snapshots.snapshot(4, 6)
-    assert commands.complete("pre", picture) == "preempt"
-    assert commands.complete("abort r-00", picture) == "abort r-0000"
-    assert commands.complete("preempt r-1 --mode s", picture) == "preempt r-1 --mode swap"
-    assert commands.complete("check f", picture) == "check finite"
-    assert commands.complete("check finite of", picture) == "check finite off"
-    assert commands.complete("cordon --s", picture) == "cordon --stage"
-    assert commands.complete("cordon --stage ", picture) == "cordon --stage 0"
-    assert commands.complete("", picture) is None and commands.complete("zzz", picture) is None
+
+    def first(line):
+        return next(iter(completion.complete(line, picture, commands.NAMES)), None)
+
+    assert first("pre") == "preempt"
+    assert first("abort r-00") == "abort r-0000"
+    assert first("preempt r-1 --mode s") == "preempt r-1 --mode swap"
+    assert first("check f") == "check finite"
+    assert first("check finite of") == "check finite off"
+    assert first("cordon --s") == "cordon --stage"
+    assert first("cordon --stage ") == "cordon --stage 0"
+    assert first("set max") == "set max-tokens"
+    assert completion.complete("set chat o", picture, ()) == ["set chat on", "set chat off"]
+    assert first("zzz") is None and first("set zzz ") is None
+
+
+def test_tab_completes_as_a_shell_does():
+    def find(line):
+        return completion.complete(line, None, commands.NAMES)
+
+    step = completion.advance(completion.Completion(), "st", find, 1)
+    assert (step.line, step.candidates) == ("st", ("stop", "stacks", "streams")), "they share no more than is written"
+    seen = []
+    for _ in range(4):
+        step = completion.advance(step, step.line, find, 1)
+        seen.append(step.line)
+    assert seen == ["stop", "stacks", "streams", "stop"]
+    assert completion.advance(step, step.line, find, -1).line == "streams"
+    assert completion.advance(completion.Completion(), "set", find, 1).candidates == ("set-memory", "set")
+    assert completion.advance(completion.Completion(), "sw", find, 1).line == "swap-", "what all share"
+    assert completion.advance(completion.Completion(), "pree", find, 1) == completion.Completion("preempt ")
+    assert completion.advance(completion.Completion(), "zzz", find, 1) == completion.Completion("zzz")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("prempt", "preempt"), ("diagnsis", "diagnosis"), ("Stop", "stop"), ("qit", "quit")]
+)
+def test_a_mistyped_command_is_answered_with_the_nearest_one(word, meant):
+    with pytest.raises(commands.UsageError, match=rf"'{word}' is not a command; did you mean {meant}\?"):
+        commands.parse(f"{word} x")
 
 
 def test_revision_belongs_to_the_target():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -38,24 +37,11 @@ def ls_command(as_json: bool, timeout: float) -> None:
 
 
 async def _states(timeout: float) -> list[tuple[EngineRecord, str]]:
-    from ppengine.protocol.discovery import RuntimeDirError, list_engines
+    from ppengine.protocol.discovery import RuntimeDirError
+
+    from ppconsole.link.survey import survey
 
     try:
-        records = list_engines()
+        return await survey(timeout)
     except RuntimeDirError as error:
         raise exits.Failure(str(error)) from None
-    states = await asyncio.gather(*(_state(record, timeout) for record in records))
-    return list(zip(records, states, strict=True))
-
-
-async def _state(record: EngineRecord, timeout: float) -> str:
-    """Return the state in the engine's first snapshot, `no answer` if none came in time."""
-    from ppconsole.cli.options import Common
-    from ppconsole.cli.session import one_snapshot
-    from ppconsole.link.source import LinkLost
-
-    try:
-        snapshot = await one_snapshot(Common(engine=record.id, timeout=timeout))
-    except (LinkLost, exits.Failure):
-        return "no answer"
-    return snapshot.engine.state

@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 def attach_command(named: str | None, engine: str | None, read_only: bool, as_json: bool, timeout: float | None) -> int:
     """Open the console on ENGINE.
 
-    ENGINE may be left out when one runs here. Leaving never touches the engine.
+    ENGINE may be left out: of several that run here, the screen lists them to choose from. Leaving never touches
+    the engine.
     """
     if named and engine and named != engine:
         raise exits.Failure(f"two engines are named, {named} and -e {engine}; attach takes one", exits.USAGE)
     record = _choose(named or engine, as_json)
+    if record is None:
+        from ppconsole.app import run_console
+
+        return run_console(None, read_only=read_only, title="")
     if as_json:
         text = f"attach --json: a screen has no JSON; see ppconsole -e {record.id} status --json"
         raise exits.Failure(text, exits.USAGE)
@@ -63,8 +68,8 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _choose(wanted: str | None, as_json: bool) -> EngineRecord:
-    """Return the engine to open; of several, the one that the operator picks. Raises Failure."""
+def _choose(wanted: str | None, as_json: bool) -> EngineRecord | None:
+    """Return the engine to open; None if there are several to choose from on the screen. Raises Failure."""
     from ppengine.protocol.discovery import RuntimeDirError
 
     from ppconsole.link.find import NoEngine, SeveralEngines, find_engine
@@ -72,7 +77,10 @@ def _choose(wanted: str | None, as_json: bool) -> EngineRecord:
     try:
         return find_engine(wanted)
     except SeveralEngines as several:
-        return _pick(several.records, str(several), as_json)
+        if as_json or not has_terminal():
+            _print_engines(several.records, as_json)
+            raise exits.Failure(str(several), exits.USAGE) from None
+        return None
     except NoEngine as error:
         if as_json:
             print_json([])
@@ -81,18 +89,10 @@ def _choose(wanted: str | None, as_json: bool) -> EngineRecord:
         raise exits.Failure(str(error)) from None
 
 
-def _pick(records: list[EngineRecord], text: str, as_json: bool) -> EngineRecord:
-    """Let the operator choose by number; without a terminal print the list and end with a usage error."""
+def _print_engines(records: list[EngineRecord], as_json: bool) -> None:
     from ppconsole.cli.render import engine_lines
 
     if as_json:
         print_json(records)
-        raise exits.Failure(text, exits.USAGE)
-    lines = engine_lines([(record, "-") for record in records], time.time())
-    if not has_terminal():
-        click.echo("\n".join(lines))
-        raise exits.Failure(text, exits.USAGE)
-    for number, line in enumerate(lines):
-        click.echo(f"{number or '':>3} {line}", err=True)
-    choice: int = click.prompt("attach to", type=click.IntRange(1, len(records)), err=True)
-    return records[choice - 1]
+    else:
+        click.echo("\n".join(engine_lines([(record, "-") for record in records], time.time())))

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ppengine.protocol.control import Outcome
+from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb
 
+from ppconsole.link.settings import Settings
 from ppconsole.link.source import Source
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.keys import Key
+
+
+class Selected(NamedTuple):
+    """The request and the stage that a verb of a screen acts on; None: it has none."""
+
+    request: str | None = None
+    stage: int | None = None
 
 
 class Navigation(Protocol):
@@ -21,7 +30,7 @@ class Navigation(Protocol):
         """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot."""
 
     def begin_verb(self, name: str) -> None:
-        """Begin the verb of a key on the selected request or stage."""
+        """Begin the verb of a key on the selection of the present screen."""
 
     def begin_command(self, name: str, needs_words: bool) -> None:
         """Run a command, or open the command line with its name if it needs more words."""
@@ -49,6 +58,10 @@ class Console(Protocol):
     @property
     def model(self) -> DisplayModel:
         """The state and the view of it."""
+
+    @property
+    def settings(self) -> Settings:
+        """The console's own settings."""
 
     @property
     def navigation(self) -> Navigation:
@@ -79,6 +92,9 @@ class Console(Protocol):
 
     def use_theme(self, name: str) -> None:
         """Change colours."""
+
+    def switch_to(self, record: EngineRecord) -> None:
+        """Leave the present engine and attach to another one."""
 
     def export(self) -> None:
         """Write an export into the current folder."""

@@ -9,13 +9,12 @@ from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 
 from ppconsole.model.safe import clean
-from ppconsole.screens.console import Console
-from ppconsole.screens.reader import Reader
-from ppconsole.view import drilldown, events, help_page
+from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.line_screen import verb_keys
+from ppconsole.screens.reader import SEARCH, Reader
+from ppconsole.view import drilldown, events, help_page, option_table
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import HELP_KEYS, READER_KEYS, Key
-
-_TAKE_KEYS: tuple[Key, ...] = (("t", "take again", False), *READER_KEYS)
+from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, SEARCH_KEYS, Key, reader_keys
 
 
 class RequestScreen(Reader):
@@ -23,6 +22,8 @@ class RequestScreen(Reader):
 
     topic: ClassVar[str] = "request"
     every_s: ClassVar[float] = 1.0
+    keys: ClassVar[tuple[Key, ...]] = REQUEST_SCREEN_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = verb_keys("request", "memory", "engine")
 
     def __init__(self, console: Console, request: str) -> None:
         super().__init__(console)
@@ -32,6 +33,10 @@ class RequestScreen(Reader):
     def heading(self) -> str:
         """Return the request's id."""
         return f"REQUEST {clean(self.request)}"
+
+    def selected(self) -> Selected:
+        """Return the request."""
+        return Selected(request=self.request)
 
     def cli(self) -> str:
         """Return the verb that prints the same."""
@@ -51,14 +56,30 @@ class RequestScreen(Reader):
         self._detail = answer if isinstance(answer, RequestDetail) else None
 
 
-class StageScreen(Reader):
+class _OfStage(Reader):
+    """A reader about one stage or, with None, about all: the verbs of its keys act on that stage."""
+
+    BINDINGS: ClassVar[list[BindingType]] = verb_keys("stage", "memory", "engine")
+    first_keys: ClassVar[tuple[Key, ...]] = ()
+    """Keys of the screen's own."""
+
+    def __init__(self, console: Console, stage: int | None = None) -> None:
+        super().__init__(console)
+        self.stage = stage
+
+    def selected(self) -> Selected:
+        """Return the stage."""
+        return Selected(stage=self.stage)
+
+    def shown_keys(self) -> tuple[Key, ...]:
+        """Return the keys; those of verbs on a stage only where there is one."""
+        return reader_keys(self.first_keys, self.stage)
+
+
+class StageScreen(_OfStage):
     """One stage in full, from the snapshot."""
 
     topic: ClassVar[str] = "stage"
-
-    def __init__(self, console: Console, stage: int) -> None:
-        super().__init__(console)
-        self.stage = stage
 
     def heading(self) -> str:
         """Return the stage's number."""
@@ -77,16 +98,15 @@ class StageScreen(Reader):
         return [line for each in found for line in drilldown.stage_rows(snapshot, each, width)]
 
 
-class StacksScreen(Reader):
+class StacksScreen(_OfStage):
     """Stacks, taken when the screen opens and on `t`: taking them stops stages and core for a moment."""
 
     topic: ClassVar[str] = "stacks"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
-    keys: ClassVar[tuple[Key, ...]] = _TAKE_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = [*SEARCH, Binding("t", "take", "take again", show=False)]
+    first_keys: ClassVar[tuple[Key, ...]] = (("t", "take again", False), *SEARCH_KEYS)
 
     def __init__(self, console: Console, stage: int | None = None) -> None:
-        super().__init__(console)
-        self.stage = stage
+        super().__init__(console, stage)
         self._detail: StacksDetail | None = None
 
     def heading(self) -> str:
@@ -113,16 +133,17 @@ class StacksScreen(Reader):
         self.paint()
 
 
-class LogsScreen(Reader):
+class LogsScreen(_OfStage):
     """Newest log lines of all processes or of one stage; it stays at the end unless scrolled up."""
 
     topic: ClassVar[str] = "logs"
     every_s: ClassVar[float] = 2.0
     follows_end: ClassVar[bool] = True
+    first_keys: ClassVar[tuple[Key, ...]] = SEARCH_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = SEARCH
 
     def __init__(self, console: Console, stage: int | None = None) -> None:
-        super().__init__(console)
-        self.stage = stage
+        super().__init__(console, stage)
         self._detail: LogsDetail | None = None
 
     def heading(self) -> str:
@@ -148,6 +169,8 @@ class EventsScreen(Reader):
 
     topic: ClassVar[str] = "events"
     follows_end: ClassVar[bool] = True
+    keys: ClassVar[tuple[Key, ...]] = reader_keys(SEARCH_KEYS, None)
+    BINDINGS: ClassVar[list[BindingType]] = [*SEARCH, *verb_keys("memory", "engine")]
 
     def heading(self) -> str:
         """Return the title."""
@@ -161,6 +184,20 @@ class EventsScreen(Reader):
         """Return one row an event."""
         rows = [events.event_row(event, width, full=True) for event in self.console.model.shown.events]
         return rows or [row(("  nothing has happened yet", "dim"))]
+
+
+class OptionsScreen(Reader):
+    """The options of prompts."""
+
+    topic: ClassVar[str] = "set"
+
+    def heading(self) -> str:
+        """Return the title."""
+        return "SET"
+
+    def body(self, width: int) -> list[Row]:
+        """Return one row an option."""
+        return option_table.rows(self.console.settings.prompt, width)
 
 
 class HelpScreen(Reader):

@@ -7,38 +7,34 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
-from textual.screen import Screen
 
 from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
-from ppconsole.screens.console import Console
+from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.following import Following
+from ppconsole.screens.line_screen import LineScreen
 from ppconsole.view import board, commands, keys
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH, frame
 from ppconsole.view.selection import Selection
 from ppconsole.widgets.lines import Lines
-from ppconsole.widgets.prompt import Mode, PromptLine
+from ppconsole.widgets.prompt import Mode
 
 _BELOW = 2
 """Prompt and key line: below output and events."""
 
 
-class MainScreen(Screen[None]):
+class MainScreen(LineScreen):
     """Paints on the app's tick and at once on a key. The selection belongs to ids."""
-
-    AUTO_FOCUS = ""
 
     BINDINGS: ClassVar[list[BindingType]] = MAIN
 
     def __init__(self, console: Console, following: Following) -> None:
-        super().__init__()
-        self.console = console
+        super().__init__(console)
         self.selection = Selection(console.model)
         self.block_map = BlockMapFeed(console, on_new_request=self.paint)
         self._following = following
         self._model = console.model
-        self._composed = False
 
     def compose(self) -> ComposeResult:
         """Banner and verdict; left and right; prompt; keys."""
@@ -46,7 +42,7 @@ class MainScreen(Screen[None]):
         with Horizontal(id="middle"):
             yield Lines(id="left")
             yield Lines(id="right")
-        yield PromptLine(lambda text: commands.complete(text, self._model.state.snapshot), id="prompt")
+        yield self.made_line()
         yield Lines(id="foot", classes="one")
 
     def on_mount(self) -> None:
@@ -99,22 +95,30 @@ class MainScreen(Screen[None]):
             rack.styles.margin = (0, 0, _BELOW + size.output + size.events, 0)
 
     def _paint_foot(self, width: int) -> None:
-        """Show the keys of the present context."""
-        line = self.query_one(PromptLine)
-        shown = keys.STAGE_KEYS if self.selection.on_stages else keys.REQUEST_KEYS
-        if line.input.has_focus:
-            by_mode = {"prompt": keys.PROMPT_KEYS, "filter": keys.FILTER_KEYS, "command": keys.COMMAND_KEYS}
-            shown = by_mode[line.mode]
+        """Show the prompt's options, and the keys of the present context."""
+        self.line.show_options(self.console.settings.prompt.summary())
+        selection = self.selection
+        shown = keys.stage_keys(selection.stage()) if selection.on_stages else keys.REQUEST_KEYS
         note = self._model.title if len(self._model.title) <= width // 2 else ""
         foot = keys.footer(shown, width, verbs=not self._model.verbs_off(), note=note)
-        self.query_one("#foot", Lines).show([foot])
+        self.query_one("#foot", Lines).show([self.line_foot(width) or foot])
 
     def refresh_blocks(self) -> None:
         """Fetch the block map, while the right column is there and no other screen covers it."""
         if self.selection.frame.side and self.is_current and not self._model.grey and self.console.source.live:
             self.block_map.fetch()
 
+    def forget(self) -> None:
+        """Forget the selection and the block map: they are of another engine or epoch."""
+        self.selection.forget()
+        self.block_map.blocks = None
+
     # --- selection --------------------------------------------------------------------------------------------
+
+    def selected(self) -> Selected:
+        """Return the request, or the stage, that has the focus."""
+        stage = self.selection.focused_stage()
+        return Selected(None if self.selection.on_stages else self.selection.request(), stage)
 
     def wanted_request(self) -> str | None:
         """Return the selected request; report if there is none."""
@@ -174,14 +178,6 @@ class MainScreen(Screen[None]):
         request = None if self.selection.on_stages else self.selection.request()
         self.console.copy_cli(("show", request) if request else ("status",))
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Refuse every key but those of the line while it is edited."""
-        return not (self._composed and self.query_one(PromptLine).input.has_focus)
-
-    def action_verb(self, name: str) -> None:
-        """Begin the verb on the selection."""
-        self.console.navigation.begin_verb(name)
-
     # --- the line at the bottom -------------------------------------------------------------------------------
 
     def action_line(self, mode: Mode) -> None:
@@ -192,34 +188,31 @@ class MainScreen(Screen[None]):
         else:
             self.open_line(mode, self._model.state.filter if mode == "filter" else "")
 
-    def open_line(self, mode: Mode, text: str) -> None:
-        """Open the line for `mode` with `text` in it."""
-        self.query_one(PromptLine).open(mode, text)
-        self.paint()
-
-    def on_prompt_line_given(self, event: PromptLine.Given) -> None:
+    def given(self, mode: Mode, text: str) -> None:
         """Send the prompt, keep the filter, or run the command."""
-        line = self.query_one(PromptLine)
-        if event.mode == "prompt":
-            line.input.value = ""
-            if event.text.strip():
-                self._following.submit(commands.prompt(event.text))
-        else:
-            line.close()
-            if event.mode == "command" and event.text.strip():
-                self.console.navigation.run_line(event.text.strip())
-        self.paint()
+        if mode != "prompt":
+            super().given(mode, text)
+        elif text.strip():
+            self._following.submit(commands.prompt(text, self.console.settings.prompt))
 
-    def on_prompt_line_typed(self, event: PromptLine.Typed) -> None:
+    def typed(self, mode: Mode, text: str) -> None:
         """Filter while typing."""
-        if event.mode == "filter":
-            self._model.set_filter(event.text)
-            self.selection.requests.forget()
-            self.paint()
+        if mode == "filter":
+            self._filter(text)
 
-    def on_prompt_line_left(self, event: PromptLine.Left) -> None:
+    def left(self, mode: Mode) -> None:
         """Leave the line; clear the filter."""
-        self.query_one(PromptLine).close()
-        if event.mode == "filter":
-            self._model.set_filter("")
+        super().left(mode)
+        if mode == "filter":
+            self._filter("")
+
+    def action_clear_filter(self) -> None:
+        """Show all requests again."""
+        if self._model.state.filter:
+            self._filter("")
+
+    def _filter(self, text: str) -> None:
+        """Show the requests that match `text`."""
+        self._model.set_filter(text)
+        self.selection.requests.forget()
         self.paint()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import Submit, Verb, name_of
 from textual.app import App
 from textual.screen import Screen
 
+from ppconsole.model.prompt_options import OptionError
 from ppconsole.screens.following import Following
+from ppconsole.screens.line_screen import LineScreen
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.view import commands
 from ppconsole.view.keys import Key
+
+NOTHING_CHOSEN = 130
+"""Return code of a console that was left before an engine was chosen."""
 
 # Screens other than the main one are imported when they open: the first screen must be there at once.
 
@@ -46,12 +52,30 @@ class Navigator:
             "logs": lambda: details.LogsScreen(console, stage),
             "events": lambda: details.EventsScreen(console),
             "diagnosis": lambda: DiagnosisScreen(console),
-            "explain": lambda: DiagnosisScreen(console),
+            "set": lambda: details.OptionsScreen(console),
             "streams": lambda: StreamsScreen(console),
             "help": lambda: details.HelpScreen(console, "main"),
             "show": lambda: details.RequestScreen(console, request),
         }
-        self._app.push_screen(screens[name]())
+        if name == "engines":
+            self.open_engines()
+        else:
+            self._app.push_screen(screens[name]())
+
+    def open_engines(self, *, must_choose: bool = False) -> None:
+        """Open the list of engines, and attach to the one that is chosen. `must_choose`: without one, leave."""
+        from ppconsole.screens.engines_screen import EnginesScreen
+
+        snapshot = self._model.state.snapshot
+
+        def chosen(record: EngineRecord | None) -> None:
+            if record is not None:
+                self._console.switch_to(record)
+            elif must_choose:
+                self._app.exit(NOTHING_CHOSEN)
+
+        present = snapshot.engine.id if snapshot is not None and self._model.state.live_source else ""
+        self._app.push_screen(EnginesScreen(present, lambda text: self._console.report(text, bad=True)), chosen)
 
     def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
         """Open the legend of `screen` and its `keys`."""
@@ -89,27 +113,35 @@ class Navigator:
 
     def _build(self, name: str, snapshot: Snapshot) -> Verb | str | None:
         """Return the verb of a key, or the line that it begins; None, and a report, without a target."""
-        request = self._main.wanted_request() if ROWS[name].target == "request" else None
-        if request is None and ROWS[name].target == "request":
+        screen = self._screen()
+        if screen is self._main and ROWS[name].target == "request" and not self._main.wanted_request():
             return None
         try:
-            return commands.of_key(name, snapshot, request, self._main.selection.focused_stage())
+            return commands.of_key(name, snapshot, *screen.selected())
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return None
 
+    def _screen(self) -> LineScreen:
+        """Return the present screen, below any dialog."""
+        found = (screen for screen in reversed(self._app.screen_stack) if isinstance(screen, LineScreen))
+        return next(found, self._main)
+
     def begin_command(self, name: str, needs_words: bool) -> None:
         """Run a command, or open the command line with its name if it needs more words."""
         if needs_words:
-            self._main.open_line("command", f"{name} ")
+            self._screen().open_line("command", f"{name} ")
         else:
             self.run_line(name)
 
     def run_line(self, text: str) -> None:
         """Run a command line: the name of a screen, or a verb."""
         word, _, rest = text.partition(" ")
+        word = commands.ALIASES.get(word, word)
         if word == "quit":
             self._app.exit(0)
+        elif word == "set":
+            self._set(rest)
         elif word == "show" and rest.strip():
             self.open_reader("show", request=rest.strip())
         elif word in commands.SCREENS and word != "show":
@@ -117,11 +149,27 @@ class Navigator:
         else:
             self._run_verb(text)
 
+    def _set(self, rest: str) -> None:
+        """Set an option of prompts; without words show them all."""
+        settings = self._console.settings
+        try:
+            words = commands.words_of_line(rest)
+            if not words:
+                self.open_reader("set")
+                return
+            settings.set_prompt(settings.prompt.changed(words))
+        except (commands.UsageError, OptionError) as error:
+            self._console.report(f"set: {error}", bad=True)
+        except OSError as error:
+            self._console.report(f"set: in effect, but not kept for the next start: {error}", bad=True)
+        else:
+            self._console.report(f"prompts: {settings.prompt.summary()}", bad=False)
+
     def _run_verb(self, text: str) -> None:
         """Parse and begin a verb; report an error in the line."""
         why = self._model.verbs_off()
         try:
-            verb = commands.parse(text, self._main.selection.request())
+            verb = commands.parse(text, self._screen().selected().request, self._console.settings.prompt)
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return

@@ -7,20 +7,31 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.worker import Worker
 
 from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console
+from ppconsole.screens.line_screen import LineScreen, line_key
+from ppconsole.view import search
 from ppconsole.view.cells import EMPTY, Row, Seg, spread
 from ppconsole.view.keys import READER_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.prompt import Mode
+
+SEARCH: list[BindingType] = [
+    line_key("slash", "search"),
+    Binding("n", "find(1)", "next match", show=False),
+    Binding("N", "find(-1)", "previous match", show=False),
+]
+"""Keys of a reader whose text can be searched."""
+_SEARCHED_WIDTH = 1000
+"""Rows are searched in this width, so that the part of a row that does not fit is searched, too."""
 
 
-class Reader(Screen[None]):
+class Reader(LineScreen):
     """Shows `body()`; loads by `load()` when it opens and then every `every_s` seconds (0: never again)."""
 
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss_reader", "back", show=False),
         Binding("up,k", "scroll(-1)", "up", show=False),
@@ -30,6 +41,7 @@ class Reader(Screen[None]):
         Binding("g,home", "ends(0)", "first", show=False),
         Binding("G,end", "ends(1)", "last", show=False),
         Binding("question_mark", "help", "help", show=False),
+        line_key("colon", "command"),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
     ]
     topic: ClassVar[str] = ""
@@ -39,10 +51,12 @@ class Reader(Screen[None]):
     keys: ClassVar[tuple[Key, ...]] = READER_KEYS
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
+        super().__init__(console)
         self.problem = ""
-        self._composed = False
+        self._wanted = ""
+        """The text that is searched."""
+        self._match = -1
+        """The row of the match that was gone to."""
         self._top = 0
         self._at_end = self.follows_end
         self._height = 1
@@ -69,9 +83,10 @@ class Reader(Screen[None]):
         """Fetch details that the snapshot lacks. LinkLost and QueryFailed become `problem`."""
 
     def compose(self) -> ComposeResult:
-        """Title, body, keys."""
+        """Title, body, line, keys."""
         yield Lines(id="reader-title", classes="one")
         yield Lines(id="reader-body")
+        yield self.made_line("hidden")
         yield Lines(id="reader-foot", classes="one")
 
     def on_mount(self) -> None:
@@ -107,19 +122,32 @@ class Reader(Screen[None]):
         """Show the rows that are in view."""
         if not self._composed or not self.is_attached:
             return
-        width, height = self.size.width, self.size.height - 2
+        width, is_open = self.size.width, self.line.is_open
+        height = self.size.height - 2 - is_open
+        self.line.set_class(not is_open, "hidden")
         rows = self.body(width)
         self._height, self._total = max(1, height), len(rows)
         last = max(0, self._total - self._height)
         self._top = last if self._at_end else max(0, min(self._top, last))
-        where = "" if last == 0 else f"{self._top + 1}-{min(self._total, self._top + height)} of {self._total} "
-        grey = self.console.model.grey
+        places = self._places(rows)
+        self._paint_title(width, places, height)
+        visible = rows[self._top : self._top + height]
+        for at in set(places) & set(range(self._top, self._top + height)):
+            visible[at - self._top] = search.marked(rows[at], self._wanted, at == self._match)
+        self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=self.console.model.grey)
+        foot = footer(self.shown_keys(), width, verbs=not self.console.model.verbs_off())
+        self.query_one("#reader-foot", Lines).show([self.line_foot(width) or foot])
+
+    def _paint_title(self, width: int, places: Sequence[int], height: int) -> None:
+        """Show heading and link; at the right the matches, and which rows are in view."""
+        where = ""
+        if self._wanted:
+            number = f"{places.index(self._match) + 1}/" if self._match in places else ""
+            where = f"/{clean(self._wanted)} {number}{len(places)}  "
+        if self._total > self._height:
+            where += f"{self._top + 1}-{min(self._total, self._top + height)} of {self._total} "
         left: list[Seg] = [(f" {self.heading()} ", "chip.name"), (" ", ""), *self.console.model.link_segs()]
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
-        visible = rows[self._top : self._top + height]
-        self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=grey)
-        foot = footer(self.shown_keys(), width, verbs=not self.console.model.verbs_off())
-        self.query_one("#reader-foot", Lines).show([foot])
 
     @property
     def top(self) -> int:
@@ -149,6 +177,57 @@ class Reader(Screen[None]):
     def action_ends(self, end: int) -> None:
         """Go to the first or the last line."""
         self.action_scroll(self._total if end else -self._total)
+
+    # --- search -------------------------------------------------------------------------------------------------
+
+    def _places(self, rows: Sequence[Row]) -> list[int]:
+        """Return the rows that match the search."""
+        if not self._wanted:
+            return []
+        wide = self.body(_SEARCHED_WIDTH)
+        return search.found(wide if len(wide) == len(rows) else rows, self._wanted)
+
+    def _look_for(self, text: str, after: int, step: int) -> None:
+        """Search `text` and show its next match."""
+        self._wanted = text
+        rows = self.body(self.size.width)
+        at = search.next_after(self._places(rows), after, step)
+        self._match = -1 if at is None else at
+        if at is None:
+            self.paint()
+        elif not self._top <= at < self._top + self._height:
+            self.scroll_to_row(max(0, at - self._height // 3))
+        else:
+            self.scroll_to_row(self._top)
+
+    def action_find(self, step: int) -> None:
+        """Go to the next or the previous match."""
+        if self._wanted:
+            self._look_for(self._wanted, self._match if self._match >= 0 else self._top - 1, step)
+
+    def given(self, mode: Mode, text: str) -> None:
+        """Keep the search, or run the command."""
+        super().given(mode, text)
+        if mode == "search" and self._wanted and self._match < 0:
+            self.console.report(f"{self._wanted!r} is not here", bad=False)
+
+    def typed(self, mode: Mode, text: str) -> None:
+        """Search while typing, from the row that was at the top."""
+        if mode == "search":
+            self._look_for(text, self._top - 1, 1)
+
+    def left(self, mode: Mode) -> None:
+        """Leave the line; clear the search."""
+        super().left(mode)
+        if mode == "search":
+            self._wanted, self._match = "", -1
+
+    def open_line(self, mode: Mode, text: str) -> None:
+        """Show the line and open it."""
+        self.line.remove_class("hidden")
+        super().open_line(mode, text)
+
+    # --- leaving ------------------------------------------------------------------------------------------------
 
     def action_dismiss_reader(self) -> None:
         """Go back."""

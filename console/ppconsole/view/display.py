@@ -44,9 +44,21 @@ class DisplayModel:
         self.problem = ""
         """A failure inside the console itself, for the banner."""
         self.history: deque[float] = deque(maxlen=HISTORY)
+        self.lines: dict[str, list[str]] = {}
+        """Lines that were entered, by mode."""
         self._clock = clock
         self._frozen: ConsoleState | None = None
         self._frozen_at = 0.0
+
+    def restart(self) -> None:
+        """Forget one engine before the console attaches to another; order and filter stay."""
+        old = self.state
+        self.state = ConsoleState(
+            filter=old.filter, sort=old.sort, descending=old.descending, read_only=old.read_only, live_source=True
+        )
+        self.title = self.problem = ""
+        self.history.clear()
+        self._frozen = None
 
     def take(self, update: Update) -> Change:
         """Apply one update from the source and return its effect."""

@@ -24,11 +24,23 @@ REQUEST_KEYS: tuple[Key, ...] = (
     ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
     ("q", "quit", False),
 )  # fmt: skip
-STAGE_KEYS: tuple[Key, ...] = (
-    ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
-    *_verbs("stage"), *_verbs("memory"), ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False),
-    ("e", "events", False), *_verbs("engine"), (":", "command", False), ("spc", "freeze", False), ("q", "quit", False),
-)  # fmt: skip
+
+
+def stage_keys(stage: int | None) -> tuple[Key, ...]:
+    """Return the keys while the stages have the focus; those of verbs name the stage that they act on."""
+    return (
+        ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
+        *on_stage(stage), *_verbs("memory"), ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False),
+        ("e", "events", False), *_verbs("engine"), (":", "command", False), ("spc", "freeze", False),
+        ("q", "quit", False),
+    )  # fmt: skip
+
+
+def on_stage(stage: int | None) -> tuple[Key, ...]:
+    """Return the keys of the verbs on a stage, with its number."""
+    return tuple((key, text if stage is None else f"{text} {stage}", verb) for key, text, verb in _verbs("stage"))
+
+
 DIAGNOSIS_KEYS: tuple[Key, ...] = (
     ("x", "run it", True), ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False),
     ("E", "export", False), ("v", "streams", False), ("y", "copy", False), ("↑↓", "scroll", False),
@@ -39,20 +51,34 @@ STREAMS_KEYS: tuple[Key, ...] = (
     ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
     ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
-PROMPT_KEYS: tuple[Key, ...] = (
-    ("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False),
-)  # fmt: skip
-FILTER_KEYS: tuple[Key, ...] = (
-    ("⏎", "keep", False), ("esc", "clear", False), ("!word", "must not match", False),
-)  # fmt: skip
-COMMAND_KEYS: tuple[Key, ...] = (
-    ("⏎", "run", False), ("→", "complete", False), ("↑↓", "history", False), ("esc", "leave", False),
-)  # fmt: skip
+LINE_KEYS: dict[str, tuple[Key, ...]] = {
+    "prompt": (("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False), (":set", "options", False)),
+    "filter": (("⏎", "keep", False), ("esc", "clear", False), ("!word", "must not match", False)),
+    "search": (("⏎", "keep", False), ("esc", "clear", False), ("↑↓", "history", False)),
+    "command": (("⏎", "run", False), ("⇥", "complete", False), ("↑↓", "history", False), ("esc", "leave", False)),
+}  # fmt: skip
+"""Keys while the line at the bottom is open, by its mode."""
 READER_KEYS: tuple[Key, ...] = (
-    ("↑↓", "scroll", False), ("g G", "ends", False), ("esc", "back", False), ("y", "copy CLI line", False),
-    ("^s", "picture", False), ("?", "help", False),
+    ("↑↓", "scroll", False), ("g G", "ends", False), ("esc", "back", False), (":", "command", False),
+    ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False),
+)  # fmt: skip
+SEARCH_KEYS: tuple[Key, ...] = (("/", "search", False), ("n N", "next, previous", False))
+
+
+def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
+    """Return the keys of a reader with keys of its own, and with those of the verbs on its stage if it has one."""
+    verbs = on_stage(stage) if stage is not None else ()
+    return (("esc", "back", False), *first, *verbs, *(key for key in READER_KEYS if key[0] != "esc"),
+            *_verbs("memory", "engine"))  # fmt: skip
+
+
+REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
+    ("esc", "back", False), *_verbs("request"), ("↑↓", "scroll", False), *READER_KEYS[3:], *_verbs("memory", "engine"),
 )  # fmt: skip
 
+ENGINES_KEYS: tuple[Key, ...] = (
+    ("⏎", "attach", False), ("↑↓", "choose", False), ("a-z", "filter", False), ("esc", "back", False),
+)  # fmt: skip
 MEMORY_KEYS: tuple[Key, ...] = (("⏎", "confirm", False), ("esc", "cancel", False))
 CONFIRM_KEYS: tuple[Key, ...] = (
     ("⏎", "press button", False), ("← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
@@ -88,8 +114,8 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     )),
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
-        ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"),
-        ("/", "filter"), ("S R", "next sort, reverse"),
+        ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
+        ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"),
         ("Space", "freeze the display"), ("y", "copy the CLI line"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),

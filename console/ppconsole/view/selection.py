@@ -22,6 +22,11 @@ class Selection:
         self.frame: Frame = frame(80, 24, 1, False)
         self._model = model
 
+    def forget(self) -> None:
+        """Go back to the first rows."""
+        self.requests.forget()
+        self.stages.forget()
+
     def request(self) -> str | None:
         """Return the selected request; None if it is gone or there is none."""
         return self.requests.sync(self._request_ids())

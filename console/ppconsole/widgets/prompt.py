@@ -1,9 +1,9 @@
-"""The input line at the bottom: a prompt, a filter or a command, each with its label and history."""
+"""The input line at the bottom: a prompt, a filter, a search or a command, each with label, placeholder and history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -12,33 +12,74 @@ from textual.message import Message
 from textual.suggester import Suggester
 from textual.widgets import Input, Static
 
-Mode = Literal["prompt", "filter", "command"]
-LABELS: dict[Mode, str] = {"prompt": "PROMPT › ", "filter": "FILTER / ", "command": "COMMAND : "}
+from ppconsole.model.safe import clean
+from ppconsole.view.completion import Completion, advance
+
+Mode = Literal["prompt", "filter", "search", "command"]
 MAX_HISTORY = 200
+OPTIONS_WIDTH = 72
+"""From this width on the prompt's options are beside its label."""
+
+
+class Face(NamedTuple):
+    """The look of the line in one mode."""
+
+    label: str
+    mark: str
+    placeholder: str
+
+
+FACES: dict[Mode, Face] = {
+    "prompt": Face("PROMPT", "›", "write a prompt; Enter sends it"),
+    "filter": Face("FILTER", "/", "words of an id, owner, state or reason; !word excludes"),
+    "search": Face("SEARCH", "/", "a text to find; Enter, then n and N"),
+    "command": Face("COMMAND", ":", "a verb or a screen; Tab completes"),
+}
+CLOSED = "i writes a prompt"
 
 
 class Completer(Suggester):
-    """Suggests what a pure function finds for the line so far."""
+    """Suggests the first of the lines that a pure function finds for the line so far."""
 
-    def __init__(self, find: Callable[[str], str | None]) -> None:
+    def __init__(self, find: Callable[[str], Sequence[str]]) -> None:
         super().__init__(use_cache=False, case_sensitive=True)
         self._find = find
 
     async def get_suggestion(self, value: str) -> str | None:
         """Return the completed line, or None."""
-        return self._find(value)
+        return next((line for line in self._find(value) if value and line != value), None)
 
 
 class LineInput(Input):
-    """One line of text. Pasting is for prompts alone: a filter or a command must be typed."""
+    """One line of text. Pasting is for prompts alone: a filter or a command must be typed.
+
+    `take` gets every key before it is typed and returns whether it was meant for the line. Textual's own way, bindings,
+    would run Enter after the characters that came behind it in the same packet.
+    """
 
     paste_allowed = True
+
+    def __init__(self, take: Callable[[str], bool], *, id: str) -> None:
+        super().__init__(id=id, compact=True, select_on_focus=False)
+        self._take = take
+
+    def on_key(self, event: events.Key) -> None:
+        """Hand on the keys of the line."""
+        if self._take(event.key):
+            event.stop()
+            event.prevent_default()
+
+    def show(self, text: str) -> None:
+        """Show `text`, with the cursor at its end, as if nothing had been typed."""
+        with self.prevent(Input.Changed):
+            self.value = text
+        self.cursor_position = len(text)
 
     def _on_paste(self, event: events.Paste) -> None:
         event.stop()
         event.prevent_default()
         if self.paste_allowed and event.text:
-            self.insert_text_at_cursor(" ".join(event.text.split("\n")).replace("\r", ""))
+            self.insert_text_at_cursor(clean(event.text))
 
 
 class PromptLine(Horizontal):
@@ -67,73 +108,113 @@ class PromptLine(Horizontal):
             super().__init__()
             self.mode = mode
 
-    def __init__(self, complete: Callable[[str], str | None], *, id: str) -> None:
-        super().__init__(id=id)
+    class Completed(Message):
+        """Tab was pressed on a command."""
+
+    def __init__(
+        self, complete: Callable[[str], Sequence[str]], history: dict[str, list[str]], *, id: str, classes: str = ""
+    ) -> None:
+        super().__init__(id=id, classes=classes)
         self.mode: Mode = "prompt"
-        self._completer = Completer(complete)
-        self._history: dict[Mode, list[str]] = {"prompt": [], "filter": [], "command": []}
+        self.options = ""
+        """The prompt's options in short, for the label."""
+        self.completion = Completion()
+        self._complete = complete
+        self._history = history
         self._at = 0
 
     def compose(self) -> ComposeResult:
         """Label, then input."""
-        yield Static(LABELS["prompt"], id="prompt-label", markup=False)
-        yield LineInput(id="prompt-input", compact=True, placeholder="i writes a prompt", select_on_focus=False)
+        yield Static(id="prompt-label", markup=False)
+        yield LineInput(self._take, id="prompt-input")
+
+    def on_mount(self) -> None:
+        """Begin closed."""
+        self.input.suggester = None
+        self.show_options(self.options)
 
     @property
     def input(self) -> LineInput:
         """The input field."""
         return self.query_one(LineInput)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether keys go to the line. Unlike `has_focus` of the field, this is true at the very key that opens it."""
+        return self.is_mounted and self.screen.focused is self.input
+
     def open(self, mode: Mode, text: str = "") -> None:
         """Take the focus for `mode`."""
         self.mode = mode
-        self.query_one("#prompt-label", Static).update(LABELS[mode])
         field = self.input
         field.paste_allowed = mode == "prompt"
-        field.suggester = self._completer if mode == "command" else None
+        field.suggester = Completer(self._complete) if mode == "command" else None
         field.disabled = False
-        field.value = text
-        field.cursor_position = len(text)
-        self._at = len(self._history[mode])
+        field.show(text)
+        self._at = len(self._history.setdefault(mode, []))
+        self.completion = Completion()
         self.screen.set_focus(field)  # at once; `focus()` would let the next key pass
+        self.show_options(self.options)
 
     def close(self) -> None:
         """Give the focus back."""
         self.mode = "prompt"
-        self.query_one("#prompt-label", Static).update(LABELS["prompt"])
-        self.input.value = ""
+        self.input.show("")
+        self.completion = Completion()
         self.screen.set_focus(None)
+        self.show_options(self.options)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Hand the line on and remember it."""
+    def show_options(self, options: str) -> None:
+        """Show label and placeholder of the mode, and beside the label of a prompt its options."""
+        self.options = options
+        face = FACES[self.mode]
+        beside = f" {options}" if self.mode == "prompt" and self.screen.size.width >= OPTIONS_WIDTH else ""
+        label = f"{face.label}{beside} {face.mark} "
+        shown = self.query_one("#prompt-label", Static)
+        if shown.content != label:
+            shown.update(label)
+        placeholder = face.placeholder if self.is_open else CLOSED
+        if self.input.placeholder != placeholder:
+            self.input.placeholder = placeholder
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Report the text while it is typed."""
         event.stop()
-        mode, text = self.mode, event.value
-        history = self._history[mode]
+        self.completion = Completion()
+        if self.is_open:
+            self.post_message(self.Typed(self.mode, event.value))
+
+    def _take(self, key: str) -> bool:
+        """Take Enter and Esc, up and down for the history, Tab for a completion; return whether it was one of them."""
+        if key == "enter":
+            self._enter()
+        elif key == "escape":
+            self.post_message(self.Left(self.mode))
+        elif key in ("up", "down"):
+            self._recall(-1 if key == "up" else 1)
+        elif key in ("tab", "shift+tab"):
+            self._tab(-1 if key == "shift+tab" else 1)
+        else:
+            return False
+        return True
+
+    def _enter(self) -> None:
+        """Hand the line on and remember it. The field is empty at once: the next line may have come with this one."""
+        mode, text = self.mode, self.input.value
+        self.input.show("")
+        history = self._history.setdefault(mode, [])
         if text and (not history or history[-1] != text):
             history.append(text)
             del history[:-MAX_HISTORY]
         self._at = len(history)
         self.post_message(self.Given(mode, text))
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Report the text while it is typed."""
-        event.stop()
-        if self.input.has_focus:
-            self.post_message(self.Typed(self.mode, event.value))
-
-    def on_key(self, event: events.Key) -> None:
-        """Esc leaves; up and down go through the history; Tab completes a command."""
-        if event.key == "escape":
-            self.post_message(self.Left(self.mode))
-        elif event.key in ("up", "down"):
-            self._recall(-1 if event.key == "up" else 1)
-        elif event.key == "tab":
-            self.input.action_end()
-            self.input.action_cursor_right()
-        else:
-            return
-        event.stop()
-        event.prevent_default()
+    def _tab(self, step: int) -> None:
+        """Complete the command as a shell does: what all candidates share, then one candidate after the other."""
+        if self.mode == "command":
+            self.completion = advance(self.completion, self.input.value, self._complete, step)
+            self.input.show(self.completion.line)
+            self.post_message(self.Completed())
 
     def _recall(self, step: int) -> None:
         """Show an older or newer line."""

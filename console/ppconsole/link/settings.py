@@ -1,0 +1,80 @@
+"""The console's own settings, kept from one start to the next in `$XDG_STATE_HOME/ppconsole/console.json`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppconsole.model.prompt_options import OptionError, PromptOptions
+
+
+class _File(msgspec.Struct):
+    """The file's content. Unknown keys are ignored, so that an older version reads a newer file."""
+
+    prompt: dict[str, Any] = {}
+
+
+class Settings:
+    """The settings and their file. `problem`: why the file, or a part of it, is not in effect; empty: it is."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.prompt = PromptOptions()
+        self.problem = ""
+        self._path = path
+        if path is not None:
+            self._load(path)
+
+    def set_prompt(self, options: PromptOptions) -> None:
+        """Use and keep `options`. Raises OSError if they cannot be kept; they are in effect all the same."""
+        self.prompt = options
+        if self._path is not None:
+            _write(self._path, msgspec.json.encode(_File(dict(options.chosen))))
+
+    def _load(self, path: Path) -> None:
+        try:
+            kept = msgspec.json.decode(path.read_bytes(), type=_File)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self.problem = f"{path} is not in effect, the defaults are: {getattr(error, 'strerror', None) or error}"
+            return
+        try:
+            self.prompt = _options(kept.prompt)
+        except OptionError as error:
+            self.problem = f"{path} is not in effect, the defaults are: {error}"
+
+
+def settings_path() -> Path:
+    """Return the place of the settings: in the XDG state folder, `~/.local/state` if it is not set."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    folder = Path(base) if base.startswith("/") else Path("~/.local/state").expanduser()
+    return folder / "ppconsole" / "console.json"
+
+
+def _options(kept: Mapping[str, Any]) -> PromptOptions:
+    """Return the options that were kept. Each goes through the same checks as if it were typed."""
+    return PromptOptions().changed(*([name, *_words(value)] for name, value in kept.items()))
+
+
+def _words(value: Any) -> list[str]:
+    """Return a kept value as the words after `set NAME`."""
+    if isinstance(value, bool):
+        return ["on" if value else "off"]
+    if isinstance(value, list):
+        numbers = bool(value) and all(isinstance(each, int) for each in value)
+        return [",".join(map(str, value))] if numbers else [str(each) for each in value]
+    return [str(value)]
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` at once, with mode 0600."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    draft.replace(path)

@@ -1,0 +1,135 @@
+"""The list of engines: arrows choose, letters filter, Enter attaches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, list_engines
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from ppconsole.model.safe import clean
+from ppconsole.view import engine_table
+from ppconsole.view.cells import Seg, spread
+from ppconsole.view.cursor import Cursor
+from ppconsole.view.keys import ENGINES_KEYS, footer
+from ppconsole.widgets.lines import Lines
+
+EVERY_S = 2.0
+ANSWER_S = 2.0
+
+
+class EnginesScreen(Screen[EngineRecord | None]):
+    """Returns the chosen engine, or None. The list is looked up again every two seconds."""
+
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "up", show=False), Binding("down", "move(1)", "down", show=False),
+        Binding("pageup,home", "move(-100000)", "first", show=False),
+        Binding("pagedown,end", "move(100000)", "last", show=False),
+        Binding("enter", "choose", "attach", show=False), Binding("escape", "leave", "back", show=False),
+    ]  # fmt: skip
+
+    def __init__(self, present: str, on_problem: Callable[[str], None]) -> None:
+        super().__init__()
+        self._present = present
+        self._on_problem = on_problem
+        self._engines: list[tuple[EngineRecord, str]] = []
+        self._known = False
+        self._wanted = ""
+        self._cursor: Cursor[str] = Cursor()
+        self._composed = False
+
+    def compose(self) -> ComposeResult:
+        """Title, list, keys."""
+        yield Lines(id="reader-title", classes="one")
+        yield Lines(id="reader-body")
+        yield Lines(id="reader-foot", classes="one")
+
+    def on_mount(self) -> None:
+        """Look for engines from now on."""
+        self._composed = True
+        self.run_worker(self._watch(), exit_on_error=False, name="engines")
+        self.paint()
+
+    def on_resize(self) -> None:
+        """Fit the new size."""
+        self.paint()
+
+    async def _watch(self) -> None:
+        """List the engines now and again. A new one is listed before its state is known."""
+        from ppconsole.link.survey import survey
+
+        while True:
+            try:
+                states = {record.id: state for record, state in self._engines}
+                self._engines = [(record, states.get(record.id, "…")) for record in list_engines()]
+                self._known = True
+                self.paint()
+                self._engines = await survey(ANSWER_S)
+            except RuntimeDirError as error:
+                self._on_problem(str(error))
+            self.paint()
+            await asyncio.sleep(EVERY_S)
+
+    def paint(self) -> None:
+        """Show the engines that match."""
+        if not self._composed or not self.is_attached:
+            return
+        width, shown = self.size.width, self._shown()
+        selected = self._cursor.sync([record.id for record, _ in shown])
+        lines = engine_table.rows(shown, selected, self._present, width, time.time())
+        height = self.size.height - 3
+        top = self._cursor.window(len(shown), max(1, height))
+        lines = [lines[0], *lines[1 + top : 1 + top + height]]
+        if not shown:
+            lines.append(engine_table.nothing(self._known, clean(self._wanted), width))
+        typed: list[Seg] = [(f" /{clean(self._wanted)}", "accent")] if self._wanted else []
+        title: list[Seg] = [(" ENGINES ", "chip.name"), *typed]
+        number: list[Seg] = [(f"{len(shown)} of {len(self._engines)} ", "dim")]
+        self.query_one("#reader-title", Lines).show([spread(title, number, width, "bar")])
+        self.query_one("#reader-body", Lines).show(lines)
+        self.query_one("#reader-foot", Lines).show([footer(ENGINES_KEYS, width, verbs=True)])
+
+    def _shown(self) -> list[tuple[EngineRecord, str]]:
+        return [each for each in self._engines if engine_table.matches(each[0], self._wanted)]
+
+    def on_key(self, event: events.Key) -> None:
+        """Filter by what is typed."""
+        if event.key == "backspace":
+            self._filter(self._wanted[:-1])
+        elif event.is_printable and event.character:
+            self._filter(self._wanted + event.character)
+        else:
+            return
+        event.stop()
+
+    def _filter(self, text: str) -> None:
+        self._wanted = text
+        self._cursor.forget()
+        self.paint()
+
+    def action_move(self, by: int) -> None:
+        """Move the selection."""
+        self._cursor.move([record.id for record, _ in self._shown()], by)
+        self.paint()
+
+    def action_choose(self) -> None:
+        """Return the selected engine."""
+        shown = self._shown()
+        selected = self._cursor.sync([record.id for record, _ in shown])
+        for record, _ in shown:
+            if record.id == selected:
+                self.dismiss(record)
+
+    def action_leave(self) -> None:
+        """Clear the filter; without one, leave the list."""
+        if self._wanted:
+            self._filter("")
+        else:
+            self.dismiss(None)

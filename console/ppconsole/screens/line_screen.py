@@ -1,0 +1,123 @@
+"""A screen with the line at its bottom: commands everywhere, prompts, filters and searches on the screens with them."""
+
+from __future__ import annotations
+
+from ppengine.protocol.verb_table import ROWS, Target
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from ppconsole.screens.console import Console, Selected
+from ppconsole.view import completion
+from ppconsole.view.cells import Row
+from ppconsole.view.commands import NAMES
+from ppconsole.view.keys import LINE_KEYS, footer
+from ppconsole.widgets.prompt import Mode, PromptLine
+
+
+def line_key(key: str, mode: str) -> Binding:
+    """Return the binding that opens the line at the bottom.
+
+    With priority: it then has the focus before the next key is looked at. A slow link brings `i` and the first words
+    in one packet, and those words must not be taken as verbs.
+    """
+    return Binding(key, f"line('{mode}')", mode, show=False, priority=True, id=f"line.{mode}")
+
+
+def verb_keys(*targets: Target) -> list[BindingType]:
+    """Return the bindings of the verbs on `targets`. Ids are stable, so that a keymap can change them."""
+    rows = [row for row in ROWS.values() if row.target in targets]
+    return [
+        Binding(row.key.key, f"verb('{row.name}')", row.key.help, show=False, id=f"verb.{row.name}")
+        for row in rows
+        if row.key is not None
+    ]
+
+
+class LineScreen(Screen[None]):
+    """Opens the line and begins verbs. What is typed in the other modes is the screen's own matter."""
+
+    AUTO_FOCUS = ""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+        self._composed = False
+
+    def selected(self) -> Selected:
+        """Return the request and the stage that a verb acts on."""
+        return Selected()
+
+    def paint(self) -> None:
+        """Bring the screen up to date."""
+
+    def made_line(self, classes: str = "") -> PromptLine:
+        """Return the line, for `compose`."""
+        model = self.console.model
+        return PromptLine(
+            lambda text: completion.complete(text, model.state.snapshot, NAMES), model.lines, id="prompt",
+            classes=classes,
+        )  # fmt: skip
+
+    @property
+    def line(self) -> PromptLine:
+        """The line at the bottom."""
+        return self.query_one(PromptLine)
+
+    def line_foot(self, width: int) -> Row | None:
+        """Return the key line while the line is open: candidates of a completion, or the keys of the mode."""
+        line = self.line
+        if not line.is_open:
+            return None
+        if line.completion.candidates:
+            return completion.candidates_row(line.completion, width)
+        return footer(LINE_KEYS[line.mode], width, verbs=True)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Refuse every key but those of the line while it is edited."""
+        return not (self._composed and self.line.is_open)
+
+    def action_verb(self, name: str) -> None:
+        """Begin the verb on the selection."""
+        self.console.navigation.begin_verb(name)
+
+    def action_line(self, mode: Mode) -> None:
+        """Open the line."""
+        self.open_line(mode, "")
+
+    def open_line(self, mode: Mode, text: str) -> None:
+        """Open the line for `mode` with `text` in it, and show so at once."""
+        self.line.open(mode, text)
+        self.paint()
+
+    def given(self, mode: Mode, text: str) -> None:
+        """Take the line after Enter: run the command."""
+        self.line.close()
+        if mode == "command" and text.strip():
+            self.console.navigation.run_line(text.strip())
+
+    def typed(self, mode: Mode, text: str) -> None:
+        """Take the line while it is typed."""
+
+    def left(self, mode: Mode) -> None:
+        """Leave the line after Esc."""
+        self.line.close()
+
+    # Textual calls a handler in every class that has it, so screens override the methods above instead.
+
+    def on_prompt_line_given(self, event: PromptLine.Given) -> None:
+        """Take the line."""
+        self.given(event.mode, event.text)
+        self.paint()
+
+    def on_prompt_line_typed(self, event: PromptLine.Typed) -> None:
+        """Take the line so far."""
+        self.typed(event.mode, event.text)
+
+    def on_prompt_line_left(self, event: PromptLine.Left) -> None:
+        """Leave the line."""
+        self.left(event.mode)
+        self.paint()
+
+    def on_prompt_line_completed(self) -> None:
+        """Show the candidates."""
+        self.paint()

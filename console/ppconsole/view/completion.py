@@ -1,0 +1,104 @@
+"""Completing a command line: the lines that it may become, the steps of Tab, and the nearest name of a mistyped one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.verb_table import ROWS, Argument
+
+from ppconsole.model.prompt_options import NAMES, argument_of
+from ppconsole.model.safe import clean
+from ppconsole.view.cells import Row, Seg, clip
+
+
+class Completion(NamedTuple):
+    """The line after Tab, the candidates for it, and which of them it is; `at` -1: their common beginning."""
+
+    line: str = ""
+    candidates: tuple[str, ...] = ()
+    at: int = -1
+
+
+def complete(line: str, snapshot: Snapshot | None, commands: Sequence[str]) -> list[str]:
+    """Return the lines that `line` may become: its last word completed to each command, option, value or id."""
+    head, space, last = line.rpartition(" ")
+    options = _candidates(head.split(), last, snapshot) if head.strip() else commands
+    return [f"{head}{space}{clean(option)}" for option in dict.fromkeys(options) if option.startswith(last)]
+
+
+def advance(now: Completion, line: str, find: Callable[[str], Sequence[str]], step: int) -> Completion:
+    """Return the completion after Tab (`step` 1) or Shift+Tab (-1) on `line`."""
+    if now.candidates and line == now.line:
+        at = step - 1 if now.at < 0 else now.at + step
+        at %= len(now.candidates)
+        return Completion(now.candidates[at], now.candidates, at)
+    found = tuple(find(line))
+    if len(found) == 1:
+        return Completion(f"{found[0]} ")
+    shared = _shared(found) if found else ""
+    return Completion(shared if len(shared) > len(line) else line, found)
+
+
+def _shared(lines: Sequence[str]) -> str:
+    """Return the beginning that all `lines` share."""
+    first, last = min(lines), max(lines)
+    return next((first[:at] for at, letter in enumerate(first) if last[at : at + 1] != letter), first)
+
+
+def candidates_row(completion: Completion, width: int) -> Row:
+    """Return the candidates as a line, the one that is written marked, and those before it dropped if it is narrow."""
+    words = [line.rpartition(" ")[2] for line in completion.candidates]
+    first = max(0, completion.at)
+    while first and sum(len(word) + 1 for word in words[: first + 1]) <= width:
+        first = 0
+    segs: list[Seg] = []
+    for index, word in enumerate(words[first:], first):
+        segs += [(word, "key" if index == completion.at else "key.text"), (" ", "")]
+    return clip(Row(tuple(segs), "foot"), width)
+
+
+def nearest(word: str, names: Sequence[str]) -> str:
+    """Return `; did you mean X?` for a mistyped name, or nothing where none is near."""
+    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _candidates(words: list[str], last: str, snapshot: Snapshot | None) -> Sequence[str]:
+    """Return the words that may follow `words`."""
+    if words[0] == "show":
+        return _values(Argument("request", "request"), snapshot) if len(words) == 1 else []
+    if words[0] == "set":
+        return NAMES if len(words) == 1 else _option_values(words[1:])
+    row = ROWS.get(words[0])
+    if row is None:
+        return []
+    valued = {argument.option: argument for argument in row.arguments if argument.option and argument.kind != "flag"}
+    if words[-1] in valued:
+        return _values(valued[words[-1]], snapshot)
+    options = [argument.option for argument in row.arguments if argument.option]
+    if last.startswith("-"):
+        return options
+    plain = [word for before, word in pairwise(words) if word not in options and before not in valued]
+    wanted = [argument for argument in row.arguments if not argument.option][len(plain) : len(plain) + 1]
+    return [value for argument in wanted for value in _values(argument, snapshot)] + options
+
+
+def _option_values(words: list[str]) -> list[str]:
+    """Return the words that may follow `set NAME`."""
+    argument = argument_of(words[0])
+    if argument is None or len(words) > 1:
+        return []
+    return ["on", "off", "default"] if argument.kind == "flag" else ["default"]
+
+
+def _values(argument: Argument, snapshot: Snapshot | None) -> list[str]:
+    """Return the values of an argument that are known now."""
+    if argument.kind == "request" and snapshot is not None:
+        return [request.id for request in snapshot.requests if request.state != "finished"]
+    if argument.kind == "stage" and snapshot is not None:
+        return [str(stage.index) for stage in snapshot.stages]
+    return list(argument.choices)

@@ -1,0 +1,59 @@
+"""The terminal's driver: it draws on the terminal, wherever that is, and delivers a paste as one event."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
+from textual.drivers import linux_driver
+from textual.message import Message
+
+from ppconsole.model.safe import clean
+
+
+class PasteParser(XTermParser):
+    """Collects a bracketed paste up to its end and hands on its text without control characters.
+
+    Textual's parser takes escape sequences inside a paste for keys, and those arrive before the text around them.
+    """
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug)
+        self._tail = ""
+        """The last characters read: the mark that begins a paste may come in two reads."""
+        self._pasted: str | None = None
+        """The paste so far; None outside of one."""
+
+    def feed(self, data: str) -> Iterable[Message]:
+        """Yield the messages in `data`. Textual's parser sees both marks of a paste and clean text between them."""
+        if not data:
+            yield from super().feed(data)
+        while data:
+            if self._pasted is None:
+                known = self._tail + data
+                begin = known.find(BRACKETED_PASTE_START)
+                end = len(data) if begin < 0 else begin + len(BRACKETED_PASTE_START) - len(self._tail)
+                yield from super().feed(data[:end])
+                self._tail = known[-len(BRACKETED_PASTE_START) + 1 :] if begin < 0 else ""
+                self._pasted = None if begin < 0 else ""
+                data = data[end:]
+            else:
+                text, mark, data = (self._pasted + data).partition(BRACKETED_PASTE_END)
+                self._pasted = None if mark else text
+                if mark:
+                    yield from super().feed(clean(text, newlines=True) + mark)
+
+
+setattr(linux_driver, "XTermParser", PasteParser)  # noqa: B010  # the driver has no other place for its parser
+
+
+class ConsoleDriver(linux_driver.LinuxDriver):
+    """Textual draws on stderr; an operator who redirects that wants errors in it and no screen."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        on_terminal = sys.__stderr__ is not None and sys.__stderr__.isatty()
+        if not on_terminal and sys.__stdout__ is not None:
+            self._file = sys.__stdout__
