@@ -48,6 +48,7 @@ class ConsoleApp(App[int]):
     TITLE = "ppconsole"
     COMMANDS: ClassVar = {ConsoleCommands}
     ENABLE_COMMAND_PALETTE = True
+    ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "picture", "save a picture", show=False),
         Binding("ctrl+c", "quit", "quit", show=False, priority=True),

@@ -85,13 +85,13 @@ class Rig:
 
 @asynccontextmanager
 async def console(
-    picture=None, *, size=(80, 24), read_only=False, live=True, notes=False, **changes
+    picture=None, *, size=(80, 24), read_only=False, live=True, notes=False, settings=None, title="", **changes
 ) -> AsyncIterator[Rig]:
     source = FakeSource(snapshots.snapshot(4, 8) if picture is None else picture, live=live)
     for name, value in changes.items():
         setattr(source, name, value)
     clock = Clock()
-    app = ConsoleApp(source, read_only=read_only, clock=clock, theme="pp-dark")
+    app = ConsoleApp(source, read_only=read_only, clock=clock, theme="pp-dark", settings=settings, title=title)
     async with app.run_test(size=size, notifications=notes) as pilot:
         rig = Rig(app, pilot, source, clock)
         await rig.until(lambda: app.model.state.snapshot is not None or source.starts <= source.fail_starts)

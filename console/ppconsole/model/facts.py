@@ -11,6 +11,8 @@ from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import age_text
 
 STALE_S = 2.0
+REPLAY, REPLAY_END = "REPLAY", "REPLAY end"
+"""States of a recording or an export. It is the past: it is never live and never stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,14 @@ class Freshness:
 def freshness(state: ConsoleState, now: float) -> Freshness:
     """Return how old the picture is at `now`; a live link that is silent for 2 s counts as stale."""
     age = None if state.snapshot_at is None else max(0.0, now - state.snapshot_at)
+    if not state.live_source:
+        name = REPLAY_END if state.link.state == "recorded" else REPLAY
+        return Freshness(name, False, None, name)
     name = state.link.state
     if name == "live" and age is not None and age > STALE_S:
         name = "stale"
-    if name == "recorded":
-        age = None  # seconds on this machine's clock say nothing about it
     text = f"{name} {age_text(age)}" if age is not None else name
-    return Freshness(name, name not in ("live", "recorded"), age, text)
+    return Freshness(name, name != "live", age, text)
 
 
 def why_no_verbs(state: ConsoleState, now: float) -> str:

@@ -9,6 +9,7 @@ from ppengine.protocol.snapshot import Snapshot
 from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import suggestion
 from ppconsole.screens.console import Console
 from ppconsole.screens.reader import Reader
@@ -59,8 +60,10 @@ class DiagnosisScreen(Reader):
         """Return the keys; the one that acts only while there is something to do."""
         snapshot = self.console.model.state.snapshot
         verdict = root_verdict(snapshot) if snapshot is not None else None
-        able = verdict is not None and bool(suggestion(verdict.suggest).words)
-        return self.keys if able else tuple(key for key in self.keys if key[0] != "x")
+        wanted = suggestion(verdict.suggest) if verdict is not None else None
+        if wanted is None or not wanted.words:
+            return self.keys[1:]
+        return (("x", clean(" ".join(wanted.words)), True), *self.keys[1:])
 
     # --- details that the snapshot lacks ------------------------------------------------------------------------
 

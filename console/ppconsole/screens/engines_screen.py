@@ -119,6 +119,22 @@ class EnginesScreen(Screen[EngineRecord | None]):
         self._cursor.move([record.id for record, _ in self._shown()], by)
         self.paint()
 
+    def on_click(self, event: events.Click) -> None:
+        """Select a row."""
+        board = self.query_one("#reader-body", Lines)
+        at = self._cursor.top + event.get_content_offset_capture(board).y - 1
+        if event.widget is board and 0 <= at < len(shown := self._shown()):
+            self._cursor.choose(shown[at][0].id)
+            self.paint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Select the next engine."""
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Select the engine before."""
+        self.action_move(-1)
+
     def action_choose(self) -> None:
         """Return the selected engine."""
         shown = self._shown()

@@ -63,6 +63,11 @@ class LineScreen(Screen[None]):
         """The line at the bottom."""
         return self.query_one(PromptLine)
 
+    def lift_notes(self, rows: int) -> None:
+        """Keep notifications off the lowest `rows`."""
+        for rack in self.query("ToastRack"):
+            rack.styles.margin = (0, 0, rows, 0)
+
     def line_foot(self, width: int) -> Row | None:
         """Return the key line while the line is open: candidates of a completion, or the keys of the mode."""
         line = self.line

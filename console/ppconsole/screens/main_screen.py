@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
@@ -91,8 +92,7 @@ class MainScreen(LineScreen):
         if self.block_map.fit(beside.cells, picked.request):
             self.refresh_blocks()
         self._paint_foot(width)
-        for rack in self.query("ToastRack"):  # notes lie over requests, not over the prompt and the newest text
-            rack.styles.margin = (0, 0, _BELOW + size.output + size.events, 0)
+        self.lift_notes(_BELOW + size.output + size.events)  # over requests, not over prompt and newest text
 
     def _paint_foot(self, width: int) -> None:
         """Show the prompt's options, and the keys of the present context."""
@@ -141,6 +141,39 @@ class MainScreen(LineScreen):
         """Move between stages and requests."""
         self.selection.on_stages = not self.selection.on_stages
         self.paint()
+
+    # --- mouse ------------------------------------------------------------------------------------------------
+
+    def _spot(self, event: events.MouseEvent) -> board.Spot:
+        """Return the thing under the mouse; a line that is open is left, as the keys go elsewhere now."""
+        if self.line.is_open and event.widget is not self.line.input:
+            self.left(self.line.mode)
+        if event.widget is not self.query_one("#left"):
+            return board.Spot()
+        selection, model = self.selection, self._model
+        at = event.get_content_offset_capture(self.query_one("#left"))
+        return board.spot(model.shown, selection.frame, model.arranged(), selection.requests.top, at.x, at.y)
+
+    def on_click(self, event: events.Click) -> None:
+        """Select a row; sort by a column title, and reverse the order at the next click."""
+        found = self._spot(event)
+        if found.sort is not None:
+            self._model.sort_by(found.sort)
+        elif found.stage is not None:
+            self.selection.stages.choose(found.stage)
+            self.selection.on_stages = True
+        elif found.request is not None:
+            self.selection.requests.choose(found.request)
+            self.selection.on_stages = False
+        self.paint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Move on in the table."""
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Move back in the table."""
+        self.action_move(-1)
 
     # --- keys -------------------------------------------------------------------------------------------------
 

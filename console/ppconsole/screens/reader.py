@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.worker import Worker
@@ -25,6 +26,8 @@ SEARCH: list[BindingType] = [
     Binding("N", "find(-1)", "previous match", show=False),
 ]
 """Keys of a reader whose text can be searched."""
+WHEEL = 3
+"""Rows that a turn of the wheel scrolls."""
 _SEARCHED_WIDTH = 1000
 """Rows are searched in this width, so that the part of a row that does not fit is searched, too."""
 
@@ -131,6 +134,7 @@ class Reader(LineScreen):
         self._top = last if self._at_end else max(0, min(self._top, last))
         places = self._places(rows)
         self._paint_title(width, places, height)
+        self.lift_notes(2)
         visible = rows[self._top : self._top + height]
         for at in set(places) & set(range(self._top, self._top + height)):
             visible[at - self._top] = search.marked(rows[at], self._wanted, at == self._match)
@@ -177,6 +181,14 @@ class Reader(LineScreen):
     def action_ends(self, end: int) -> None:
         """Go to the first or the last line."""
         self.action_scroll(self._total if end else -self._total)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scroll on."""
+        self.action_scroll(WHEEL)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scroll back."""
+        self.action_scroll(-WHEEL)
 
     # --- search -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Cause, Snapshot
 
-from ppconsole.model.facts import cordon_text, unseen_stages, verdict_text
+from ppconsole.model.facts import REPLAY, REPLAY_END, cordon_text, unseen_stages, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
@@ -38,8 +38,8 @@ class Link(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether the figures are current: the present, or a past that does not move."""
-        return self.state in ("live", "recorded")
+        """Whether the figures are current: the present, or a past that is replayed."""
+        return self.state in ("live", REPLAY, REPLAY_END)
 
 
 def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -> Row:
@@ -117,6 +117,8 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
     """Return the second line: the fault in words, or throughput if there is none."""
     if link.problem:
         return row((fit(f"! console: {link.problem}", width), "alert"))
+    if link.state == REPLAY and link.text:
+        return row((fit(f"  the replay ends here: {clean(link.text)}", width), "alert.warn"))
     if not link.live and (snapshot is None or link.state != "connecting"):
         return row((fit(_link_words(link), width), "alert.warn"))
     if snapshot is None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo, StageInfo
 
-from ppconsole.model.state import ConsoleState, Output
+from ppconsole.model.state import SORT_KEYS, ConsoleState, Output, SortKey
 from ppconsole.view import events, kvmap, request_table, stage_table, timeline
-from ppconsole.view.cells import EMPTY, Row, clip, row
+from ppconsole.view.cells import EMPTY, Row, clip, column_at, place, row
 from ppconsole.view.frame import Frame
 
 
@@ -55,6 +55,30 @@ def left(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], pic
 def _exactly(lines: list[Row], height: int) -> list[Row]:
     """Return `lines` cut or filled to `height`."""
     return lines[:height] + [EMPTY] * (height - len(lines))
+
+
+class Spot(NamedTuple):
+    """The thing at a row and column of the left part: a stage, a request, or a column title that sorts."""
+
+    stage: int | None = None
+    request: str | None = None
+    sort: SortKey | None = None
+
+
+def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top: int, x: int, y: int) -> Spot:
+    """Return the thing at cell `x` of row `y`. `top`: first visible position of the request table."""
+    if state.snapshot is None:
+        return Spot()
+    stages, rest = stage_table.fold(state.snapshot, frame.stages)
+    if 1 <= y <= len(stages):
+        return Spot(stage=stages[y - 1].index)
+    title = 1 + len(stages) + bool(rest) + 1  # header, rows, the folded rest, the pool line
+    if y == title:
+        key = column_at(place(request_table.COLUMNS, frame.left), x)
+        return Spot(sort=next((each for each in SORT_KEYS if each == key), None))
+    at = top + y - title - 1
+    inside = y > title and y <= title + frame.requests
+    return Spot(request=arranged[at].id) if inside and at < len(arranged) else Spot()
 
 
 def shown_stages(state: ConsoleState, frame: Frame) -> list[StageInfo]:

@@ -157,6 +157,16 @@ def place(columns: Sequence[Column], width: int) -> list[Placed]:
     return [Placed(column, column.width + extra[column.key]) for column in shown]
 
 
+def column_at(placed: Sequence[Placed], x: int) -> str:
+    """Return the key of the column at cell `x`; the gap behind a column belongs to it, and nothing is past the last."""
+    end = 0
+    for each in placed:
+        end += each.width + 1
+        if x < end:
+            return each.column.key
+    return ""
+
+
 def header(placed: Sequence[Placed], fill: str = "head") -> Row:
     """Return the row of column titles."""
     titles = (fit(each.column.title, each.width, each.column.align) for each in placed)

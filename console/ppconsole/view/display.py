@@ -15,7 +15,7 @@ from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
-from ppconsole.model.state import SORT_KEYS, ConsoleState
+from ppconsole.model.state import SORT_KEYS, ConsoleState, SortKey
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
 
@@ -108,11 +108,16 @@ class DisplayModel:
             state=fresh.state,
             age_s=fresh.age_s,
             retry_in_s=self.state.link.retry_in_s,
-            text=self.state.link.text,
+            text=self._link_text(),
             read_only=self.state.read_only or not self.state.live_source,
             frozen_s=None if self._frozen is None else now - self._frozen_at,
             problem=self.problem,
         )
+
+    def _link_text(self) -> str:
+        """Return the text of the link's state; of a recording, why it is cut short, if it is."""
+        link = self.state.link
+        return link.text if self.state.live_source or link.state == "lost" else ""
 
     def link_segs(self) -> list[Seg]:
         """Return link state and age for a title line."""
@@ -134,9 +139,15 @@ class DisplayModel:
         self.state = set_filter(self.state, text)
 
     def next_sort(self) -> None:
-        """Sort by the next key; figures begin with the largest."""
-        key = SORT_KEYS[(SORT_KEYS.index(self.state.sort) + 1) % len(SORT_KEYS)]
-        self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
+        """Sort by the next key."""
+        self.sort_by(SORT_KEYS[(SORT_KEYS.index(self.state.sort) + 1) % len(SORT_KEYS)])
+
+    def sort_by(self, key: SortKey) -> None:
+        """Sort by `key`, figures with the largest first; if it is the present one, reverse the order."""
+        if key == self.state.sort:
+            self.reverse_sort()
+        else:
+            self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
 
     def reverse_sort(self) -> None:
         """Reverse the order."""

@@ -62,7 +62,8 @@ _REQUESTS = Section("REQUESTS", {
     "STAT": "state, see below", "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
     "BLK": "KV blocks on the device", "SWP": "swap blocks on the host",
     "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
-    "WHY": "why it waits; while it runs, its micro-batch and the stage that has it", "↓ ↑": "sorted by this column",
+    "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
+    "▲ ▼": "sorted by this column: smallest, largest first",
 })  # fmt: skip
 _REQUEST_STATES = Section("STATE OF A REQUEST  column STAT", {
     "wait": "waiting for blocks or a slot", "run": "running", "swap": "swapped out to the host",

@@ -49,7 +49,15 @@ ENGINE = {
     "resizing": "chip.info", "degraded": "chip.bad", "stopped": "chip.bad",
 }  # fmt: skip
 
-LINK = {"live": "ok", "connecting": "info", "stale": "warn", "lost": "bad", "new-epoch": "warn", "recorded": "info"}
+LINK = {
+    "live": "ok",
+    "connecting": "info",
+    "stale": "warn",
+    "lost": "bad",
+    "new-epoch": "warn",
+    "REPLAY": "chip.info",
+    "REPLAY end": "chip.info",
+}
 
 SUFFERERS = ("starved", "blocked", "undetermined")
 """Causes that are never the root of a fault."""

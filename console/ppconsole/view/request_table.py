@@ -12,6 +12,8 @@ from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Cell, Column, Placed, Row, Seg, cut, fit, place, row, spread, table_row
 from ppconsole.view.marks import request_mark
 
+UP, DOWN = "▲", "▼"
+"""Marks of the sorted column: the smallest first, the largest first."""
 COLUMNS = (
     Column("mark", "", 1, 0),
     Column("id", "REQUEST", 10, 0, grow=8),
@@ -78,11 +80,13 @@ def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[Req
     total = state.snapshot.requests_total if state.snapshot else 0
     for each in placed:
         column, mine = each.column, state.sort == each.column.key
-        name = column.title + (("↓" if state.descending else "↑") if mine and len(column.title) < each.width else "")
+        name = column.title
         if column.key == "id":
             name = f"REQ {len(arranged)}/{total}" if len(arranged) != total else f"REQ {total}"
         if column.key == "why" and state.filter:
             name = f"WHY  /{state.filter}"
+        if mine:  # always visible: a title without room for it loses its last letter
+            name = cut(name, each.width)[: each.width - 1] + (DOWN if state.descending else UP)
         segs.append((fit(name, each.width, column.align), "head.on" if mine else ""))
         segs.append((" ", ""))
     return Row(tuple(segs[:-1]), "head")

@@ -109,7 +109,7 @@ class PromptLine(Horizontal):
             self.mode = mode
 
     class Completed(Message):
-        """Tab was pressed on a command."""
+        """Candidates of a completion came or went."""
 
     def __init__(
         self, complete: Callable[[str], Sequence[str]], history: dict[str, list[str]], *, id: str, classes: str = ""
@@ -180,7 +180,10 @@ class PromptLine(Horizontal):
     def on_input_changed(self, event: Input.Changed) -> None:
         """Report the text while it is typed."""
         event.stop()
-        self.completion = Completion()
+        if event.value != self.completion.line:  # else it is a change from before Tab
+            if self.completion.candidates:
+                self.post_message(self.Completed())
+            self.completion = Completion()
         if self.is_open:
             self.post_message(self.Typed(self.mode, event.value))
 

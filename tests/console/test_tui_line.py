@@ -1,0 +1,267 @@
+"""The line at the bottom on every screen: modes, options of prompts, completion, filter and search; targets of keys."""
+
+from __future__ import annotations
+
+import pytest
+import snapshots
+from ppconsole.link.settings import Settings
+from ppconsole.screens.confirm import Confirm
+from ppconsole.screens.detail_screens import EventsScreen, LogsScreen, OptionsScreen, RequestScreen, StageScreen
+from ppconsole.view.cells import text_of
+from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.prompt import PromptLine
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit
+from test_tui_console import console
+
+
+def line(rig):
+    """Return the line at the bottom of the present screen."""
+    return rig.app.screen.query_one(PromptLine)
+
+
+def label(rig):
+    return str(line(rig).query_one("#prompt-label").content)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "placeholder", "foot"),
+    [
+        ("i", "PROMPT", "write a prompt", "send"), ("slash", "FILTER", "!word excludes", "keep"),
+        ("colon", "COMMAND", "Tab completes", "run"),
+    ],
+)  # fmt: skip
+async def test_the_mode_shows_at_the_very_key(monkeypatch, key, name, placeholder, foot):
+    async with console() as rig:
+        monkeypatch.setattr(rig.app, "tick", lambda: None)  # no second comes any more
+        rig.app._next.stop()
+        assert "prompt" in rig.board("foot") and line(rig).input.placeholder == "i writes a prompt"
+        await rig.pilot.press(key)
+        assert label(rig).startswith(name) and placeholder in line(rig).input.placeholder
+        assert f" {foot} " in rig.board("foot")
+        await rig.pilot.press("escape")
+        assert label(rig).startswith("PROMPT") and f" {foot} " not in rig.board("foot")
+        assert line(rig).input.placeholder == "i writes a prompt"
+
+
+async def test_set_changes_shows_and_resets_the_options_of_prompts():
+    async with console() as rig:
+        assert label(rig) == "PROMPT 256 tok · T 0.8 › "
+        await rig.pilot.press("colon", *"set max-tokens 64", "enter", "colon", *"set temperature 0", "enter")
+        await rig.pilot.press("colon", *"set top_p 0.9", "enter", "colon", *"set stop 'the end' END", "enter")
+        rig.app.paint()
+        assert label(rig) == "PROMPT 64 tok · T 0 · top-p 0.9 · stop 'the end' 'END' › "
+        wanted = SamplingParams(max_tokens=64, temperature=0.0, top_p=0.9, stop=["the end", "END"])
+        await rig.pilot.press("i", *"hi", "enter", "escape", "colon", *"submit there --top-p 1", "enter")
+        await rig.until(lambda: len(rig.source.acted()) == 2)
+        other = SamplingParams(max_tokens=64, temperature=0.0, stop=["the end", "END"])
+        assert rig.source.acted() == [Submit(prompt="hi", sampling=wanted), Submit(prompt="there", sampling=other)]
+        await rig.pilot.press("colon", *"set", "enter")
+        assert isinstance(rig.app.screen, OptionsScreen)
+        rows = [text_of(row).split() for row in rig.app.screen.query_one("#reader-body", Lines).rows]
+        assert ["*", "max-tokens", "64", "256"] in [row[:4] for row in rows]
+        assert ["seed", "-", "-"] in [row[:3] for row in rows]
+        await rig.pilot.press("colon", *"set max-tokens default", "enter", "escape")
+        assert rig.app.settings.prompt.summary().startswith("256 tok · T 0 ")
+        await rig.pilot.resize_terminal(64, 24)
+        await rig.pilot.pause()
+        assert label(rig) == "PROMPT › ", "no room"
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("max-tokens 0", "max_tokens is 0; it must be at least 1"),
+        ("max-tokens many", "'many' is not a valid integer"),
+        ("max-tokens", "set max-tokens VALUE"),
+        ("min-tokens 300", "it must be 0 to max_tokens (256)"),
+        ("ignore-eos maybe", "it must be on, off or default"),
+        ("colour red", "'colour' is not an option of a prompt; the options are max-tokens"),
+        ("seed 1 2", "seed takes one value, not 2"),
+        ("stop 'a", "No closing quotation"),
+    ],
+)
+async def test_a_wrong_option_changes_nothing(typed, says):
+    async with console() as rig:
+        await rig.pilot.press("colon", *f"set {typed}", "enter")
+        assert any(says in note.message for note in rig.app._notifications), list(rig.app._notifications)
+        assert rig.app.settings.prompt.summary() == "256 tok · T 0.8"
+
+
+def test_options_are_kept_for_the_next_start(tmp_path):
+    path = tmp_path / "ppconsole" / "console.json"
+    settings = Settings(path)
+    changes = (["max-tokens", "400"], ["min-tokens", "300"], ["max-tokens", "500"], ["stop-token-ids", "2,5"],
+               ["ignore-eos", "on"], ["stop", "a b", "c"], ["priority", "-2"], ["temperature", "0.25"])  # fmt: skip
+    for words in changes:
+        settings.set_prompt(settings.prompt.changed(words))
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    again = Settings(path)
+    assert again.problem == "" and again.prompt == settings.prompt
+    assert dict(again.prompt.chosen) == {
+        "min-tokens": 300, "max-tokens": 500, "stop-token-ids": [2, 5], "ignore-eos": True, "stop": ["a b", "c"],
+        "priority": -2, "temperature": 0.25,
+    }  # fmt: skip
+    assert [each.name for each in path.parent.iterdir()] == ["console.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[1]", b"\xff\xfe", b'{"prompt": 5}', b'{"prompt": {"max-tokens": 0}}', b'{"prompt": {"nothing": 1}}',
+     b'{"prompt": {"seed": {"a": 1}}}', b'{"prompt": {"temperature": [[]]}}', b"[" * 100_000],
+)  # fmt: skip
+async def test_a_corrupt_file_is_reported_once_and_the_defaults_hold(tmp_path, content):
+    path = tmp_path / "console.json"
+    path.write_bytes(content)
+    settings = Settings(path)
+    assert str(path) in settings.problem and settings.prompt.summary() == "256 tok · T 0.8"
+    async with console(settings=settings) as rig:
+        rig.app.tick()
+        assert [note.severity for note in rig.app._notifications] == ["error"]
+        await rig.pilot.press("colon", *"set seed 3", "enter")
+    assert Settings(path).problem == ""
+
+
+async def test_a_file_that_cannot_be_written_is_reported(tmp_path):
+    (tmp_path / "ppconsole").write_text("a file in the place of the folder")
+    settings = Settings(tmp_path / "ppconsole" / "console.json")
+    async with console(settings=settings) as rig:
+        await rig.pilot.press("colon", *"set seed 3", "enter")
+        assert any("not kept for the next start" in note.message for note in rig.app._notifications)
+        assert rig.app.settings.prompt.summary().endswith("seed 3")
+
+
+async def test_tab_shows_the_candidates_and_goes_through_them():
+    async with console() as rig:
+        await rig.pilot.press("colon", *"st", "tab")
+        assert rig.board("foot").split() == ["stop", "stacks", "streams"]
+        await rig.pilot.press("tab", "tab")
+        assert line(rig).input.value == "stacks"
+        await rig.pilot.press("shift+tab", "shift+tab")
+        assert line(rig).input.value == "streams"
+        await rig.pilot.press("x")
+        assert " run " in rig.board("foot"), "typing ends the completion"
+        await rig.pilot.press("escape", "colon", *"set max", "tab", "3", "enter")
+        assert rig.app.settings.prompt.summary() == "3 tok · T 0.8"
+
+
+async def test_a_mistyped_command_is_answered_with_the_nearest_one():
+    async with console() as rig:
+        await rig.pilot.press("colon", *"strems", "enter")
+        assert any("did you mean streams?" in note.message for note in rig.app._notifications)
+
+
+@pytest.mark.parametrize("typed", ["q", "q!", "quit", "quit!"])
+async def test_the_console_is_left_by_command(typed):
+    async with console() as rig:
+        await rig.pilot.press("l", "colon", *typed, "enter")
+        await rig.until(lambda: not rig.app.is_running)
+        assert rig.app.return_code == 0
+
+
+async def test_esc_clears_a_filter_on_the_main_screen():
+    async with console() as rig:
+        await rig.pilot.press("slash", *"eve", "enter")
+        assert "REQ 2/8" in rig.board("left")
+        await rig.pilot.press("escape")
+        assert "REQ 8 " in rig.board("left") and rig.app.model.state.filter == ""
+        await rig.pilot.press("escape")
+        assert rig.app.screen is rig.app.main
+
+
+async def test_every_column_that_sorts_shows_its_arrow():
+    async with console(size=(120, 36)) as rig:
+        for wanted in ("REQ 8▲", "OWNER▲", "STA▲", "AGE▼", "IN▼", "OUT▼", "BLK▼", "SWP▼"):
+            await rig.pilot.press("S")
+            head = next(row for row in rig.board("left").splitlines() if row.startswith("  REQ"))
+            assert wanted in head.split("  ") or wanted in head.split() or wanted in head, head
+        await rig.pilot.press("R")
+        assert "SWP▲" in rig.board("left")
+
+
+async def test_verbs_act_on_the_request_and_the_stage_that_are_open():
+    async with console(snapshots.halted()) as rig:
+        rig.app.main.selection.requests.choose("r-0003")
+        await rig.pilot.press("enter", "down")
+        assert isinstance(rig.app.screen, RequestScreen) and "abort" in rig.board("reader-foot")
+        dialog = await rig.confirm("a")
+        assert dialog.verb == Abort(request="r-0003")
+        await rig.pilot.press("escape", "+")
+        assert line(rig).input.value == "priority r-0003 " and "COMMAND" in rig.screen()
+        await rig.pilot.press("escape", "colon", *"abort", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        assert rig.app.screen.verb == Abort(request="r-0003")
+        await rig.pilot.press("escape", "escape", "tab", "down", "enter")
+        assert isinstance(rig.app.screen, StageScreen) and "continue 1" in rig.board("reader-foot")
+        rig.source.commands.clear()
+        dialog = await rig.confirm("c")
+        assert dialog.verb == Continue(stage=1)
+        await rig.pilot.press("escape", "escape", "l")
+        assert isinstance(rig.app.screen, LogsScreen) and "restart 1" in rig.board("reader-foot")
+        rig.source.commands.clear()
+        dialog = await rig.confirm("x")
+        assert dialog.verb == RestartStage(stage=1)
+
+
+async def test_x_acts_on_the_focused_stage_and_on_nothing_else():
+    picture = snapshots.halted()
+    picture.stages[1].state, picture.verdicts[0].suggest = "dead", "run: ppconsole continue 1"
+    async with console(picture) as rig:
+        assert "restart" not in rig.board("foot")
+        await rig.pilot.press("x")
+        assert rig.app.screen is rig.app.main and not rig.source.commands, "a request has the focus"
+        assert any("restart-stage acts on a stage" in note.message for note in rig.app._notifications)
+        await rig.pilot.press("tab")
+        assert "restart 0" in rig.board("foot")
+        await rig.pilot.press("down")
+        assert "restart 1" in rig.board("foot")
+        dialog = await rig.confirm("x")
+        assert dialog.verb == RestartStage(stage=1)
+        await rig.pilot.press("escape", "d")
+        assert "x continue 1 " in rig.board("reader-foot"), "the suggested fix, by its name"
+
+
+async def test_logs_are_searched():
+    async with console() as rig:
+        await rig.pilot.press("l")
+        await rig.until(lambda: "is slow" in rig.board("reader-body"))
+        await rig.pilot.press("slash")
+        assert label(rig).startswith("SEARCH") and "next" not in rig.board("reader-foot")
+        await rig.pilot.press(*"step 1840")
+        assert "/step 1840 1/10" in rig.board("reader-title")
+        await rig.pilot.press("enter", "n")
+        assert "/step 1840 2/10" in rig.board("reader-title")
+        await rig.pilot.press("N", "N")
+        assert "/step 1840 10/10" in rig.board("reader-title")
+        marked = [seg for row in rig.app.screen.query_one("#reader-body", Lines).rows for seg in row.segs if seg[1]]
+        assert ("step 1840", "chip.name") in marked and ("step 1840", "chip.warn") in marked
+        await rig.pilot.press("slash", *"nowhere", "enter")
+        assert any("'nowhere' is not here" in note.message for note in rig.app._notifications)
+        await rig.pilot.press("slash", "escape")
+        assert "/" not in rig.board("reader-title") and isinstance(rig.app.screen, LogsScreen)
+        await rig.pilot.press("colon", *"events", "enter")
+        assert isinstance(rig.app.screen, EventsScreen)
+
+
+async def test_the_end_of_a_row_that_does_not_fit_is_searched_too():
+    async with console(size=(60, 16)) as rig:
+        await rig.pilot.press("e", "slash", *"lost 0")
+        assert "lost 0" not in rig.board("reader-body") and "/lost 0 1/2" in rig.board("reader-title")
+
+
+async def test_a_replay_is_never_live_and_never_stale():
+    async with console(live=False, title="recording of sample") as rig:
+        assert "REPLAY" in rig.board("top").split() and "live" not in rig.board("top")
+        rig.clock.now += 60
+        rig.app.tick()
+        assert "stale" not in rig.screen() and not rig.app.screen.query_one("#left", Lines)._faded
+        await rig.pilot.press("l")
+        assert "REPLAY" in rig.board("reader-title") and "stale" not in rig.screen()
+        from ppengine.protocol.recording import LinkState
+
+        rig.source.send(LinkState(state="recorded", text="end of the recording"))
+        rig.app.tick()
+        assert "REPLAY end" in rig.board("reader-title")
+        rig.source.send(LinkState(state="lost", text="a.ppr is cut short"))
+        await rig.pilot.press("escape")
+        assert "the replay ends here: a.ppr is cut short" in rig.board("top")
