@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 import msgspec
 from ppconsole.cli import exits, ppconsole
+from ppconsole.cli.environment import VARIABLES
 from ppengine.common.config import Profile
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.sampling import SamplingParams
@@ -31,6 +32,7 @@ def pages() -> dict[str, str]:
     """Return the pages by file name."""
     made = {
         "cli.md": cli_page(),
+        "environment.md": environment_page(),
         "exit-codes.md": exit_page(),
         "profile.md": profile_page(),
         "status-json.md": json_page(),
@@ -50,6 +52,12 @@ def cli_page() -> str:
         text = "\n".join(line.rstrip() for line in command.get_help(context).split("\n"))
         parts += [f"## `{name}`", f"```\n{text}\n```"]
     return "\n\n".join(parts)
+
+
+def environment_page() -> str:
+    """Return the environment variables that ppconsole reads."""
+    rows = [[f"`{name}`", f"{meaning}."] for name, meaning in VARIABLES]
+    return "# Environment variables\n\n" + _table(("variable", "meaning"), rows)
 
 
 def exit_page() -> str:

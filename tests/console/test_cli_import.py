@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import typing
+from pathlib import Path
 
+from click.testing import CliRunner
 from ppconsole.cli import COMMANDS, exits, ppconsole
+from ppconsole.cli.environment import VARIABLES
 from ppengine.protocol.control import ErrorCode, Outcome
 
 HEAVY = ("torch", "textual", "numpy", "zmq", "ray", "transformers", "msgspec")
@@ -73,3 +77,13 @@ def test_every_error_and_every_end_has_an_exit_code() -> None:
     assert {exits.OF_CODE[code] for code in ("DENIED", "EXPIRED", "CONFLICT", "NOT_FOUND", "DOES_NOT_FIT")} == set(
         range(4, 9)
     )
+
+
+def test_the_help_lists_every_environment_variable_that_the_code_reads() -> None:
+    root = Path(__file__).resolve().parents[2]
+    sources = [*(root / "console").rglob("*.py"), *(root / "engine").rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r'"(PPCONSOLE_\w+)"', path.read_text())}
+    listed = {variable.name for variable in VARIABLES}
+    assert read and not read - listed
+    text = CliRunner().invoke(ppconsole, ["--help"]).output
+    assert all(name in text for name in listed)

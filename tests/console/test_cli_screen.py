@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,17 +59,20 @@ def test_attach_gives_up_on_an_engine_that_does_not_answer(
     assert (run.code, "not attached within 0.3 s" in run.err, len(opened)) == (5, True, 1)
 
 
-def test_attach_picks_among_several_by_number(
+def test_attach_leaves_the_choice_among_several_to_the_screen(
     cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeGateway(name="second") as second:
-        monkeypatch.setattr("sys.stdin", io.StringIO("9\n2\n"))
+        run = cli("attach", "--read-only")
+        assert (run.code, run.out, opened) == (0, "", [(None, True, "")])
+        assert cli("attach", "second").code == 0
+        assert opened[1][0].record.id == second.id
+        run = cli("attach", "--json")
+        assert (run.code, len(run.rows[0]), len(opened)) == (2, 2, 2)
+        monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: False)
         run = cli("attach")
-        assert run.code == 0, run.err
-        assert [source.record.id for source, _, _ in opened] == [second.id]
-        assert f"  1 {fake.id}" in run.err
-        assert f"  2 {second.id}" in run.err
-        assert run.out == ""
+        assert run.code == 2 and fake.id in run.out and second.id in run.out
+        assert "2 engines run here; name one with -e" in run.err and len(opened) == 2
 
 
 def test_attach_to_none_or_to_two_at_once(cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]]) -> None:

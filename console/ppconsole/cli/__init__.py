@@ -28,6 +28,13 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are needed."""
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the environment variables behind the commands."""
+        from ppconsole.cli.environment import VARIABLES
+
+        with formatter.section("Environment"):
+            formatter.write_dl([(name, f"{meaning}.") for name, meaning in VARIABLES])
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
         return list(COMMANDS)

@@ -11,6 +11,7 @@ from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot,
 
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
+from ppconsole.model.severity import level_of
 from ppconsole.model.stacks import grouped, notes, who
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
 
@@ -158,10 +159,10 @@ def why_text(request: RequestInfo) -> str:
 
 
 def event_line(event: Event) -> str:
-    """Return one event as a line with its local time."""
+    """Return one event as a line with its local time and its level."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.wall)) if event.wall else "--:--:--"
     by = f" [{clean(event.by)}]" if event.by else ""
-    return f"{clock} {event.seq:>6} {clean(event.kind)}{by} {clean(event.text)}"
+    return f"{clock} {event.seq:>6} {level_of(event).upper():<7} {clean(event.kind)}{by} {clean(event.text)}"
 
 
 def explain_lines(snapshot: Snapshot) -> list[str]:

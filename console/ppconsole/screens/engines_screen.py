@@ -100,7 +100,7 @@ class EnginesScreen(Screen[EngineRecord | None]):
         return [each for each in self._engines if engine_table.matches(each[0], self._wanted)]
 
     def on_key(self, event: events.Key) -> None:
-        """Filter by what is typed."""
+        """Filter by the letters that are typed."""
         if event.key == "backspace":
             self._filter(self._wanted[:-1])
         elif event.is_printable and event.character:

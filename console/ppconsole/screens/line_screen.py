@@ -34,7 +34,7 @@ def verb_keys(*targets: Target) -> list[BindingType]:
 
 
 class LineScreen(Screen[None]):
-    """Opens the line and begins verbs. What is typed in the other modes is the screen's own matter."""
+    """Opens the line and begins verbs. Screens override `given`, `typed` and `left` for their modes."""
 
     AUTO_FOCUS = ""
 

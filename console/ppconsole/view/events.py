@@ -8,30 +8,32 @@ from collections.abc import Sequence
 from ppengine.protocol.snapshot import Event, StageInfo
 
 from ppconsole.model.safe import clean
+from ppconsole.model.severity import level_of
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, wrap
+from ppconsole.view.marks import Mark
 
-_BAD = ("dead", "failed", "fault", "killed", "lost", "error", "refused")
 _GOOD = ("applied", "finished", "ready", "serving", "live")
 
 
-def style_of(kind: str) -> str:
-    """Return the style of an event kind such as `stage.dead`."""
-    if any(word in kind for word in _BAD):
-        return "bad"
-    return "ok" if any(word in kind for word in _GOOD) else "info"
+def mark_of(event: Event) -> Mark:
+    """Return the mark of an event: a letter for each colour, for terminals without colours."""
+    level = level_of(event)
+    if level == "info":
+        return Mark("●", "ok" if any(word in event.kind for word in _GOOD) else "info")
+    return Mark("E", "bad") if level == "error" else Mark("W", "warn")
 
 
 def event_row(event: Event, width: int, *, full: bool = False) -> Row:
     """Return one event. `full` adds date-free extras: sequence, step."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.wall))
     segs: list[Seg] = [(clock + " ", "dim")]
+    mark = mark_of(event)
+    segs.append((f"{mark.text} ", mark.style))
     if full:
         segs.append((fit(f"#{event.seq}", 8), "dim"))
-        segs.append((fit(event.kind, 18) + " ", style_of(event.kind)))
-    else:
-        segs.append(("● ", style_of(event.kind)))
+        segs.append((fit(event.kind, 18) + " ", mark.style))
     if event.by:
         segs.append((clean(event.by) + " ", "strong"))
     text = clean(event.text)

@@ -80,7 +80,8 @@ _KV_MAP = Section("KV MAP  a cell is one block or more", {
     "×": "reserved", "█": "of the selected request",
 }, dict((*kvmap.GLYPHS.values(), kvmap.SELECTED)))  # fmt: skip
 _LINES = Section("LINES", {
-    "LOG": "newest events", "●": "an event; red: a fault, green: done", "OUT": "text of the followed request",
+    "LOG": "newest events", "●": "an event; green: done",
+    "E W": "an error, a warning", "OUT": "text of the followed request",
     "PROMPT": "the line to type in: a prompt, FILTER or COMMAND",
 })  # fmt: skip
 _STREAMS = Section("STREAMS", {
@@ -156,7 +157,8 @@ _LEDGER = Section("LEDGER", {
     "LAST WRITER": "stream and operation that wrote it last", "READ NOW BY": "streams that read it now",
 })  # fmt: skip
 _EVENTS = Section("EVENTS", {
-    "#17": "number of the event", "op.": "an operation, as op.applied", "request.": "a request, as request.finished",
+    "E W ●": "error, warning, information", "#17": "number of the event",
+    "op.": "an operation, as op.applied", "request.": "a request, as request.finished",
     "stage.": "a stage, as stage.dead", "verdict.": "a verdict raised or cleared", "link.": "this console's link",
     "step": "the step at which it took effect",
 })  # fmt: skip
@@ -188,6 +190,10 @@ _CLI_REQUESTS = Section("REQUESTS", {
     "OUT": "output tokens", "BLK": "KV blocks", "SWP": "swap blocks", "REV": "revision, for --if-rev",
     "WHY": "why it does not run",
 })  # fmt: skip
+_OPTIONS = Section("OPTIONS OF PROMPTS", {
+    "OPTION": "an option of submit, without its dashes", "VALUE": "value that prompts are sent with",
+    "DEFAULT": "value after set NAME default", "MEANING": "effect of the option", "*": "differs from its default",
+})  # fmt: skip
 _CLI_ENGINES = Section("ENGINES", {
     "ID": "id for -e", "NAME": "name for -e", "STATE": "state, or no answer", "MODEL": "model",
     "STAGES": "pipeline stages", "PID": "pid of the supervisor", "UP": "time since the start",
@@ -215,6 +221,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
     "confirm": (_CONFIRM, _REQUEST_STATES),
     "status": (_CLI_STATUS, _CLI_REQUESTS),
+    "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),
     "streams-command": (_CLI_STREAMS,),
 }  # fmt: skip

@@ -1,0 +1,23 @@
+"""The environment variables that ppconsole reads: the one list, for the help and the reference."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Variable(NamedTuple):
+    """One variable. `meaning` is one line without its full stop."""
+
+    name: str
+    meaning: str
+
+
+VARIABLES = (
+    Variable("PPCONSOLE_ENGINE", "Id, id prefix or name of the engine, where -e is not given"),
+    Variable("PPCONSOLE_THEME", "Colours of the console: dark, light, or terminal (its own 16)"),
+    Variable("PPCONSOLE_MOUSE", "1: the console takes the mouse; otherwise the terminal selects text with it"),
+    Variable("PPCONSOLE_AUDIT_DIR", "Folder in which an engine keeps its audit log when it has ended"),
+    Variable("NO_COLOR", "Set: no colours; bold, dim and reverse remain"),
+    Variable("XDG_RUNTIME_DIR", "Its folder ppconsole/ has the engines that run; /tmp/ppconsole-UID if not set"),
+    Variable("XDG_STATE_HOME", "Its folder ppconsole/ keeps the options of prompts; ~/.local/state if not set"),
+)

@@ -1,0 +1,25 @@
+"""The level of an event, as logs have it: an engine does not send one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ppengine.protocol.snapshot import Event
+
+Level = Literal["error", "warning", "info"]
+
+_ERRORS = ("dead", "failed", "fault", "killed", "lost", "error", "mismatch", "crashed", "non_finite", "stream_order",
+           "stream_owner")  # fmt: skip
+_WARNINGS = ("refused", "stopped", "stalled", "restart", "degraded", "ended", "gap", "new-epoch", "superseded", "abort")
+_RAISED = "verdict.raised"
+_WARNED = ("starved", "blocked", "undetermined", "straggler")
+"""Causes of verdicts that warn; the others are errors."""
+
+
+def level_of(event: Event) -> Level:
+    """Return the level of an event, by its kind; of a raised verdict, by its cause."""
+    if event.kind == _RAISED:
+        return "warning" if event.text.startswith(_WARNED) else "error"
+    if any(word in event.kind for word in _ERRORS):
+        return "error"
+    return "warning" if any(word in event.kind for word in _WARNINGS) else "info"
