@@ -63,7 +63,10 @@ async def test_of_several_engines_one_is_chosen_by_arrows_and_another_by_letters
 
         await rig.pilot.press("l", "colon", *"engines", "enter")
         await rig.until(lambda: "second (here)" in rig.board("reader-body"))
-        await rig.pilot.press(*"firs")
+        await rig.pilot.press(*"s")
+        rows = rig.board("reader-body").splitlines()[1:]
+        assert rows[0].startswith("> second") and rows[1].startswith("  first"), "the beginning of a name is first"
+        await rig.pilot.press("backspace", *"firs")
         assert "/firs" in rig.board("reader-title") and "second" not in rig.board("reader-body")
         await rig.pilot.press("enter")
         await rig.until(lambda: " first " in rig.board("top") and "live" in rig.board("top"))

@@ -11,7 +11,7 @@ from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit
+from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit, SwapIn
 from test_tui_console import console
 
 
@@ -184,6 +184,12 @@ async def test_verbs_act_on_the_request_and_the_stage_that_are_open():
         rig.app.main.selection.requests.choose("r-0003")
         await rig.pilot.press("enter", "down")
         assert isinstance(rig.app.screen, RequestScreen) and "abort" in rig.board("reader-foot")
+        await rig.pilot.press("slash", *"tokens", "enter", "slash", "enter")
+        assert "/tokens 2/" in rig.board("reader-title")
+        dialog = await rig.confirm("n")
+        assert dialog.verb == SwapIn(request="r-0003"), "its key comes before the next match"
+        await rig.pilot.press("escape")
+        rig.source.commands.clear()
         dialog = await rig.confirm("a")
         assert dialog.verb == Abort(request="r-0003")
         await rig.pilot.press("escape", "+")

@@ -11,10 +11,10 @@ from textual.binding import Binding, BindingType
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.line_screen import verb_keys
-from ppconsole.screens.reader import SEARCH, Reader
+from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, events, help_page, option_table
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, SEARCH_KEYS, Key, reader_keys
+from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, Key, reader_keys
 
 
 class RequestScreen(Reader):
@@ -102,8 +102,8 @@ class StacksScreen(_OfStage):
     """Stacks, taken when the screen opens and on `t`: taking them stops stages and core for a moment."""
 
     topic: ClassVar[str] = "stacks"
-    BINDINGS: ClassVar[list[BindingType]] = [*SEARCH, Binding("t", "take", "take again", show=False)]
-    first_keys: ClassVar[tuple[Key, ...]] = (("t", "take again", False), *SEARCH_KEYS)
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
+    first_keys: ClassVar[tuple[Key, ...]] = (("t", "take again", False),)
 
     def __init__(self, console: Console, stage: int | None = None) -> None:
         super().__init__(console, stage)
@@ -139,8 +139,6 @@ class LogsScreen(_OfStage):
     topic: ClassVar[str] = "logs"
     every_s: ClassVar[float] = 2.0
     follows_end: ClassVar[bool] = True
-    first_keys: ClassVar[tuple[Key, ...]] = SEARCH_KEYS
-    BINDINGS: ClassVar[list[BindingType]] = SEARCH
 
     def __init__(self, console: Console, stage: int | None = None) -> None:
         super().__init__(console, stage)
@@ -169,8 +167,8 @@ class EventsScreen(Reader):
 
     topic: ClassVar[str] = "events"
     follows_end: ClassVar[bool] = True
-    keys: ClassVar[tuple[Key, ...]] = reader_keys(SEARCH_KEYS, None)
-    BINDINGS: ClassVar[list[BindingType]] = [*SEARCH, *verb_keys("memory", "engine")]
+    keys: ClassVar[tuple[Key, ...]] = reader_keys((), None)
+    BINDINGS: ClassVar[list[BindingType]] = verb_keys("memory", "engine")
 
     def heading(self) -> str:
         """Return the title."""

@@ -97,7 +97,7 @@ class EnginesScreen(Screen[EngineRecord | None]):
         self.query_one("#reader-foot", Lines).show([footer(ENGINES_KEYS, width, verbs=True)])
 
     def _shown(self) -> list[tuple[EngineRecord, str]]:
-        return [each for each in self._engines if engine_table.matches(each[0], self._wanted)]
+        return engine_table.matching(self._engines, self._wanted)
 
     def on_key(self, event: events.Key) -> None:
         """Filter by the letters that are typed."""

@@ -20,12 +20,6 @@ from ppconsole.view.keys import READER_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import Mode
 
-SEARCH: list[BindingType] = [
-    line_key("slash", "search"),
-    Binding("n", "find(1)", "next match", show=False),
-    Binding("N", "find(-1)", "previous match", show=False),
-]
-"""Keys of a reader whose text can be searched."""
 WHEEL = 3
 """Rows that a turn of the wheel scrolls."""
 _SEARCHED_WIDTH = 1000
@@ -45,6 +39,9 @@ class Reader(LineScreen):
         Binding("G,end", "ends(1)", "last", show=False),
         Binding("question_mark", "help", "help", show=False),
         line_key("colon", "command"),
+        line_key("slash", "search"),
+        Binding("n", "find(1)", "next match", show=False),
+        Binding("N", "find(-1)", "previous match", show=False),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
     ]
     topic: ClassVar[str] = ""
@@ -218,9 +215,11 @@ class Reader(LineScreen):
             self._look_for(self._wanted, self._match if self._match >= 0 else self._top - 1, step)
 
     def given(self, mode: Mode, text: str) -> None:
-        """Keep the search, or run the command."""
+        """Keep the search, or run the command. An empty search goes to the next match of the last one."""
         super().given(mode, text)
-        if mode == "search" and self._wanted and self._match < 0:
+        if mode == "search" and not text:
+            self.action_find(1)
+        elif mode == "search" and self._match < 0:
             self.console.report(f"{self._wanted!r} is not here", bad=False)
 
     def typed(self, mode: Mode, text: str) -> None:

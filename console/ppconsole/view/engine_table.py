@@ -22,10 +22,15 @@ COLUMNS = (
 )
 
 
-def matches(record: EngineRecord, text: str) -> bool:
-    """Whether every word of `text` is in the name, id or model of the engine; case is all one."""
-    haystack = f"{record.name} {record.id} {record.model}".casefold()
-    return all(word in haystack for word in text.casefold().split())
+def matching(engines: Sequence[tuple[EngineRecord, str]], text: str) -> list[tuple[EngineRecord, str]]:
+    """Return the engines with every word of `text` in name, id or model; those whose name begins with it are first."""
+    wanted = text.casefold()
+    found = [
+        each
+        for each in engines
+        if all(word in f"{each[0].name} {each[0].id} {each[0].model}".casefold() for word in wanted.split())
+    ]
+    return sorted(found, key=lambda each: not each[0].name.casefold().startswith(wanted))
 
 
 def rows(

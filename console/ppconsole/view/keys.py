@@ -59,10 +59,10 @@ LINE_KEYS: dict[str, tuple[Key, ...]] = {
 }  # fmt: skip
 """Keys while the line at the bottom is open, by its mode."""
 READER_KEYS: tuple[Key, ...] = (
-    ("↑↓", "scroll", False), ("g G", "ends", False), ("esc", "back", False), (":", "command", False),
-    ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False),
+    ("↑↓", "scroll", False), ("g G", "ends", False), ("esc", "back", False), ("/", "search", False),
+    ("n N", "next, previous", False), (":", "command", False), ("y", "copy CLI line", False),
+    ("^s", "picture", False), ("?", "help", False),
 )  # fmt: skip
-SEARCH_KEYS: tuple[Key, ...] = (("/", "search", False), ("n N", "next, previous", False))
 
 
 def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
@@ -73,7 +73,8 @@ def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
 
 
 REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
-    ("esc", "back", False), *_verbs("request"), ("↑↓", "scroll", False), *READER_KEYS[3:], *_verbs("memory", "engine"),
+    ("esc", "back", False), *_verbs("request"), ("↑↓", "scroll", False), ("/", "search", False), *READER_KEYS[5:],
+    *_verbs("memory", "engine"),
 )  # fmt: skip
 
 ENGINES_KEYS: tuple[Key, ...] = (
@@ -84,8 +85,8 @@ CONFIRM_KEYS: tuple[Key, ...] = (
     ("⏎", "press button", False), ("← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
 )  # fmt: skip
 HELP_KEYS: tuple[Key, ...] = (
-    ("↑↓", "scroll", False), ("⇥", "section", False), ("g G", "ends", False), ("esc", "back", False),
-    ("y", "copy CLI line", False), ("^s", "picture", False),
+    ("↑↓", "scroll", False), ("⇥", "section", False), ("g G", "ends", False), ("/", "search", False),
+    ("esc", "back", False), ("y", "copy CLI line", False), ("^s", "picture", False),
 )  # fmt: skip
 
 

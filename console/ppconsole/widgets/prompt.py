@@ -32,7 +32,7 @@ class Face(NamedTuple):
 FACES: dict[Mode, Face] = {
     "prompt": Face("PROMPT", "›", "write a prompt; Enter sends it"),
     "filter": Face("FILTER", "/", "words of an id, owner, state or reason; !word excludes"),
-    "search": Face("SEARCH", "/", "a text to find; Enter, then n and N"),
+    "search": Face("SEARCH", "/", "a text to find; empty: the next match"),
     "command": Face("COMMAND", ":", "a verb or a screen; Tab completes"),
 }
 CLOSED = "i writes a prompt"
