@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 from ppconsole.cli.render import event_line
-from ppconsole.model.severity import level_of
 from ppconsole.view.cells import text_of
 from ppconsole.view.events import event_row, mark_of
+from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import Cause, Event
 
 

@@ -4,6 +4,7 @@ import pytest
 from ppengine.gateway import incident_log as module
 from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import AROUND_S, IncidentLog
+from ppengine.protocol.facts import Serving
 from ppengine.protocol.incidents import incident_folders, read_incident
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.snapshot import Event, Verdict
@@ -16,6 +17,9 @@ class Clock:
 
     def time(self) -> float:
         return self.now
+
+    def monotonic_ns(self) -> int:
+        return int((self.now - 1_700_000_000) * 1e9)
 
 
 @pytest.fixture
@@ -42,6 +46,10 @@ def event(clock, kind, text="", by=""):
     return Event(seq=1, wall=clock.now, kind=kind, text=text, by=by)
 
 
+def served(clock, by=""):
+    return Serving(mono_ns=clock.monotonic_ns(), generation=2, processes=(), took_s=1.9, recomputed=5, by=by)
+
+
 def kept(tmp_path):
     return [read_incident(folder) for folder in incident_folders(tmp_path)]
 
@@ -58,13 +66,13 @@ def test_a_healed_fault_is_kept_with_its_end_and_its_consequences(tmp_path, cloc
     assert begun.info.wall == pytest.approx(clock.now - 0.5)
     assert [one.text for one in begun.events] == ["stage 1 is dead"]
     clock.now += 1.9
-    healed = clock.now
-    log.note_event(event(clock, "engine.serving", "all stages are back after 1.9 s"))
+    healed, again = clock.now, served(clock)
     clock.now += 3
     record.over_wall = clock.now
-    log.look(record, [])
+    log.look(record, [], again)
     (over,) = kept(tmp_path)
-    assert (over.info.over_wall, over.info.ended) == (healed, "all stages are back after 1.9 s")
+    assert over.info.over_wall == pytest.approx(healed)
+    assert (over.info.ended, over.info.recomputed) == ("all stages serve again, generation 2", 5)
     assert over.consequences == ["stage 0 starved"] and over.info.by == ""
     assert log.newest == over.info
 
@@ -79,6 +87,25 @@ def test_the_author_of_the_command_that_mended_it_is_kept(tmp_path, clock, log):
     log.look(record, [])
     (one,) = kept(tmp_path)
     assert (one.info.by, one.info.ended) == ("ann", "stage 1 is continued, now computing")
+
+
+def test_a_recovery_before_it_did_not_end_it(tmp_path, clock, log):
+    before = served(clock, by="ann")
+    clock.now += 5
+    record = fault(clock)
+    log.look(record, [record.verdict], before)
+    clock.now += 1
+    record.over_wall = clock.now
+    log.look(record, [], before)
+    (one,) = kept(tmp_path)
+    assert (one.info.by, one.info.recomputed, one.info.over_wall) == ("", None, clock.now)
+    record = fault(clock, number=2)
+    log.look(record, [record.verdict], before)
+    clock.now += 1
+    again = served(clock, by="bob")
+    record.over_wall = clock.now + 2
+    log.look(record, [], again)
+    assert (kept(tmp_path)[1].info.by, kept(tmp_path)[1].info.recomputed) == ("bob", 5)
 
 
 def test_the_cause_is_the_last_one_known(tmp_path, clock, log):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
+from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
 
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
-from ppconsole.model.severity import level_of
 from ppconsole.model.stacks import grouped, notes, who
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import Event, StageInfo
 
 from ppconsole.model.safe import clean
-from ppconsole.model.severity import level_of
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, wrap

@@ -27,6 +27,7 @@ from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Happened, ProcessReport, StartStage
+from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
 
@@ -197,7 +198,7 @@ class Loop:
 
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
-            log.info("%s%s", event.text, f", by {event.by}" if event.by else "")
+            log.log(log_level(event), "%s%s", event.text, f", by {event.by}" if event.by else "")
         self._events.append(event)
         if not event.kind.startswith(_UNHURRIED):
             if event.kind == "stage.lost":

@@ -21,7 +21,7 @@ from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.merge import Inputs, merge, stage_state
 from ppengine.gateway.process_table import ProcessTable
-from ppengine.protocol.facts import Exited, Fact
+from ppengine.protocol.facts import Exited, Fact, Serving
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import (
     TRACED,
@@ -48,6 +48,8 @@ class Collector:
         self._config, self._events = config, events
         self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
         self._faults = FaultLog()
+        self.served: Serving | None = None
+        """The newest fact that the engine serves again after a fault or a restart."""
         self._node = socket.gethostname()
         self._sightings: dict[Key, Sighting] = {}
         self._agent_ns: dict[str, int] = {}
@@ -82,6 +84,8 @@ class Collector:
         elif isinstance(report, Fact):
             self.news = True
             self._faults.take(report)
+            if isinstance(report, Serving):
+                self.served = report
             if isinstance(report, Exited) and report.role == "agent":
                 self._events.say("agent.ended", f"the agent has ended, {report.detail}: the stages are not sampled")
 

@@ -44,6 +44,7 @@ from ppengine.protocol.control import (
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import FromFront
 from ppengine.protocol.reports import ToCollector
+from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 
 log = logging.getLogger("ppengine.gateway")
@@ -166,7 +167,7 @@ class Gateway:
         # The rings before the stacks: taking those stops a stage for a moment.
         waits = self._collector.waits() if self._collector.verdicts else []
         self._recorder.look(self._collector.verdicts, waits, self._collector.retired())
-        self._incidents.look(self._recorder.kept, self._collector.verdicts)
+        self._incidents.look(self._recorder.kept, self._collector.verdicts, self._collector.served)
         self._probe.look(self._collector.verdicts, self._collector.pids())
         return changed
 
@@ -188,7 +189,7 @@ class Gateway:
 
     def _publish_event(self, event: Event) -> None:
         if event.kind.startswith(_LOGGED):
-            log.info("%s%s", f"{event.by} " if event.by else "", event.text)
+            log.log(log_level(event), "%s%s", f"{event.by} " if event.by else "", event.text)
         self._publisher.event(event)
         self._incidents.note_event(event)
         self._history.write(event)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ppengine.gateway.history import History
+from ppengine.protocol.facts import Serving
 from ppengine.protocol.incidents import FILE, Incident, incident_folders
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.kept_files import write_file
@@ -23,7 +24,7 @@ KEPT = 100
 _EVENTS_MOST = 200
 _BEFORE_S = 2.0
 """Seconds before a verdict in which an event may belong to its fault: some ends are reported before they are judged."""
-_ENDINGS = ("engine.serving", "stage.continued", "stage.back")
+_ENDINGS = ("stage.continued", "stage.back")
 """Events that say how a fault ended."""
 _ACTED = ("op.accepted", "op.applied")
 """Events of commands that had an effect."""
@@ -42,6 +43,9 @@ class IncidentLog:
         self._number = int(before[-1].name) if before else 0
         self._recent: deque[Event] = deque(maxlen=_EVENTS_MOST)
         self._open: Incident | None = None
+        self._begun_ns = 0
+        """Monotonic time at which the open incident began."""
+        self._served: Serving | None = None
         self._fault: FaultDetail | None = None
         self._consequences: dict[int | None, str] = {}
         self._settling: list[tuple[float, Incident]] = []
@@ -56,9 +60,12 @@ class IncidentLog:
         else:
             self._recent.append(event)
 
-    def look(self, fault: FaultDetail | None, verdicts: Sequence[Verdict]) -> None:
-        """Begin, follow or end the incident of `fault`, the newest record of the fault recorder."""
-        now = time.time()
+    def look(self, fault: FaultDetail | None, verdicts: Sequence[Verdict], served: Serving | None = None) -> None:
+        """Begin, follow or end the incident of `fault`, the newest record of the fault recorder.
+
+        `served`: the newest fact that the engine serves again.
+        """
+        now, self._served = time.time(), served
         if fault is not None and fault is not self._fault:
             self._end(now)
             self._begin(fault)
@@ -83,6 +90,7 @@ class IncidentLog:
         self._number += 1
         self._fault = fault
         verdict = fault.verdict
+        self._begun_ns = time.monotonic_ns() - int((time.time() - fault.wall + verdict.since_s) * 1e9)
         info = IncidentInfo(
             number=self._number, wall=fault.wall - verdict.since_s, stage=verdict.stage, cause=verdict.cause,
             summary=verdict.summary,
@@ -103,7 +111,7 @@ class IncidentLog:
     def _end(self, over_wall: float | None) -> None:
         """End the open incident; `over_wall` None: the engine ended during it.
 
-        A verdict stays for some seconds after its fault is healed, so an event that says so is the end.
+        A verdict stays for some seconds after its fault is healed, so the fact or event that says so is the end.
         """
         incident, self._open = self._open, None
         if incident is None:
@@ -111,13 +119,18 @@ class IncidentLog:
         info, verdict = incident.info, incident.fault.verdict
         info.cause, info.stage, info.summary = verdict.cause, verdict.stage, verdict.summary
         ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
+        served = self._served if self._served is not None and self._served.mono_ns >= self._begun_ns else None
+        info.by = next((event.by for event in reversed(incident.events) if event.by and event.kind in _ACTED), "")
         if over_wall is None:
             info.ended = _CUT
+        elif served is not None:
+            info.over_wall = time.time() - (time.monotonic_ns() - served.mono_ns) / 1e9
+            info.ended = f"all stages serve again, generation {served.generation}"
+            info.by, info.recomputed = served.by or info.by, served.recomputed
         elif ending is None:
             info.over_wall, info.ended = over_wall, _UNEXPLAINED
         else:
             info.over_wall, info.ended = ending.wall, ending.text
-        info.by = next((event.by for event in reversed(incident.events) if event.by and event.kind in _ACTED), "")
         self._write(incident)
         self._settling.append((time.time() + AROUND_S, incident))
 

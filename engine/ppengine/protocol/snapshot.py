@@ -294,6 +294,8 @@ class IncidentInfo(msgspec.Struct, kw_only=True):
     """How it ended; empty while it lasts."""
     by: str = ""
     """Author of the last command that had an effect during it; empty: no operator acted."""
+    recomputed: int | None = None
+    """Requests that were recomputed; null: no stage was restarted, and no wire was made again."""
 
 
 class Snapshot(msgspec.Struct, kw_only=True):

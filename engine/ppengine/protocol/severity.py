@@ -1,7 +1,8 @@
-"""The level of an event, as logs have it: an engine does not send one."""
+"""The level of an event, as logs and screens have it, from its kind."""
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 from ppengine.protocol.snapshot import Event
@@ -14,6 +15,11 @@ _WARNINGS = ("refused", "stopped", "stalled", "restart", "degraded", "ended", "g
 _RAISED = "verdict.raised"
 _WARNED = ("starved", "blocked", "undetermined", "straggler")
 """Causes of verdicts that warn; the others are errors."""
+
+
+def log_level(event: Event) -> int:
+    """Return the level of an event in Python's logging."""
+    return {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}[level_of(event)]
 
 
 def level_of(event: Event) -> Level:
