@@ -97,6 +97,16 @@ def test_waiting_for_a_core_is_the_machines_fault_and_a_quota_is_the_stages():
     assert slow.slow_ms == 12_000 and slow.throttled == pytest.approx(0.16)
 
 
+def test_a_host_that_was_crowded_before_proves_nothing_when_it_is_more_so():
+    """Learned while it waited for a core half of the time, so that its waits alone explain little of the rest."""
+    crowded, capped = Clock(), Clock()
+    for clock in (crowded, capped):
+        clock.run(20, 10.0, waited=0.12)
+    assert crowded.run(12, 26.0, waited=0.27).slow_ms == 0
+    assert capped.run(12, 26.0, waited=0.27, throttled=0.16).slow_ms == 12_000, "but a quota is the stage's"
+    assert crowded.run(12, 26.0, waited=0.12).slow_ms == 12_000, "and with a core for itself it is slow"
+
+
 def test_two_seconds_of_mixed_work_are_enough_to_know_a_stage_by():
     """A few long prompts among short steps: the mean of a second tells nothing, its steps do."""
     pace, now_ns = Pace(), 5 * SECOND

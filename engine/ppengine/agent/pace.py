@@ -24,6 +24,8 @@ CLASSES = 3
 """Classes of work per factor of two: within one, work differs by at most 1.26, less than `SLOW_RATIO`."""
 LEAST_STEPS, LEAST_SECONDS = 10, 2
 """Least number of steps of a known class, and of seconds of a known stage."""
+CROWDED = 0.5
+"""Share of its own work without a core from which a second proves nothing, whatever was usual: caches are cold too."""
 COVERED = 0.5
 """Least share of a second's steps that must be of known classes."""
 MOST = 15
@@ -143,7 +145,8 @@ class Pace:
             return
         slow = took.ms >= SLOW_RATIO * usual.ms
         held_back = (host.throttled or 0.0) > HELD_BACK
-        if slow and not held_back and _explained_ms(usual, host) > (took.ms - usual.ms) / 2:
+        crowded = host.waited_ms > CROWDED * sum(work.ms for work in second.values())
+        if slow and not held_back and (crowded or _explained_ms(usual, host) > (took.ms - usual.ms) / 2):
             return  # The host may explain it: such a second proves nothing.
         self._unjudged = 0
         if not slow:
