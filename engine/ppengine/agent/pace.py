@@ -25,7 +25,7 @@ CLASSES = 3
 LEAST_STEPS, LEAST_SECONDS = 10, 2
 """Least number of steps of a known class, and of seconds of a known stage."""
 CROWDED = 0.5
-"""Share of its own work without a core from which a second proves nothing, whatever was usual: caches are cold too."""
+"""Least time without a core, per own work, of a second that proves nothing: its caches are cold, too."""
 COVERED = 0.5
 """Least share of a second's steps that must be of known classes."""
 MOST = 15
