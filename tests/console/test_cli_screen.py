@@ -92,7 +92,7 @@ def test_replay_opens_the_recording_without_verbs(
     assert isinstance(source, ReplaySource)
     assert (source.speed, read_only, title) == (4.0, True, "recording of fake (f00d)")
     assert cli("replay", str(path), "--speed", "-1").code == 2
-    source.recording.close()
+    source.history.close()
 
 
 def test_a_missing_sample_says_so(

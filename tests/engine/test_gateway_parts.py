@@ -10,11 +10,11 @@ from monitor_helpers import until
 from ppengine.common import logs
 from ppengine.gateway import commands
 from ppengine.gateway.events import EventLog
-from ppengine.gateway.log_tail import tail
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
 from ppengine.protocol import frames
 from ppengine.protocol.control import Hello, Replay
+from ppengine.protocol.log_tail import tail
 from ppengine.protocol.snapshot import Events
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import MESSAGES

@@ -1,4 +1,4 @@
-"""A source that delivers a recording at its own pace."""
+"""A source that delivers the past at its own pace, with pause, seek and speed."""
 
 from __future__ import annotations
 
@@ -10,37 +10,62 @@ from pathlib import Path
 import msgspec
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import decode_as
-from ppengine.protocol.recording import LinkState, Recording, RecordingError, RecordingHeader, Update
+from ppengine.protocol.recording import LinkState, RecordingError, RecordingHeader, Update
 
+from ppconsole.link.history import History, Moment
 from ppconsole.link.past import PastSource
 from ppconsole.link.source import DETAILS, Detail
 
+SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_GAP_S = 15.0
+"""A longer time without any update between two segments is skipped: those minutes were not kept."""
+
 
 class ReplaySource(PastSource):
-    """A `Source` on a file. `speed` 1 is the pace of the recording, 10 ten times that, 0 as fast as it goes.
+    """A `Source` on a recording. `speed` 1 is the pace of the recording, 10 ten times that, 0 as fast as it goes.
 
     Raises RecordingError when the file is no recording; one that is cut short plays up to the cut, then is `lost`
-    with that text. `finished` is set at the end, `error` holds the cut.
+    with that text. `finished` is set at the end, `error` holds the cut. `begin`: where it starts, in Unix seconds;
+    `paused`: it does not move before it is told to.
     """
 
-    def __init__(self, path: Path, speed: float = 1.0) -> None:
+    def __init__(
+        self, past: Path | History, speed: float = 1.0, *, begin: float | None = None, paused: bool = False
+    ) -> None:
         if not 0 <= speed <= 10_000:
             raise ValueError(f"speed is {speed:g}; it must be 0 (as fast as it goes) to 10000")
-        self.recording = Recording(path)
+        self.history = History(past) if isinstance(past, Path) else past
         self.speed = speed
-        self.error: RecordingError | None = None
+        self.paused = paused
+        self.finished = asyncio.Event()
+        self._begin = begin
+        self._emit: Callable[[Update], None] = lambda update: None
         self._details: dict[InspectWhat, msgspec.Raw] = {}
         self._player: asyncio.Task[None] | None = None
-        self.finished = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._next = 0
+        self._wall, self._since = self.history.begin, 0.0
+        """The position at `_since` on the monotonic clock."""
+
+    @property
+    def error(self) -> RecordingError | None:
+        """The damage at which the recording ends; None without any."""
+        return self.history.error
 
     @property
     def header(self) -> RecordingHeader:
-        """The recording's engine and time."""
-        return self.recording.header
+        """The recording's engine and time. Raises RecordingError where there is none."""
+        if self.history.header is None:
+            raise RecordingError("no recording of that time was kept")
+        return self.history.header
 
     async def start(self, on_update: Callable[[Update], None]) -> None:
         """Begin to play."""
-        self._player = asyncio.create_task(self._play(on_update))
+        self._emit = on_update
+        self._since = time.monotonic()
+        if self._begin is not None:
+            self.seek(self._begin)
+        self._player = asyncio.create_task(self._play())
 
     def kept(self, what: InspectWhat) -> Detail | None:
         """Return a detail as the recording had it last, up to now."""
@@ -52,25 +77,111 @@ class ReplaySource(PastSource):
         if self._player is not None:
             self._player.cancel()
             await asyncio.gather(self._player, return_exceptions=True)
-        self.recording.close()
+        self.history.close()
 
     async def played(self) -> None:
         """Wait for the end. Raises the receiver's exception, which ends the play."""
         if self._player is not None:
-            await self._player
+            end = asyncio.create_task(self.finished.wait())
+            await asyncio.wait({self._player, end}, return_when=asyncio.FIRST_COMPLETED)
+            end.cancel()
+            if self._player.done():
+                self._player.result()
 
-    async def _play(self, on_update: Callable[[Update], None]) -> None:
-        begun = time.monotonic()
-        end = LinkState(state="recorded", text="end of the recording")
+    # --- moving -------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> float:
+        """The moment that is shown, in Unix seconds."""
+        if self.paused or self._at_end:
+            return self._wall
+        return min(self._wall + (time.monotonic() - self._since) * self.speed, self.history.frames[self._next].wall)
+
+    @property
+    def _at_end(self) -> bool:
+        return self._next >= len(self.history.frames)
+
+    def seek(self, wall: float) -> Moment | None:
+        """Go to `wall` and deliver everything that was known then. The receiver forgets its events before.
+
+        A record that is damaged there leaves the position, and returns None.
+        """
+        wall = min(max(wall, self.history.begin), self.history.end)
         try:
-            for recorded in self.recording.frames():
-                wait = recorded.at_s / self.speed - (time.monotonic() - begun) if self.speed else 0.0
-                await asyncio.sleep(max(0.0, wait))
-                if recorded.detail is not None:
-                    self._details[recorded.detail.what] = recorded.detail.data
-                if recorded.update is not None:
-                    on_update(recorded.update)
+            moment = self.history.at(wall)
         except RecordingError as error:
-            self.error, end = error, LinkState(state="lost", text=str(error))
-        on_update(end)
+            self._emit(LinkState(state="lost", text=str(error)))
+            return None
+        self._details, self._next = moment.details, moment.following
+        self._move_clock(wall)
+        updates = [moment.link, moment.snapshot, *moment.events]
+        for update in updates:
+            if update is not None:
+                self._emit(update)
+        return moment
+
+    def set_paused(self, paused: bool) -> None:
+        """Pause, or go on."""
+        wall = self.position
+        self.paused = paused
+        self._move_clock(wall)
+
+    def set_speed(self, speed: float) -> None:
+        """Change the pace."""
+        wall = self.position
+        self.speed = speed
+        self._move_clock(wall)
+
+    def _move_clock(self, wall: float) -> None:
+        self._wall, self._since = wall, time.monotonic()
+        self._changed.set()
+
+    # --- playing ------------------------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        while True:
+            self._changed.clear()
+            if self._at_end:
+                self._report_end()
+            if self._at_end or self.paused:
+                await self._changed.wait()
+                continue
+            try:
+                async with asyncio.timeout(max(0.0, self._wait_s())):
+                    await self._changed.wait()
+            except TimeoutError:
+                if not self._changed.is_set():
+                    self._deliver()
+
+    def _wait_s(self) -> float:
+        """Return the seconds until the next frame."""
+        frame, before = self.history.frames[self._next], self.history.frames[max(0, self._next - 1)]
+        if not self.speed:
+            return 0.0
+        if frame.file != before.file and frame.wall - before.wall > _GAP_S:
+            self._wall, self._since = frame.wall, time.monotonic()
+            return 0.0
+        return (frame.wall - self._wall) / self.speed - (time.monotonic() - self._since)
+
+    def _deliver(self) -> None:
+        """Deliver the next frame."""
+        try:
+            recorded = self.history.read(self._next)
+        except RecordingError as error:
+            self.history.cut(self._next, error)
+            return
+        if self.speed == 0:
+            self._move_clock(self.history.frames[self._next].wall)
+        self._next += 1
+        if self._at_end:
+            self._wall = self.history.end
+        if recorded.detail is not None:
+            self._details[recorded.detail.what] = recorded.detail.data
+        if recorded.update is not None:
+            self._emit(recorded.update)
+
+    def _report_end(self) -> None:
+        """Say that the recording is over, and why where it was cut short."""
+        end = LinkState(state="recorded", text="end of the recording")
+        self._emit(end if self.error is None else LinkState(state="lost", text=str(self.error)))
         self.finished.set()

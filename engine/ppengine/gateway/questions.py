@@ -12,10 +12,10 @@ import msgspec
 
 from ppengine.common.config import EngineConfig
 from ppengine.gateway.audit import audit_file
-from ppengine.gateway.log_tail import LINES_MOST, last_lines, tail
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, LogsDetail
+from ppengine.protocol.log_tail import LINES_MOST, last_lines, tail
 from ppengine.protocol.reports import Finding
 
 _PACKAGES = ("ppconsole", "torch", "numba", "transformers", "tokenizers", "safetensors", "pyzmq", "msgspec", "ray")

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
 
@@ -22,9 +22,10 @@ from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode_as, encode
 from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
 
-LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded"]
+LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded", "ended"]
 MAGIC = b"ppconsole recording 1\n"
 _GZIP = b"\x1f\x8b"
+_KINDS = ("link", "snapshot", "event", "detail")
 
 
 class LinkState(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,8 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
 
     `stale`: attached, but no snapshot for 2 s. `lost`: no engine answers; the link tries again in `retry_in_s`.
     `new-epoch`: the engine restarted; its requests are gone, `live` follows. `recorded`: a past that does not move
-    and does not age.
+    and does not age. `ended`: the engine has ended, `text` says when and why; a link goes on looking for a successor of
+    its name.
     """
 
     state: LinkStateName
@@ -77,6 +79,24 @@ class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
     def update(self) -> Update | None:
         """The update; None with a detail, and in a frame that a newer version wrote and we do not know."""
         return self.link or self.snapshot or self.event
+
+
+class _Outline(msgspec.Struct):
+    """A frame of a `Recorded` whose parts are not decoded."""
+
+    at_s: float
+    link: msgspec.Raw = msgspec.Raw()
+    snapshot: msgspec.Raw = msgspec.Raw()
+    event: msgspec.Raw = msgspec.Raw()
+    detail: msgspec.Raw = msgspec.Raw()
+
+
+class Outline(NamedTuple):
+    """Time, kind and place of one frame. `kind`: link, snapshot, event, detail; empty: one of a newer version."""
+
+    at_s: float
+    kind: str
+    place: int
 
 
 class Recorder:
@@ -169,6 +189,29 @@ class Recording:
                     yield decode_as(Recorded, body)
                 except ProtocolError as error:
                     raise RecordingError(f"{self.path}: update {number} is {error}") from None
+
+    def outlines(self) -> Iterator[Outline]:
+        """Yield where every frame is, for `read`. Raises RecordingError if the file is cut short or malformed."""
+        number, place = 0, self._file.tell()
+        while (body := self._frame()) is not None:
+            number += 1
+            try:
+                found = decode_as(_Outline, body)
+            except ProtocolError as error:
+                raise RecordingError(f"{self.path}: update {number} is {error}") from None
+            yield Outline(found.at_s, next((name for name in _KINDS if bytes(getattr(found, name))), ""), place)
+            place = self._file.tell()
+
+    def read(self, place: int) -> Recorded:
+        """Return the frame at `place`. Raises RecordingError."""
+        try:
+            self._file.seek(place)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RecordingError(f"{self.path} is damaged: {error}") from None
+        try:
+            return decode_as(Recorded, self._frame() or b"")
+        except ProtocolError as error:
+            raise RecordingError(f"{self.path}: the update at byte {place} is {error}") from None
 
     def close(self) -> None:
         """Close the file; harmless when `frames` already has."""

@@ -1,0 +1,122 @@
+"""Recordings by time: segments of a gateway, seek, pause and speed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import snapshots
+from link_helpers import Seen
+from ppconsole.link.history import History
+from ppconsole.link.replay import ReplaySource
+from ppengine.protocol.inspection import FindingsDetail
+from ppengine.protocol.recording import Recorder
+from ppengine.protocol.snapshot import Event, Snapshot
+
+BEGIN = 1_700_000_000.0
+
+
+def picture(step: int) -> Snapshot:
+    made = snapshots.snapshot(2, 1)
+    made.engine.step = step
+    return made
+
+
+def event(number: int) -> Event:
+    return Event(seq=number, wall=BEGIN + number, kind="test.event", text=f"event {number}")
+
+
+def segment(folder: Path, begin: float, count: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write `count` seconds from `begin` on: a snapshot and an event a second, step and seq are the seconds."""
+    path = folder / f"{int(begin * 1e3):015d}.rec"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    now = [0.0]
+    monkeypatch.setattr("time.time", lambda: begin)
+    with Recorder(path, engine="f00d", name="fake", packed=True, clock=lambda: now[0]) as recorder:
+        for second in range(count):
+            now[0] = float(second)
+            recorder.write(picture(int(begin - BEGIN) + second))
+            recorder.write(event(int(begin - BEGIN) + second))
+    monkeypatch.undo()
+    return path
+
+
+@pytest.fixture
+def minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three minutes, the second of which was not kept."""
+    return [segment(tmp_path / "h", BEGIN + at, 60, monkeypatch) for at in (0, 120)]
+
+
+def test_segments_are_one_past(minutes: list[Path]) -> None:
+    past = History.of_segments(minutes)
+    assert (past.begin, past.end) == (BEGIN, BEGIN + 179)
+    moment = past.at(BEGIN + 30.5)
+    assert moment.snapshot is not None and moment.snapshot.engine.step == 30
+    assert [one.seq for one in moment.events] == list(range(31))
+    later = past.at(BEGIN + 121.0, events_most=3)
+    assert [one.seq for one in later.events] == [59, 120, 121]
+    assert past.at(BEGIN - 100.0).snapshot is not None, "before the first snapshot that one counts"
+    past.close()
+
+
+def test_a_segment_in_two_folders_counts_once(
+    minutes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = segment(tmp_path / "incident", BEGIN, 60, monkeypatch)
+    assert len(History.of_segments([*minutes, again]).frames) == len(History.of_segments(minutes).frames) == 240
+
+
+def test_a_segment_that_is_written_now_is_read_up_to_there(minutes: list[Path]) -> None:
+    minutes[1].write_bytes(minutes[1].read_bytes()[:-200])
+    (minutes[0].parent / "000000000000001.rec").write_bytes(b"")
+    past = History.of_segments(minutes[0].parent.glob("*.rec"))
+    assert past.error is None and BEGIN + 120 < past.end < BEGIN + 180
+
+
+def test_details_are_those_of_the_moment(tmp_path: Path) -> None:
+    now = [0.0]
+    with Recorder(tmp_path / "a.ppr", engine="e", name="n", clock=lambda: now[0]) as recorder:
+        recorder.write(picture(0))
+        now[0] = 5.0
+        recorder.write_detail("findings", FindingsDetail(findings=[]))
+        now[0] = 9.0
+        recorder.write(picture(9))
+    past = History(tmp_path / "a.ppr")
+    assert past.at(past.begin + 4).details == {} and set(past.at(past.begin + 6).details) == {"findings"}
+
+
+async def test_seek_delivers_the_moment_and_goes_on_from_there(minutes: list[Path]) -> None:
+    source, seen = ReplaySource(History.of_segments(minutes), speed=60.0, paused=True), Seen()
+    await source.start(seen.take)
+    source.seek(BEGIN + 40.2)
+    await asyncio.sleep(0.1)
+    assert (seen.snapshots[-1].engine.step, len(seen.events), source.position) == (40, 41, BEGIN + 40.2)
+    source.set_paused(False)
+    await seen.until(lambda seen: seen.snapshots[-1].engine.step >= 45)
+    source.set_paused(True)
+    held = source.position
+    assert BEGIN + 44 < held < BEGIN + 60
+    source.seek(BEGIN + 10)
+    await asyncio.sleep(0.1)
+    assert seen.snapshots[-1].engine.step == 10 and source.position == BEGIN + 10, "back in time, and it stays"
+    await source.close()
+
+
+async def test_minutes_that_were_not_kept_are_skipped(minutes: list[Path]) -> None:
+    source, seen = ReplaySource(History.of_segments(minutes), speed=2.0, begin=BEGIN + 59.0), Seen()
+    await source.start(seen.take)
+    await seen.until(lambda seen: seen.snapshots[-1].engine.step >= 120, seconds=5)
+    assert source.position < BEGIN + 130
+    await source.close()
+
+
+async def test_from_the_end_one_can_go_back(minutes: list[Path]) -> None:
+    source, seen = ReplaySource(History.of_segments(minutes), speed=0), Seen()
+    await source.start(seen.take)
+    await asyncio.wait_for(source.played(), 10)
+    assert seen.texts[-1] == "end of the recording" and source.position == BEGIN + 179
+    source.set_paused(True)
+    source.seek(source.position - 10)
+    assert seen.snapshots[-1].engine.step == 169
+    await source.close()
