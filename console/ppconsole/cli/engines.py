@@ -17,22 +17,31 @@ if TYPE_CHECKING:
 
 @click.command("ls")
 @json_option()
+@click.option("--all", "ended", is_flag=True, help="Also engines that have ended, as long as their files are kept.")
 @click.option("--timeout", type=SECONDS, default=2.0, metavar="S", show_default=True, help="Wait for their states.")
-def ls_command(as_json: bool, timeout: float) -> None:
+def ls_command(as_json: bool, ended: bool, timeout: float) -> None:
     """List the engines that run here.
 
-    The files of dead engines are removed.
+    The run folders of ended engines are removed; their logs, incidents and last hour are kept.
     """
+    from ppengine.protocol.discovery import ended_engines
+
     from ppconsole.cli import render
 
     rows = run(lambda: _states(timeout))
+    past = ended_engines() if ended else []
     if as_json:
         import msgspec
 
-        print_json([{**msgspec.structs.asdict(record), "state": state} for record, state in rows])
-    elif rows:
+        live = [{**msgspec.structs.asdict(record), "state": state} for record, state in rows]
+        old = [{**msgspec.structs.asdict(one.record), "state": "ended", "end": one.end} for one in past]
+        print_json([*live, *old])
+        return
+    if rows:
         click.echo("\n".join(render.engine_lines(rows, time.time())))
-    else:
+    if past:
+        click.echo("\n".join([*([""] if rows else []), *render.ended_lines(past, time.time())]))
+    if not rows and not past:
         say("no engine runs here; start one: ppconsole demo, or ppconsole serve PROFILE")
 
 

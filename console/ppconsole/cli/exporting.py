@@ -11,7 +11,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, engine_option, json_option, timeout_option
-from ppconsole.cli.session import ATTACH_S, attached, print_json, run, say
+from ppconsole.cli.session import ATTACH_S, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
@@ -68,11 +68,13 @@ async def _gather(common: Common, with_text: bool) -> tuple[dict[str, bytes], di
         elif isinstance(update, Event):
             events.append(update)
 
-    async with attached(common, take, backlog=EVENTS_MOST) as link:
+    async with opened(common, take, backlog=EVENTS_MOST) as link:
+        if not link.live and not first.done():
+            raise exits.Failure("no picture of it was kept", exits.NOT_FOUND)
         try:
             async with asyncio.timeout(common.timeout or ATTACH_S):
                 snapshot = await first
-                while snapshot.event_seq and not (events and events[-1].seq >= snapshot.event_seq):
+                while link.live and snapshot.event_seq and not (events and events[-1].seq >= snapshot.event_seq):
                     await asyncio.sleep(0.02)
         except TimeoutError:
             if not first.done():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import attached, find, one_snapshot, print_json, run, say
+from ppconsole.cli.session import find_any, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
+    from ppengine.protocol.discovery import EndedEngine, EngineRecord
+
     from ppconsole.link.source import Detail
 
 
@@ -90,17 +93,24 @@ def explain_command(common: Common) -> int:
     """Print each fault with its cause.
 
     Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none. If the gateway
-    does not answer, its host does: from /proc and the rings."""
+    does not answer, its host does: from /proc and the rings. An engine that has ended is explained by its kept files:
+    why it ended, and the consequences; 0 if it was stopped on request.
+    """
+    from ppengine.protocol.discovery import EndedEngine
+
     from ppconsole.cli.render import explain_lines
     from ppconsole.model.facts import root_verdicts, unseen_stages
     from ppconsole.model.safe import clean
 
+    found = find_any(common.engine)
+    if isinstance(found, EndedEngine):
+        return _explain_end(found, common.json)
     try:
-        snapshot = run(lambda: one_snapshot(Common(common.engine, common.json, common.timeout or _EXPLAIN_S)))
+        snapshot = run(lambda: one_snapshot(Common(found.id, common.json, common.timeout or _EXPLAIN_S)))
     except exits.Failure as error:
         if error.exit_code != exits.TIMEOUT:
             raise
-        return _explain_host(common, str(error))
+        return _explain_host(found, str(error), common.json)
     engine = snapshot.engine
     faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
     if common.json:
@@ -118,23 +128,37 @@ def explain_command(common: Common) -> int:
     return exits.FAULT_FOUND if faulty else exits.DONE
 
 
-def _explain_host(common: Common, why: str) -> int:
+def _explain_host(record: EngineRecord, why: str, as_json: bool) -> int:
     """Print what the engine's host knows of it."""
     from ppconsole.cli.host_report import explain
 
-    lines, document = explain(find(common.engine), why)
-    if common.json:
+    lines, document = explain(record, why)
+    if as_json:
         print_json(document)
     else:
         click.echo("\n".join(lines))
     return exits.FAULT_FOUND
 
 
+def _explain_end(ended: EndedEngine, as_json: bool) -> int:
+    """Print why an engine ended: its end, then the incident that it ended in."""
+    from ppengine.protocol.incidents import newest_incident
+
+    from ppconsole.cli.render import end_lines
+
+    incident = newest_incident(ended.folder)
+    if as_json:
+        print_json({"fault": not ended.end.clean, "engine_state": "ended", "end": ended.end, "incident": incident})
+    else:
+        click.echo("\n".join(end_lines(ended, incident, time.time())))
+    return exits.DONE if ended.end.clean else exits.FAULT_FOUND
+
+
 def inspect(common: Common, what: Any, **options: Any) -> Detail:
     """Ask the engine for one kind of detail. Raises Failure, LinkLost, QueryFailed."""
 
     async def ask() -> Detail:
-        async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
+        async with opened(common, slow=True) as link, asyncio.timeout(common.timeout):
             return await link.inspect(what, **options)
 
     return run(ask)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
+from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
 
+from ppconsole.model.endings import clock_text, consequences, ended_text, incident_words
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, who
@@ -177,6 +179,17 @@ def explain_lines(snapshot: Snapshot) -> list[str]:
     return lines
 
 
+def end_lines(ended: EndedEngine, incident: Incident | None, now: float) -> list[str]:
+    """Return how an engine ended: the end, the incident that it ended in, the consequences folded under it."""
+    lines = [ended_text(ended, now)]
+    if incident is not None and not incident.info.over_wall:
+        lines += [verdict_text(incident.fault.verdict), *_facts(incident.fault.verdict)]
+        lines += [f"    then: {text}" for text in consequences(incident)]
+    elif incident is not None:
+        lines.append(f"the last fault before, {incident_words(incident.info, now)}")
+    return [*lines, f"log lines: ppconsole -e {ended.record.id} logs"]
+
+
 def verdict_sentence(verdict: Verdict) -> str:
     """Return stage, cause, summary, the most specific fact, and the suggested fix."""
     best = next((fact for fact in verdict.evidence if fact.startswith(_TELLING)), next(iter(verdict.evidence), ""))
@@ -237,6 +250,19 @@ def engine_lines(rows: Sequence[tuple[EngineRecord, str]], now: float) -> list[s
         for record, state in rows
     ]  # fmt: skip
     return table(head, body, ("STAGES", "PID", "UP"))
+
+
+def ended_lines(engines: Sequence[EndedEngine], now: float) -> list[str]:
+    """Return one line an ended engine under a head: its end and the reason. `now`: Unix seconds."""
+    body = [
+        [
+            one.record.id, clean(one.record.name), clean(one.record.model), str(one.record.pipeline_parallel_size),
+            age_text(one.end.wall - one.record.started_wall), clock_text(one.end.wall, now).replace(" ", "-"),
+            clean(one.end.reason),
+        ]
+        for one in engines
+    ]  # fmt: skip
+    return table("ID NAME MODEL STAGES UP ENDED REASON", body, ("STAGES", "UP"))
 
 
 def _count(value: int | None) -> str:

@@ -13,7 +13,7 @@ from ppconsole.cli.options import Common, engine_option, json_option, timeout_op
 from ppconsole.cli.session import attached, print_json, run
 
 if TYPE_CHECKING:
-    from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.discovery import EndedEngine, EngineRecord
 
 
 @click.command("attach")
@@ -26,11 +26,15 @@ def attach_command(named: str | None, engine: str | None, read_only: bool, as_js
     """Open the console on ENGINE.
 
     ENGINE may be left out: of several that run here, the screen lists them to choose from. Leaving never touches
-    the engine.
+    the engine. One that has ended is shown as it was at its end, and its last hour can be played again.
     """
+    from ppengine.protocol.discovery import EndedEngine
+
     if named and engine and named != engine:
         raise exits.Failure(f"two engines are named, {named} and -e {engine}; attach takes one", exits.USAGE)
     record = _choose(named or engine, as_json)
+    if isinstance(record, EndedEngine):
+        return _attach_ended(record, as_json)
     if record is None:
         from ppconsole.app import run_console
 
@@ -44,6 +48,20 @@ def attach_command(named: str | None, engine: str | None, read_only: bool, as_js
     if timeout is not None:
         run(lambda: _answers(record, timeout))
     return open_console(record, read_only=read_only)
+
+
+def _attach_ended(ended: EndedEngine, as_json: bool) -> int:
+    """Open the console on the kept files of an engine; without a terminal print the usage error, with its end."""
+    from ppconsole.app import run_console
+    from ppconsole.link.ended import EndedSource
+    from ppconsole.model.endings import ended_text
+
+    text = ended_text(ended, time.time())
+    if as_json:
+        raise exits.Failure(f"{text}; a screen has no JSON: ppconsole -e {ended.record.id} status --json", exits.USAGE)
+    if not has_terminal():
+        raise exits.Failure(f"{text}; without a terminal: ppconsole -e {ended.record.id} explain", exits.USAGE)
+    return run_console(EndedSource(ended), read_only=True, title="")
 
 
 async def _answers(record: EngineRecord, timeout: float) -> None:
@@ -68,14 +86,14 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _choose(wanted: str | None, as_json: bool) -> EngineRecord | None:
+def _choose(wanted: str | None, as_json: bool) -> EngineRecord | EndedEngine | None:
     """Return the engine to open; None if there are several to choose from on the screen. Raises Failure."""
     from ppengine.protocol.discovery import RuntimeDirError
 
-    from ppconsole.link.find import NoEngine, SeveralEngines, find_engine
+    from ppconsole.link.find import NoEngine, SeveralEngines, find_any
 
     try:
-        return find_engine(wanted)
+        return find_any(wanted)
     except SeveralEngines as several:
         if as_json or not has_terminal():
             _print_engines(several.records, as_json)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,10 +17,11 @@ from ppconsole.cli import exits
 from ppconsole.cli.options import Common
 
 if TYPE_CHECKING:
-    from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.discovery import EndedEngine, EngineRecord
     from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Snapshot
 
+    from ppconsole.link.ended import EndedSource
     from ppconsole.link.engine_link import EngineLink
 
 ATTACH_S = 10.0
@@ -44,20 +47,37 @@ def print_json(value: Any) -> None:
     click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
 
 
-def find(wanted: str | None) -> EngineRecord:
-    """Return the engine that is meant. Raises Failure with exit code 3 (none), 2 (several) or 1."""
+@contextmanager
+def _found() -> Iterator[None]:
+    """Turn the errors of a search for an engine into a Failure with exit code 3 (none), 2 (several) or 1."""
     from ppengine.protocol.discovery import RuntimeDirError
 
-    from ppconsole.link.find import NoEngine, SeveralEngines, find_engine
+    from ppconsole.link.find import NoEngine, SeveralEngines
 
     try:
-        return find_engine(wanted)
+        yield
     except NoEngine as error:
         raise exits.Failure(str(error), exits.NO_ENGINE) from None
     except SeveralEngines as error:
         raise exits.Failure(str(error), exits.USAGE) from None
     except RuntimeDirError as error:
         raise exits.Failure(str(error), exits.ERROR) from None
+
+
+def find(wanted: str | None) -> EngineRecord:
+    """Return the live engine that is meant. Raises Failure."""
+    from ppconsole.link.find import find_engine
+
+    with _found():
+        return find_engine(wanted)
+
+
+def find_any(wanted: str | None) -> EngineRecord | EndedEngine:
+    """Return the engine that is meant, alive or ended. Raises Failure."""
+    from ppconsole.link import find as finding
+
+    with _found():
+        return finding.find_any(wanted)
 
 
 def run(main: Callable[[], Awaitable[T]]) -> T:
@@ -117,6 +137,33 @@ async def attached(
         await link.close()
 
 
+@asynccontextmanager
+async def opened(
+    common: Common, on_update: Callable[[Update], None] | None = None, **options: Any
+) -> AsyncIterator[EngineLink | EndedSource]:
+    """Attach to the engine that `common` names; one that has ended is read from its kept files, with a line on stderr.
+
+    Raises Failure, LinkLost.
+    """
+    from ppengine.protocol.discovery import EndedEngine
+
+    from ppconsole.link.ended import EndedSource
+    from ppconsole.model.endings import ended_text
+
+    found = find_any(common.engine)
+    if not isinstance(found, EndedEngine):
+        async with attached(replace(common, engine=found.id), on_update, **options) as link:
+            yield link
+        return
+    say(ended_text(found, time.time()))
+    source = EndedSource(found)
+    await source.start(on_update or (lambda update: None))
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
 async def has_ended(record: EngineRecord, within_s: float = 0.0) -> bool:
     """Whether the engine's supervisor, and with it the engine, has ended, or does so within `within_s` seconds."""
     from ppengine.protocol.discovery import process_start
@@ -130,7 +177,10 @@ async def has_ended(record: EngineRecord, within_s: float = 0.0) -> bool:
 
 
 async def one_snapshot(common: Common) -> Snapshot:
-    """Attach, and return the first snapshot. Raises Failure, LinkLost."""
+    """Return the first snapshot of a live engine, or the last one of an engine that has ended.
+
+    Raises Failure, LinkLost.
+    """
     from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.link.source import LinkLost
@@ -142,7 +192,9 @@ async def one_snapshot(common: Common) -> Snapshot:
             first.set_result(update)
 
     limit = common.timeout or ATTACH_S
-    async with attached(common, take):
+    async with opened(common, take) as source:
+        if not source.live and not first.done():
+            raise exits.Failure("no picture of it was kept", exits.NOT_FOUND)
         try:
             async with asyncio.timeout(limit):
                 return await first

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli.options import SECONDS, Common, common_options
-from ppconsole.cli.session import attached, one_snapshot, print_json, run, say
+from ppconsole.cli.session import attached, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
@@ -88,7 +88,7 @@ async def _watch(common: Common, interval: float, count: int | None) -> None:
 def events_command(common: Common, follow: bool, last: int) -> None:
     """Print what happened, in order.
 
-    --json prints one event a line.
+    Of an engine that has ended: the events of its last hour. --json prints one event a line.
     """
     run(lambda: _events(common, follow, last))
 
@@ -98,6 +98,7 @@ async def _events(common: Common, follow: bool, last: int) -> None:
     from ppengine.protocol.snapshot import Event
 
     from ppconsole.cli.render import event_line
+    from ppconsole.link.ended import EndedSource
     from ppconsole.link.source import LinkLost
 
     events: asyncio.Queue[Event] = asyncio.Queue()
@@ -105,11 +106,21 @@ async def _events(common: Common, follow: bool, last: int) -> None:
     def take(update: Update) -> None:
         if isinstance(update, Event):
             events.put_nowait(update)
-        elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
+        elif isinstance(update, LinkState) and update.state not in ("connecting", "live", "ended"):
             say(f"{update.state}: {update.text}")
 
-    async with attached(common, take, slow=True, backlog=last) as link:
-        newest = (await link.attached()).event_seq
+    def put(event: Event) -> None:
+        if common.json:
+            print_json(event)
+        else:
+            click.echo(event_line(event))
+
+    async with opened(common, take, slow=True, backlog=last) as source:
+        if isinstance(source, EndedSource):
+            for event in source.events(last):
+                put(event)
+            return
+        newest = (await source.attached()).event_seq
         seen = newest if last == 0 else 0
         while follow or seen < newest:
             try:
@@ -118,7 +129,4 @@ async def _events(common: Common, follow: bool, last: int) -> None:
             except TimeoutError:
                 raise LinkLost(f"events up to {newest} did not come; the last was {seen}", sent=False) from None
             seen = event.seq
-            if common.json:
-                print_json(event)
-            else:
-                click.echo(event_line(event))
+            put(event)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
-from ppengine.protocol.discovery import EngineRecord, list_engines
+from ppengine.protocol.discovery import EndedEngine, EngineRecord, ended_engines, list_engines
+
+from ppconsole.model.endings import ended_text
 
 VARIABLE = "PPCONSOLE_ENGINE"
 
@@ -23,9 +26,39 @@ class SeveralEngines(Exception):
 
 
 def find_engine(wanted: str | None = None) -> EngineRecord:
-    """Return the engine `wanted` names by id, name or unique prefix of an id. Raises NoEngine, SeveralEngines."""
+    """Return the live engine that `wanted` names by id, name or unique prefix of an id.
+
+    Raises NoEngine, which says how the engine of that name ended, or SeveralEngines.
+    """
     wanted = wanted or os.environ.get(VARIABLE) or None
-    return choose(list_engines(), wanted)
+    try:
+        return choose(list_engines(), wanted)
+    except NoEngine as error:
+        ended = _ended(wanted) if wanted else next(iter(ended_engines()), None)
+        if ended is None:
+            raise
+        text = ended_text(ended, time.time())
+        look = f"see it: ppconsole -e {ended.record.id} explain"
+        raise NoEngine(f"{text}; {look}" if wanted else f"{error}; the last one, {text}; {look}") from None
+
+
+def find_any(wanted: str | None = None) -> EngineRecord | EndedEngine:
+    """Return a live engine, otherwise the one that ended last and that `wanted` names. Raises as `find_engine`."""
+    wanted = wanted or os.environ.get(VARIABLE) or None
+    try:
+        return find_engine(wanted)
+    except NoEngine:
+        ended = _ended(wanted) if wanted else None
+        if ended is None:
+            raise
+        return ended
+
+
+def _ended(wanted: str) -> EndedEngine | None:
+    """Return the newest ended engine that `wanted` names by id, name or prefix of an id."""
+    engines = ended_engines()
+    matching = [one for one in engines if wanted in (one.record.id, one.record.name)]
+    return next(iter(matching or [one for one in engines if one.record.id.startswith(wanted)]), None)
 
 
 def choose(records: Sequence[EngineRecord], wanted: str | None) -> EngineRecord:

@@ -90,7 +90,7 @@ class History:
         return bisect_right(self.frames, wall, key=lambda frame: frame.wall)
 
     def at(self, wall: float, events_most: int = EVENTS_MOST) -> Moment:
-        """Return what was known at `wall` (Unix seconds): snapshot, newest events, details. Raises RecordingError.
+        """Return the picture at `wall` (Unix seconds): snapshot, newest events, details. Raises RecordingError.
 
         Before the first snapshot that one counts: a recording begins with events of the past.
         """

@@ -26,7 +26,7 @@ class ReplaySource(PastSource):
 
     Raises RecordingError when the file is no recording; one that is cut short plays up to the cut, then is `lost`
     with that text. `finished` is set at the end, `error` holds the cut. `begin`: where it starts, in Unix seconds;
-    `paused`: it does not move before it is told to.
+    `paused`: it does not move by itself.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ReplaySource(PastSource):
         self._player: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._next = 0
-        self._wall, self._since = self.history.begin, 0.0
+        self._wall, self._since = self.history.begin if begin is None else begin, 0.0
         """The position at `_since` on the monotonic clock."""
 
     @property

@@ -28,12 +28,14 @@ class Freshness:
 def freshness(state: ConsoleState, now: float) -> Freshness:
     """Return how old the picture is at `now`; a live link that is silent for 2 s counts as stale."""
     age = None if state.snapshot_at is None else max(0.0, now - state.snapshot_at)
+    name: str = state.link.state
     if not state.live_source:
-        name = REPLAY_END if state.link.state == "recorded" else REPLAY
-        return Freshness(name, False, None, name)
-    name = state.link.state
+        past = name if name == "ended" else REPLAY_END if name == "recorded" else REPLAY
+        return Freshness(past, False, None, past)
     if name == "live" and age is not None and age > STALE_S:
         name = "stale"
+    if name == "ended":
+        age = None  # its time is in the text
     text = f"{name} {age_text(age)}" if age is not None else name
     return Freshness(name, name != "live", age, text)
 
@@ -41,7 +43,7 @@ def freshness(state: ConsoleState, now: float) -> Freshness:
 def why_no_verbs(state: ConsoleState, now: float) -> str:
     """Return why verbs are off, in a few words; empty when they are on."""
     if not state.live_source:
-        return "this is a recording"
+        return "the engine has ended" if state.link.state == "ended" else "this is a recording"
     if state.read_only:
         return "this console is read-only"
     fresh = freshness(state, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -33,3 +34,11 @@ def incident_folders(engine_folder: Path) -> list[Path]:
 def read_incident(folder: Path) -> Incident:
     """Return the incident in `folder`. Raises OSError, msgspec.MsgspecError."""
     return msgspec.json.decode((folder / FILE).read_bytes(), type=Incident)
+
+
+def newest_incident(engine_folder: Path) -> Incident | None:
+    """Return the newest incident of an engine that can be read; None without any."""
+    for folder in reversed(incident_folders(engine_folder)):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
+            return read_incident(folder)
+    return None

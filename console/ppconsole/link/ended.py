@@ -1,0 +1,66 @@
+"""An engine that has ended, as a source: its last minutes, logs, audit log and newest fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Unpack
+
+from ppengine.protocol import log_tail
+from ppengine.protocol.control import InspectWhat
+from ppengine.protocol.discovery import EndedEngine
+from ppengine.protocol.incidents import Incident, newest_incident
+from ppengine.protocol.inspection import AuditDetail, LogsDetail
+from ppengine.protocol.recording import LinkState, Update
+from ppengine.protocol.snapshot import Event
+
+from ppconsole.link.history import History, segments
+from ppconsole.link.replay import ReplaySource
+from ppconsole.link.source import Detail, InspectOptions, QueryFailed
+from ppconsole.model.endings import end_words
+
+
+class EndedSource(ReplaySource):
+    """Shows the last moment; from there the last hour can be played again."""
+
+    kind = "ended engine"
+
+    def __init__(self, ended: EndedEngine) -> None:
+        """Read the kept files."""
+        self.ended = ended
+        past = History.of_segments(segments([ended.folder / "history"]))
+        super().__init__(past, begin=past.end, paused=True)
+
+    @property
+    def incident(self) -> Incident | None:
+        """Its newest incident."""
+        return newest_incident(self.ended.folder)
+
+    def events(self, most: int) -> list[Event]:
+        """Return its last events."""
+        return self.history.at(self.history.end, most).events
+
+    async def start(self, on_update: Callable[[Update], None]) -> None:
+        """Deliver the last moment, and that the engine has ended."""
+        await super().start(on_update)
+        self._report_end()
+
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
+        """Return a detail from the kept files. Raises QueryFailed if there is none."""
+        folder, lines = self.ended.folder, options.get("lines", 200)
+        if what == "logs":
+            return LogsDetail(lines=log_tail.tail(folder, lines, options.get("stage")))
+        if what == "audit":
+            return AuditDetail(lines=log_tail.last_lines(folder / "audit.jsonl", lines))
+        if what in ("fault", "stacks") and (incident := self.incident) is not None:
+            detail = incident.fault if what == "fault" else incident.fault.stacks
+            if detail is not None:
+                return detail
+        try:
+            return await super().inspect(what, **options)
+        except QueryFailed as error:
+            raise QueryFailed(error.code, f"{error}: {end_words(self.ended.end)}") from None
+
+    def _report_end(self) -> None:
+        """Say how the engine ended."""
+        self._emit(LinkState(state="ended", text=end_words(self.ended.end)))
+        self.finished.set()

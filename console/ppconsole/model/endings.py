@@ -1,0 +1,87 @@
+"""Ends of engines, and faults that are over, in words."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ppengine.protocol.discovery import EndedEngine
+from ppengine.protocol.incidents import Incident
+from ppengine.protocol.kept_files import EngineEnd
+from ppengine.protocol.snapshot import IncidentInfo
+
+from ppconsole.model.safe import clean
+from ppconsole.model.units import age_text
+
+_ENDED_STAGE = re.compile(r"stage (\d+) ((?:was killed|ended|is dead).*)")
+_DAY_S = 20 * 3600.0
+
+
+def clock_text(wall: float, now: float | None = None) -> str:
+    """Return a time of day, with its date where that is not of the last hours. Both in Unix seconds."""
+    then = time.localtime(wall)
+    old = abs((time.time() if now is None else now) - wall) > _DAY_S
+    return time.strftime("%b %d %H:%M:%S" if old else "%H:%M:%S", then)
+
+
+def end_words(end: EngineEnd, now: float | None = None) -> str:
+    """Return when and why an engine ended: `ended 02:34:12: core ended: killed by SIGKILL`."""
+    about = "" if end.noted else "about "
+    return f"ended {about}{clock_text(end.wall, now)}: {clean(end.reason)}"
+
+
+def ended_text(ended: EndedEngine, now: float) -> str:
+    """Return which engine ended, when and why, on one line. `now`: Unix seconds."""
+    record, end = ended.record, ended.end
+    about = "" if end.noted else "about "
+    when = f"{about}{clock_text(end.wall, now)}, {age_text(now - end.wall)} ago"
+    return f"{clean(record.name)} ({record.id}) ended {when}: {clean(end.reason)}"
+
+
+def incident_words(info: IncidentInfo, now: float) -> str:
+    """Return one incident on a line: `02:34:12: stage 1 was killed by SIGKILL, healed in 1.9 s`."""
+    return f"{clock_text(info.wall, now)}: {clean(info.summary)}, {outcome(info, now)}"
+
+
+def outcome(info: IncidentInfo, now: float) -> str:
+    """Return how an incident went on: `healed in 1.9s`, `for 3m by now`, or that the engine ended."""
+    if info.over_wall is not None:
+        return f"healed in {age_text(info.over_wall - info.wall)}"
+    return "the engine ended" if info.ended else f"for {age_text(now - info.wall)} by now"
+
+
+def consequences(incident: Incident) -> list[str]:
+    """Return the consequences of an incident, one line for all stages that ended the same way.
+
+    A supervisor whose core is dead kills the stages, and each of these ends is a verdict.
+    """
+    texts = [*incident.consequences, *_raised(incident)]
+    alike: dict[str, list[int]] = {}
+    for text in texts:
+        match = _ENDED_STAGE.match(text)
+        if match:
+            alike.setdefault(match[2], []).append(int(match[1]))
+    folded = [f"{_stages(numbers)} {_plural(rest, numbers)}" for rest, numbers in alike.items()]
+    return [*(clean(text) for text in texts if not _ENDED_STAGE.match(text)), *map(clean, folded)]
+
+
+def _raised(incident: Incident) -> list[str]:
+    """Return the verdicts that came up after the root, of a fault in which the engine ended."""
+    if incident.info.over_wall is not None:
+        return []
+    root = incident.fault.verdict.summary
+    raised = (event.text.partition(": ")[2] for event in incident.events if event.kind == "verdict.raised")
+    return [text for text in dict.fromkeys(raised) if text != root and text not in incident.consequences]
+
+
+def _stages(numbers: list[int]) -> str:
+    found = sorted(set(numbers))
+    if len(found) == 1:
+        return f"stage {found[0]}"
+    if found == list(range(found[0], found[-1] + 1)) and len(found) > 2:
+        return f"stages {found[0]} to {found[-1]}"
+    return f"stages {', '.join(map(str, found[:-1]))} and {found[-1]}"
+
+
+def _plural(text: str, numbers: list[int]) -> str:
+    return text.replace("was ", "were ", 1) if len(set(numbers)) > 1 else text

@@ -1,0 +1,142 @@
+"""Commands on an engine that has ended: by its kept files, and only where no live engine is meant."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Cli
+from fake_gateway import FakeGateway
+from kept_engines import KILLED, kept_engine, kept_incident
+from ppconsole.link.ended import EndedSource
+from ppconsole.model.endings import clock_text
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
+    (tmp_path / "run").mkdir()
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    return Cli(capsys, tmp_path)
+
+
+@pytest.fixture
+def live() -> Iterator[FakeGateway]:
+    with FakeGateway(name="inc") as gateway:
+        yield gateway
+
+
+def test_looks_read_the_kept_files_and_say_so(cli: Cli) -> None:
+    kept_engine()
+    for words in (["logs"], ["status"], ["events"], ["explain"]):
+        run = cli("-e", "inc", *words)
+        assert "inc (dead01) ended " in run.err + run.out.splitlines()[0], words
+        assert f"60s ago: {KILLED}" in run.err + run.out, words
+    assert cli("-e", "inc", "logs").out.splitlines() == [
+        "stage1| 2026-11-23 02:34:10.000 INFO stage one was here",
+        "core| 2026-11-23 02:34:11.000 INFO the last words of the core",
+    ]
+    assert "core|" not in cli("-e", "dead01", "logs", "--stage", "1").out
+    assert "step 59" in cli("-e", "dea", "status").out, "the last picture"
+    assert [row["seq"] for row in cli("-e", "inc", "events", "--last", "2", "--json").rows] == [5, 6]
+
+
+def test_a_live_engine_of_that_name_is_meant_first(cli: Cli, live: FakeGateway) -> None:
+    kept_engine()
+    run = cli("-e", "inc", "status", "--json")
+    assert (run.code, run.rows[0]["engine"]["id"], run.err) == (0, live.id, "")
+    assert cli("-e", "dead01", "status", "--json").rows[0]["engine"]["step"] == 59
+
+
+def test_explain_says_what_ended_first_and_folds_the_rest(cli: Cli) -> None:
+    kept_incident(kept_engine(), over=False)
+    run = cli("-e", "inc", "explain")
+    first, second, *rest = run.out.splitlines()
+    assert run.code == 10 and first.endswith(KILLED) and second.startswith("CORE 0.3s: the engine core (pid 7)")
+    assert "    then: stages 0 to 3 were killed by SIGKILL" in rest
+    assert sum("killed by SIGKILL" in line for line in rest) == 1, "four ends of stages are one line"
+    (row,) = cli("-e", "inc", "explain", "--json").rows
+    assert (row["fault"], row["end"]["reason"], row["incident"]["info"]["number"]) == (True, KILLED, 1)
+
+
+def test_explain_of_an_orderly_end_finds_no_fault(cli: Cli) -> None:
+    kept_incident(kept_engine(reason="stopped by ann: upgrade", clean=True))
+    run = cli("-e", "inc", "explain")
+    assert run.code == 0 and "stopped by ann: upgrade" in run.out
+    assert "stage 1 was killed by SIGKILL, healed in 1.9s" in run.out
+
+
+def test_a_verb_says_that_the_engine_has_ended(cli: Cli) -> None:
+    kept_engine()
+    for words in (["submit", "hi"], ["pause"], ["watch"], ["record", "x.ppr"]):
+        run = cli("-e", "inc", *words)
+        assert run.code == 3 and "inc (dead01) ended " in run.err and KILLED in run.err, words
+    run = cli("submit", "hi")
+    assert run.code == 3 and "no engine runs here" in run.err and "the last one, inc (dead01) ended" in run.err
+    assert "no engine has the id" in cli("-e", "other", "logs").err
+
+
+def test_of_two_boots_the_newer_is_meant(cli: Cli) -> None:
+    kept_engine("dead01", age_s=600.0)
+    kept_engine("dead02", age_s=60.0)
+    assert "inc (dead02)" in cli("-e", "inc", "logs").err
+
+
+def test_ls_all_has_ends_and_reasons(cli: Cli, live: FakeGateway) -> None:
+    kept_engine()
+    assert "dead01" not in cli("ls").out
+    lines = cli("ls", "--all").out.splitlines()
+    at = next(number for number, line in enumerate(lines) if "REASON" in line)
+    assert (
+        live.id in "\n".join(lines[:at]) and lines[at + 1].startswith("dead01 inc") and lines[at + 1].endswith(KILLED)
+    )
+    rows = cli("ls", "--all", "--json").rows[0]
+    assert [row["state"] for row in rows] == ["serving", "ended"] and rows[1]["end"]["reason"] == KILLED
+
+
+def test_export_has_what_was_kept(cli: Cli, tmp_path: Path) -> None:
+    made = kept_incident(kept_engine(), over=False)
+    run = cli("-e", "inc", "export", str(tmp_path / "e.zip"))
+    assert run.code == 0, run.err
+    with zipfile.ZipFile(tmp_path / "e.zip") as archive:
+        assert json.loads(archive.read("fault.json"))["verdict"]["summary"] == made.fault.verdict.summary
+        assert json.loads(archive.read("snapshot.json"))["engine"]["step"] == 59
+        assert len(archive.read("events.jsonl").splitlines()) == 6
+    assert "not in it: rings:" in run.err
+
+
+def test_attach_opens_the_last_moment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_engine()
+    calls: list[Any] = []
+    monkeypatch.setattr("ppconsole.app.run_console", lambda source, **options: calls.append((source, options)) or 0)
+    run = cli("attach", "inc")
+    assert run.code == 2 and "without a terminal: ppconsole -e dead01 explain" in run.err
+    monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: True)
+    assert cli("attach", "inc").code == 0
+    ((source, options),) = calls
+    assert isinstance(source, EndedSource) and options["read_only"]
+    assert source.position == source.history.end and source.paused
+
+
+def test_an_engine_without_pictures_is_an_error_in_words(cli: Cli) -> None:
+    for path in (kept_engine() / "history").iterdir():
+        path.unlink()
+    run = cli("-e", "inc", "status")
+    assert run.code == 7 and "no picture of it was kept" in run.err
+    assert cli("-e", "inc", "events").out == "" and cli("-e", "inc", "explain").code == 10
+
+
+def test_an_old_end_has_its_date() -> None:
+    now = time.time()
+    assert clock_text(now - 60.0, now).count(":") == 2 and " " not in clock_text(now - 60.0, now)
+    assert clock_text(now - 5 * 86400, now) == time.strftime("%b %d %H:%M:%S", time.localtime(now - 5 * 86400))
