@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +16,9 @@ from link_helpers import FAST, Seen
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from ppengine.protocol.discovery import keep_record
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
+from ppengine.protocol.kept_files import EngineEnd, engine_folder, write_end
 from ppengine.protocol.verbs import Abort, Pause, Submit, SwapOut
 
 
@@ -310,3 +313,23 @@ async def test_a_message_that_waits_to_be_sent_fails_when_the_link_ends(fake: Fa
         with pytest.raises(LinkLost):
             await asyncio.wait_for(asking, 20)
         assert not asking.cancelled()
+
+
+async def test_an_engine_that_ended_is_no_lost_link(fake: FakeGateway) -> None:
+    keep_record(fake.record)
+    (engine_folder(fake.id) / "core.log").write_text("its last words\n")
+    async with attached(fake) as (link, seen):
+        write_end(fake.id, EngineEnd(wall=time.time(), reason="stopped by ann: upgrade", clean=True))
+        fake.stop()
+        await seen.until(lambda seen: seen.states[-1] == "ended")
+        assert seen.texts[-1].startswith("ended ") and seen.texts[-1].endswith(": stopped by ann: upgrade")
+        count = len(seen.updates)
+        await asyncio.sleep(1.0)
+        assert len(seen.updates) == count, "it looks for a successor in silence"
+        logs = await link.inspect("logs")
+        assert logs.lines == ["core| its last words"], "the kept files answer"
+        with pytest.raises(LinkLost, match="stopped by ann"):
+            await link.command(Pause())
+        with FakeGateway(name=fake.name) as successor:
+            await seen.until(lambda seen: seen.states[-1] == "live")
+            assert seen.snapshots[-1].engine.epoch == successor.epoch and "new-epoch" in seen.states

@@ -23,7 +23,7 @@ from ppconsole.widgets.strips import Brush
 from ppengine.protocol.control import Refused
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.snapshot import CordonInfo, Event
 from ppengine.protocol.verbs import (
     Abort,
     Continue,
@@ -596,3 +596,30 @@ async def test_only_rows_that_changed_become_strips_again(monkeypatch):
         await rig.until(lambda: bool(painted))
         assert [changed.id in text_of(line) for line in painted].count(True) == 1
         assert not any(other.id in text_of(line) for line in painted for other in picture.requests if other != changed)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36)])
+async def test_an_end_is_no_broken_network(size):
+    async with console(size=size) as rig:
+        rig.source.send(LinkState(state="ended", age_s=0.1, text="ended 02:34:12: stopped by ann: upgrade"))
+        await rig.until(lambda: "ENDED" in rig.board("top"))
+        first, second = rig.board("top").splitlines()
+        assert second.strip() == "ended 02:34:12: stopped by ann: upgrade"
+        assert "lost" not in first and "retry" not in first and "SERVING" not in first
+        await rig.pilot.press("P")
+        assert not rig.source.commands and rig.app.model.verbs_off() == "the engine has ended"
+        rig.source.send(LinkState(state="new-epoch", text="restarted"), snapshots.snapshot(4, 8))
+        await rig.until(lambda: "SERVING" in rig.board("top"))
+
+
+async def test_ends_of_several_stages_are_one_line():
+    async with console() as rig:
+        for index in range(4):
+            text = f"dead: stage {index} was killed by SIGKILL"
+            rig.source.send(Event(seq=100 + index, wall=0.0, kind="verdict.raised", text=text, stage=index))
+        rig.source.send(Event(seq=104, wall=0.0, kind="engine.stopped", text="the gateway was stopped"))
+        rig.app.tick()
+        lines = [line for line in rig.board("left").splitlines() if "killed by SIGKILL" in line]
+        assert len(lines) == 1 and "dead: stages 0 to 3 were killed by SIGKILL" in lines[0]
+        await rig.pilot.press("e")
+        assert rig.screen().count("was killed by SIGKILL") == 4, "the list of events has each"

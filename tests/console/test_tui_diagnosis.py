@@ -202,3 +202,27 @@ async def test_hostile_texts_inject_nothing():
             screen = rig.screen()
             assert "\x1b" not in screen and "\u202e" not in screen and "[red]x[/red]" in screen
             await rig.pilot.press("escape")
+
+
+async def test_after_the_end_its_reason_comes_first_and_the_fault_is_there():
+    picture = snapshots.stuck()
+    over = snapshots.fault(picture, over_wall=snapshots.WALL + 2.0)
+    picture.verdicts, picture.waits = [], []
+    async with console(picture, details={"fault": over}) as rig:
+        await rig.pilot.press("d")
+        await rig.until(lambda: "LAST 64 STEPS" in "\n".join(rows(rig)))
+        assert "frozen at the fault" not in "\n".join(rows(rig)), "a fault that is over is not the present one"
+        rig.source.send(LinkState(state="ended", text="ended 02:34:12: core ended: killed by SIGKILL"))
+        rig.app.screen.start_load()
+        await rig.until(lambda: "frozen at the fault" in "\n".join(rows(rig)))
+        assert rows(rig)[0].strip() == "ended 02:34:12: core ended: killed by SIGKILL"
+
+
+async def test_a_fault_in_an_export_is_shown_although_it_was_over():
+    picture = snapshots.stuck()
+    over = snapshots.fault(picture, over_wall=snapshots.WALL + 2.0)
+    picture.verdicts, picture.waits = [], []
+    async with console(picture, live=False, details={"fault": over}) as rig:
+        await rig.pilot.press("d")
+        await rig.until(lambda: "frozen at the fault" in "\n".join(rows(rig)))
+        assert "no fault now; this one was cleared at" in rig.screen()

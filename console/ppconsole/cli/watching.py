@@ -62,7 +62,7 @@ async def _watch(common: Common, interval: float, count: int | None) -> None:
             newest = update
             arrived.set()
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
-            say(f"{update.state}: {update.text}")
+            say(update.text if update.state == "ended" else f"{update.state}: {update.text}")
 
     clear = sys.stdout.isatty() and not common.json
     async with attached(common, take, slow=interval >= 1):
@@ -88,7 +88,7 @@ async def _watch(common: Common, interval: float, count: int | None) -> None:
 def events_command(common: Common, follow: bool, last: int) -> None:
     """Print what happened, in order.
 
-    Of an engine that has ended: the events of its last hour. --json prints one event a line.
+    An engine that has ended has those of its last hour. --json prints one event a line.
     """
     run(lambda: _events(common, follow, last))
 
@@ -106,7 +106,10 @@ async def _events(common: Common, follow: bool, last: int) -> None:
     def take(update: Update) -> None:
         if isinstance(update, Event):
             events.put_nowait(update)
-        elif isinstance(update, LinkState) and update.state not in ("connecting", "live", "ended"):
+        elif isinstance(update, LinkState) and update.state == "ended":
+            if follow:  # otherwise it has ended before, and the first line says so
+                say(update.text)
+        elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
             say(f"{update.state}: {update.text}")
 
     def put(event: Event) -> None:

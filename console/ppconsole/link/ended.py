@@ -8,7 +8,7 @@ from typing import Unpack
 from ppengine.protocol import log_tail
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.discovery import EndedEngine
-from ppengine.protocol.incidents import Incident, newest_incident
+from ppengine.protocol.incidents import newest_incident
 from ppengine.protocol.inspection import AuditDetail, LogsDetail
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event
@@ -17,6 +17,20 @@ from ppconsole.link.history import History, segments
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import Detail, InspectOptions, QueryFailed
 from ppconsole.model.endings import end_words
+
+
+def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions) -> Detail:
+    """Return a detail from the kept files of an engine. Raises QueryFailed if there is none."""
+    folder, lines = ended.folder, options.get("lines", 200)
+    if what == "logs":
+        return LogsDetail(lines=log_tail.tail(folder, lines, options.get("stage")))
+    if what == "audit":
+        return AuditDetail(lines=log_tail.last_lines(folder / "audit.jsonl", lines))
+    incident = newest_incident(folder) if what in ("fault", "stacks", "rings") else None
+    detail = getattr(incident.fault, what, incident.fault) if incident is not None else None
+    if detail is None:
+        raise QueryFailed("NOT_FOUND", f"the kept files have no {what}: {end_words(ended.end)}")
+    return detail
 
 
 class EndedSource(ReplaySource):
@@ -30,11 +44,6 @@ class EndedSource(ReplaySource):
         past = History.of_segments(segments([ended.folder / "history"]))
         super().__init__(past, begin=past.end, paused=True)
 
-    @property
-    def incident(self) -> Incident | None:
-        """Its newest incident."""
-        return newest_incident(self.ended.folder)
-
     def events(self, most: int) -> list[Event]:
         """Return its last events."""
         return self.history.at(self.history.end, most).events
@@ -46,19 +55,7 @@ class EndedSource(ReplaySource):
 
     async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
         """Return a detail from the kept files. Raises QueryFailed if there is none."""
-        folder, lines = self.ended.folder, options.get("lines", 200)
-        if what == "logs":
-            return LogsDetail(lines=log_tail.tail(folder, lines, options.get("stage")))
-        if what == "audit":
-            return AuditDetail(lines=log_tail.last_lines(folder / "audit.jsonl", lines))
-        if what in ("fault", "stacks") and (incident := self.incident) is not None:
-            detail = incident.fault if what == "fault" else incident.fault.stacks
-            if detail is not None:
-                return detail
-        try:
-            return await super().inspect(what, **options)
-        except QueryFailed as error:
-            raise QueryFailed(error.code, f"{error}: {end_words(self.ended.end)}") from None
+        return kept_detail(self.ended, what, options)
 
     def _report_end(self) -> None:
         """Say how the engine ended."""

@@ -24,17 +24,20 @@ from ppengine.protocol.control import (
     Replayed,
     Welcome,
 )
-from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, process_start
+from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, process_start
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
+from ppengine.protocol.kept_files import engine_folder, read_end
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verbs import Verb
 
 from ppconsole.link.attachment import Answer, Handlers, Session, SessionOver, Timing
+from ppconsole.link.ended import kept_detail
 from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
 from ppconsole.link.source import DETAILS, Detail, InspectOptions, LinkLost, Progress, QueryFailed
+from ppconsole.model.endings import end_words
 
 GATHER_S = 0.25
 
@@ -73,6 +76,7 @@ class EngineLink:
         self._commands = Commands()
         self._order = EventOrder()
         self._session: Session | None = None
+        self._over: EndedEngine | None = None
         self._attached = asyncio.Event()
         self._epoch: str | None = None
         self._up = False
@@ -167,7 +171,9 @@ class EngineLink:
         return answer
 
     async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
-        """See `Source.inspect`."""
+        """See `Source.inspect`. Once the engine has ended, its kept files answer."""
+        if self._over is not None:
+            return kept_detail(self._over, what, options)
         answer = await self._ask(Inspect(nonce=0, what=what, **options))
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")
@@ -198,12 +204,23 @@ class EngineLink:
                 self._commands.connection_lost(self._text)
                 if process_start(self.record.pid) != self.record.pid_start:
                     self._commands.over(f"engine {self.record.name} ({self.record.id}) ended before it answered")
+                self._note_end()
                 ceiling = min(self._timing.backoff_cap_s, self._timing.backoff_s * 2 ** min(failures - 1, 16))
                 delay = ceiling * random.uniform(0.7, 1.0)
-                self._emit(LinkState(state="lost", age_s=self._age(), retry_in_s=delay, text=self._text))
+                if self._over is None:
+                    self._emit(LinkState(state="lost", age_s=self._age(), retry_in_s=delay, text=self._text))
                 await asyncio.sleep(delay)
         finally:
             context.destroy(linger=0)
+
+    def _note_end(self) -> None:
+        """Report, once, that the engine has ended; a successor of its name is looked for all the same."""
+        end = None if self._over is not None else read_end(self.record.id)
+        if end is not None:
+            self._over = EndedEngine(self.record, end, engine_folder(self.record.id))
+            self._emit(LinkState(state="ended", age_s=self._age(), text=end_words(end)))
+        if self._over is not None:
+            self._text = end_words(self._over.end)
 
     async def _once(self, context: zmq.asyncio.Context) -> str:
         """Attach once and stay until it breaks; return, or raise SessionOver with, the reason."""
@@ -243,7 +260,7 @@ class EngineLink:
             self._order = EventOrder(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
         self._commands.attached(welcome.epoch)
         self._behind_since = None
-        self._session = session
+        self._session, self._over = session, None
         self._attached.set()
         if self._order.last < welcome.event_seq:
             self._replay(welcome.event_seq, jitter=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 from ppengine.protocol.discovery import EndedEngine
@@ -10,10 +9,10 @@ from ppengine.protocol.incidents import Incident
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.snapshot import IncidentInfo
 
+from ppconsole.model.folding import alike
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 
-_ENDED_STAGE = re.compile(r"stage (\d+) ((?:was killed|ended|is dead).*)")
 _DAY_S = 20 * 3600.0
 
 
@@ -55,14 +54,7 @@ def consequences(incident: Incident) -> list[str]:
 
     A supervisor whose core is dead kills the stages, and each of these ends is a verdict.
     """
-    texts = [*incident.consequences, *_raised(incident)]
-    alike: dict[str, list[int]] = {}
-    for text in texts:
-        match = _ENDED_STAGE.match(text)
-        if match:
-            alike.setdefault(match[2], []).append(int(match[1]))
-    folded = [f"{_stages(numbers)} {_plural(rest, numbers)}" for rest, numbers in alike.items()]
-    return [*(clean(text) for text in texts if not _ENDED_STAGE.match(text)), *map(clean, folded)]
+    return [clean(text) for text in alike([*incident.consequences, *_raised(incident)])]
 
 
 def _raised(incident: Incident) -> list[str]:
@@ -72,16 +64,3 @@ def _raised(incident: Incident) -> list[str]:
     root = incident.fault.verdict.summary
     raised = (event.text.partition(": ")[2] for event in incident.events if event.kind == "verdict.raised")
     return [text for text in dict.fromkeys(raised) if text != root and text not in incident.consequences]
-
-
-def _stages(numbers: list[int]) -> str:
-    found = sorted(set(numbers))
-    if len(found) == 1:
-        return f"stage {found[0]}"
-    if found == list(range(found[0], found[-1] + 1)) and len(found) > 2:
-        return f"stages {found[0]} to {found[-1]}"
-    return f"stages {', '.join(map(str, found[:-1]))} and {found[-1]}"
-
-
-def _plural(text: str, numbers: list[int]) -> str:
-    return text.replace("was ", "were ", 1) if len(set(numbers)) > 1 else text

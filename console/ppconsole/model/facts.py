@@ -42,8 +42,10 @@ def freshness(state: ConsoleState, now: float) -> Freshness:
 
 def why_no_verbs(state: ConsoleState, now: float) -> str:
     """Return why verbs are off, in a few words; empty when they are on."""
+    if state.link.state == "ended":
+        return "the engine has ended"
     if not state.live_source:
-        return "the engine has ended" if state.link.state == "ended" else "this is a recording"
+        return "this is a recording"
     if state.read_only:
         return "this console is read-only"
     fresh = freshness(state, now)

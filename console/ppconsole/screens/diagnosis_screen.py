@@ -52,7 +52,9 @@ class DiagnosisScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the page."""
-        made = diagnosis.page(self.console.model.shown.snapshot, self._known, width, self.console.model.verbs_off())
+        model, link = self.console.model, self.console.model.link()
+        ended = link.text if link.state == "ended" else ""
+        made = diagnosis.page(model.shown.snapshot, self._known, width, model.verbs_off(), ended)
         self._sections = made.sections
         return made.rows
 
@@ -80,8 +82,13 @@ class DiagnosisScreen(Reader):
             self._keep(problem=str(error))
 
     async def _load_fault(self, snapshot: Snapshot | None) -> bool:
-        """Take the newest fault if it is present, or the shown one if it is over; return whether there was one."""
-        if self._known.fault is None and (snapshot is None or root_verdict(snapshot) is None):
+        """Take the newest fault if it is present, or the shown one if it is over; return whether there was one.
+
+        The past has one fault to show, present or over.
+        """
+        past = not self.console.source.live or self.console.model.link().state == "ended"
+        present = past or (snapshot is not None and root_verdict(snapshot) is not None)
+        if self._known.fault is None and not present:
             return False
         try:
             kept = await self.console.source.inspect("fault")
@@ -90,7 +97,8 @@ class DiagnosisScreen(Reader):
                 return False
             raise
         shown = self._known.fault
-        if isinstance(kept, FaultDetail) and (kept.over_wall is None or (shown and shown.number == kept.number)):
+        same = shown is not None and isinstance(kept, FaultDetail) and shown.number == kept.number
+        if isinstance(kept, FaultDetail) and (past or same or kept.over_wall is None):
             self._keep(fault=kept, problem="")
             return True
         return False

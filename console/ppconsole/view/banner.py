@@ -51,7 +51,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
     engine = snapshot.engine
     head: list[Seg] = [
         (f" {clean(engine.name)} ", "chip.name"),
-        _state_chip(snapshot),
+        *([] if link.state == "ended" else [_state_chip(snapshot)]),
         *_cordon_chip(snapshot),
         (" ", ""),
         *link_segs(link),
@@ -105,7 +105,7 @@ def link_segs(link: Link) -> list[Seg]:
     segs: list[Seg] = []
     if link.frozen_s is not None:
         segs += [(f"FROZEN {age_text(link.frozen_s)}", "warn"), (" ", "")]
-    segs.append((link.state, style))
+    segs.append((" ENDED ", "chip.bad") if link.state == "ended" else (link.state, style))
     if link.age_s is not None:
         segs.append((f" {age_text(link.age_s)}", style if not link.live else "dim"))
     if link.state == "lost" and link.retry_in_s is not None:
@@ -120,7 +120,7 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
     if link.state == REPLAY and link.text:
         return row((fit(f"  the replay ends here: {clean(link.text)}", width), "alert.warn"))
     if not link.live and (snapshot is None or link.state != "connecting"):
-        return row((fit(_link_words(link), width), "alert.warn"))
+        return row((fit(_link_words(link), width), "alert" if link.state == "ended" else "alert.warn"))
     if snapshot is None:
         return row((fit(f"  {link.text or 'waiting for the first sample'}", width), "dim"))
     verdict = root_verdict(snapshot)
@@ -138,6 +138,8 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
 
 def _link_words(link: Link) -> str:
     """Return what a link that is not live means for the operator."""
+    if link.state == "ended":
+        return f"  {clean(link.text)}"
     detail = f" ({clean(link.text)})" if link.text else ""
     age = age_text(link.age_s)
     words = {

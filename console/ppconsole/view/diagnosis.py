@@ -48,12 +48,17 @@ def verdict_of(snapshot: Snapshot | None, known: Known) -> Verdict | None:
     return known.fault.verdict if known.fault is not None else None
 
 
-def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "") -> Page:
-    """Return the whole screen for `width` cells. `off`: why no verb is possible now; empty when they are."""
+def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "", ended: str = "") -> Page:
+    """Return the whole screen for `width` cells. `off`: why no verb is possible now; empty when they are.
+
+    `ended`: when and why the engine ended.
+    """
     if snapshot is None:
         return Page([row(("  waiting for the first sample", "dim"))], (0,))
     verdict = verdict_of(snapshot, known)
-    head = _verdict(snapshot, known, verdict, width)
+    head = [row((fit(f" {part}", width), "alert")) for part in wrap(ended, width - 2)] if ended else []
+    if verdict is not None or not ended:
+        head += _verdict(snapshot, known, verdict, width)
     if verdict is not None:
         head += _todo(suggestion(verdict.suggest), width, off)
     head += [heading("PIPELINE  an arrow points from a waiting stage to the one it waits for", width)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import Event, StageInfo
 
+from ppconsole.model.folding import folded
 from ppconsole.model.safe import clean
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
@@ -48,7 +49,7 @@ def event_row(event: Event, width: int, *, full: bool = False) -> Row:
 def tail(events: Sequence[Event], width: int, height: int) -> list[Row]:
     """Return the newest `height` events, oldest first, under the label LOG."""
     lines = []
-    for index, event in enumerate(list(events)[-height:]):
+    for index, event in enumerate(folded(events[-4 * height :])[-height:]):
         body = event_row(event, width - 5)
         lines.append(Row((("LOG  " if index == 0 else "     ", "head.word"), *body.segs)))
     if not lines:

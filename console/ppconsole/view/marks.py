@@ -55,6 +55,7 @@ LINK = {
     "stale": "warn",
     "lost": "bad",
     "new-epoch": "warn",
+    "ended": "bad",
     "REPLAY": "chip.info",
     "REPLAY end": "chip.info",
 }
