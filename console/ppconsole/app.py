@@ -11,7 +11,6 @@ from typing import ClassVar
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.recording import Update
-from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb, name_of
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -19,6 +18,7 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
+from ppconsole.link.replay import ReplaySource
 from ppconsole.link.settings import Settings, settings_path
 from ppconsole.link.source import Source
 from ppconsole.link.unattached import Unattached
@@ -31,6 +31,7 @@ from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.view.commands import shell_line, target_of
 from ppconsole.view.display import DisplayModel
+from ppconsole.view.playback import Playback
 from ppconsole.widgets.driver import ConsoleDriver
 from ppconsole.widgets.theme import choose_theme, themes
 
@@ -50,6 +51,19 @@ class ConsoleApp(App[int]):
     ENABLE_COMMAND_PALETTE = True
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(key, f"playback('{act}')", act, show=False)
+            for key, act in (
+                ("left", "back"),
+                ("right", "on"),
+                ("shift+left,left_square_bracket", "far-back"),
+                ("shift+right,right_square_bracket", "far-on"),
+                ("less_than_sign", "slower"),
+                ("greater_than_sign", "faster"),
+                ("M", "mark"),
+                ("J", "jump"),
+            )
+        ),
         Binding("ctrl+s", "picture", "save a picture", show=False),
         Binding("ctrl+c", "quit", "quit", show=False, priority=True),
     ]
@@ -70,6 +84,8 @@ class ConsoleApp(App[int]):
         self.source = source or Unattached()
         self.settings = settings or Settings()
         self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=self.source.live), clock, title)
+        if isinstance(source, ReplaySource):
+            self.model.playback = Playback(source, self.model.rewind, lambda: self.model.state.snapshot)
         self.following = Following(self)
         self.main = MainScreen(self, self.following)
         self.navigation = Navigator(self, self.main, self.following)
@@ -205,20 +221,10 @@ class ConsoleApp(App[int]):
 
     def export(self) -> None:
         """Write an export into the current folder, and report its path."""
-        snapshot = self.model.state.snapshot
-        if snapshot is not None:
-            self.report("exporting: this takes the stacks, too", bad=False)
-            self.run_worker(self._export(snapshot), exit_on_error=False, name="export", exclusive=True)
+        from ppconsole.screens.past_console import export
 
-    async def _export(self, snapshot: Snapshot) -> None:
-        from ppconsole.link.export import ExportError, export_into
-
-        try:
-            path, size = await export_into(Path.cwd(), self.source, snapshot, self.model.state.events)
-        except ExportError as error:
-            self.report(f"no export: {error}", bad=True)
-        else:
-            self.report(f"{size} bytes in {path}", bad=False)
+        self.report("exporting: this takes the stacks, too", bad=False)
+        self.run_worker(export(self), exit_on_error=False, name="export", exclusive=True)
 
     def copy_verb(self, verb: Verb) -> None:
         """Copy the shell line of a verb."""
@@ -231,6 +237,16 @@ class ConsoleApp(App[int]):
             line = shell_line(words, snapshot.engine.name if snapshot else "")
             self.copy_to_clipboard(line)
             self.report(f"copied: {line}", bad=False)
+
+    def leave(self) -> None:
+        """Do nothing: below this one there is no other console."""
+
+    def action_playback(self, name: str) -> None:
+        """Move in the past that the present screen shows."""
+        console = getattr(self.screen, "console", None)
+        if console is not None and console.model.playback is not None:
+            console.model.playback.act(name)
+            self.paint()
 
     def action_picture(self) -> None:
         """Save an SVG of the screen in the current folder."""

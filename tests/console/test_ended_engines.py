@@ -112,7 +112,7 @@ def test_export_has_what_was_kept(cli: Cli, tmp_path: Path) -> None:
         assert json.loads(archive.read("fault.json"))["verdict"]["summary"] == made.fault.verdict.summary
         assert json.loads(archive.read("snapshot.json"))["engine"]["step"] == 59
         assert len(archive.read("events.jsonl").splitlines()) == 6
-    assert "not in it: rings:" in run.err
+    assert "not in it: about: the kept files have no about" in run.err
 
 
 def test_attach_opens_the_last_moment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
     "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
     **{name: _VERBS.get(name, "effects") for name, row in ROWS.items() if not row.written},
-    "explain": "inspecting", "stacks": "inspecting", "streams": "streams", "record": "recordings",
-    "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
+    "explain": "inspecting", "incidents": "incidents", "stacks": "inspecting", "streams": "streams",
+    "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
 }  # fmt: skip
 """Module of each command, in the order of `--help`."""
 

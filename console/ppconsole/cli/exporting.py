@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
+from ppconsole.cli.incidents import find_incident
 from ppconsole.cli.options import Common, engine_option, json_option, timeout_option
 from ppconsole.cli.session import ATTACH_S, opened, print_json, run, say
 
@@ -17,18 +18,22 @@ if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Event, Snapshot
 
+    from ppconsole.link.incident_source import Listed
+
 EVENTS_MOST = 10_000
 
 
 @click.command("export")
 @click.argument("file", type=click.Path(path_type=Path))
 @engine_option
+@click.option("--incident", metavar="ID", help="A fault that was, in place of the present state.")
 @click.option("--with-text", is_flag=True, help="Prompts, outputs and log lines, too.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option("Print path and parts as JSON.")
 @timeout_option("Give up attaching after S seconds.")
 def export_command(
-    file: Path, engine: str | None, with_text: bool, force: bool, as_json: bool, timeout: float | None
+    file: Path, engine: str | None, incident: str | None, with_text: bool, force: bool, as_json: bool,
+    timeout: float | None,
 ) -> None:  # fmt: skip
     """Write the state of the engine to FILE, a zip of JSON.
 
@@ -39,7 +44,11 @@ def export_command(
 
     if file.exists() and not force:
         raise exits.Failure(f"{file} exists; name a new file, or say --force")
-    files, missing = run(lambda: _gather(Common(engine, timeout=timeout), with_text))
+    if incident is not None:
+        listed = find_incident(engine, incident)
+        files, missing = run(lambda: _gather_incident(listed, with_text))
+    else:
+        files, missing = run(lambda: _gather(Common(engine, timeout=timeout), with_text))
     try:
         size = write(file, files, force=force)
     except ExportError as error:
@@ -83,6 +92,25 @@ async def _gather(common: Common, with_text: bool) -> tuple[dict[str, bytes], di
         files = await gather(link, first.result(), events, with_text=with_text, program=version())
     manifest = msgspec.json.decode(files["manifest.json"])
     return files, manifest["missing"]
+
+
+async def _gather_incident(listed: Listed, with_text: bool) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the files of an export of an incident: as `_gather`, with the record of the fault and its events."""
+    import msgspec
+
+    from ppconsole.link.export import gather
+    from ppconsole.link.incident_source import IncidentError, IncidentSource
+
+    try:
+        source = IncidentSource(listed, at_fault=True)
+    except IncidentError as error:
+        raise exits.Failure(str(error)) from None
+    picture = source.history.at(source.position).snapshot
+    if picture is None:
+        raise exits.Failure(f"no picture of incident {listed.id} was kept", exits.NOT_FOUND)
+    files = await gather(source, picture, source.incident.events, with_text=with_text, program=version())
+    await source.close()
+    return files, msgspec.json.decode(files["manifest.json"])["missing"]
 
 
 def version() -> str:

@@ -99,6 +99,7 @@ def explain_command(common: Common) -> int:
     from ppengine.protocol.discovery import EndedEngine
 
     from ppconsole.cli.render import explain_lines
+    from ppconsole.model.endings import incident_words
     from ppconsole.model.facts import root_verdicts, unseen_stages
     from ppconsole.model.safe import clean
 
@@ -114,7 +115,7 @@ def explain_command(common: Common) -> int:
     engine = snapshot.engine
     faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
     if common.json:
-        causes = {"verdicts": snapshot.verdicts, "waits": snapshot.waits}
+        causes = {"verdicts": snapshot.verdicts, "waits": snapshot.waits, "incident": snapshot.incident}
         print_json({"fault": faulty, "engine_state": engine.state, **causes})
     elif snapshot.verdicts:
         click.echo("\n".join(explain_lines(snapshot)))
@@ -125,6 +126,10 @@ def explain_command(common: Common) -> int:
         click.echo(f"no fault: {engine.state}, step {engine.step}, {snapshot.requests_total} requests{message}")
         if unseen := unseen_stages(snapshot):
             click.echo(f"  but no samples of {unseen}; the agent may hang (ppconsole logs)")
+        if (last := snapshot.incident) is not None:
+            named = f"-e {found.id} " if common.engine else ""
+            words = f"{incident_words(last, time.time())}: ppconsole {named}incidents {last.number}"
+            click.echo(f"  last fault {words}")
     return exits.FAULT_FOUND if faulty else exits.DONE
 
 

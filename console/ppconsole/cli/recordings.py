@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
+from ppconsole.cli.incidents import find_incident
 from ppconsole.cli.options import SECONDS, Common, engine_option, json_option, timeout_option
 from ppconsole.cli.session import attached, find, print_json, run, say
 
@@ -81,11 +82,16 @@ async def _record(file: Path, common: Common, seconds: float | None, slow: bool)
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--sample", is_flag=True, help="A bundled recording of an incident; FILE may name which.")
+@click.option("--incident", metavar="ID", help="A fault that was, from a minute before it: see `ppconsole incidents`.")
+@engine_option
 @click.option("--speed", type=float, default=1.0, show_default=True, help="0: as fast as it goes.")
 @json_option("Print every update as one line of JSON, as fast as it goes.")
 @timeout_option("Stop printing after S seconds (exit code 5); a screen stays until it is left.")
-def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool, timeout: float | None) -> int:
-    """Show a recording or an export in the console.
+def replay_command(
+    file: Path | None, sample: bool, incident: str | None, engine: str | None, speed: float, as_json: bool,
+    timeout: float | None,
+) -> int:  # fmt: skip
+    """Show a recording, an export or an incident in the console.
 
     Without a terminal: its events and its last picture. Samples: see `ppconsole replay --sample list`.
     """
@@ -93,6 +99,7 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool,
 
     from ppconsole.cli.screen import has_terminal
     from ppconsole.link.export import ExportError
+    from ppconsole.link.incident_source import IncidentError
 
     if sample and file is not None and str(file) == "list":
         names = [path.stem for path in sorted(SAMPLES.glob("*.ppr"))]
@@ -103,8 +110,11 @@ def replay_command(file: Path | None, sample: bool, speed: float, as_json: bool,
         return exits.DONE
     screen = has_terminal() and not as_json
     try:
-        source, title = _open(_path(file, sample), speed if screen else 0.0)
-    except (RecordingError, ExportError, ValueError) as error:
+        if incident is not None:
+            source, title = _open_incident(engine, incident, file, sample, speed if screen else 0.0)
+        else:
+            source, title = _open(_path(file, sample), speed if screen else 0.0)
+    except (RecordingError, ExportError, IncidentError, ValueError) as error:
         raise exits.Failure(str(error), exits.USAGE if isinstance(error, ValueError) else exits.ERROR) from None
     if not screen:
         return run(lambda: _print(source, as_json, timeout))
@@ -129,6 +139,21 @@ def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
         return export, f"export of {manifest['name']} ({manifest['engine']})"
     replay = ReplaySource(path, speed)
     return replay, f"recording of {replay.header.name} ({replay.header.engine})"
+
+
+def _open_incident(
+    engine: str | None, wanted: str, file: Path | None, sample: bool, speed: float
+) -> tuple[ReplaySource | ExportSource, str]:
+    """Return the source of an incident, and a title for it. Raises Failure, IncidentError."""
+    from ppconsole.link.incident_source import IncidentError, IncidentSource
+
+    if file is not None or sample:
+        raise exits.Failure("name a FILE, --sample or --incident, one of them", exits.USAGE)
+    listed = find_incident(engine, wanted)
+    source = IncidentSource(listed, speed=speed)
+    if not source.history.frames:
+        raise IncidentError(f"no recording of incident {listed.id} was kept; its text: ppconsole incidents {listed.id}")
+    return source, f"incident {listed.id} of {listed.engine.name}"
 
 
 def _path(file: Path | None, sample: bool) -> Path:
@@ -173,6 +198,21 @@ async def _print(source: ReplaySource | ExportSource, as_json: bool, timeout: fl
         await source.close()
     if last is not None and not as_json:
         click.echo("\n".join(status_lines(last)))
+        click.echo("".join(f"{line}\n" for line in _fault_lines(source, last)), nl=False)
     if isinstance(source, ReplaySource) and source.error is not None:
         raise exits.Failure(str(source.error))
     return exits.DONE
+
+
+def _fault_lines(source: ReplaySource | ExportSource, last: Snapshot) -> list[str]:
+    """Return the fault of a file whose last picture does not show it any more."""
+    from ppengine.protocol.inspection import FaultDetail
+
+    from ppconsole.cli.render import verdict_sentence
+    from ppconsole.model.endings import clock_text
+
+    fault = source.kept("fault")
+    if not isinstance(fault, FaultDetail) or last.verdicts:
+        return []
+    over = f", over {clock_text(fault.over_wall)}" if fault.over_wall is not None else ""
+    return [f"fault at {clock_text(fault.wall)}{over}: {verdict_sentence(fault.verdict)}"]

@@ -27,7 +27,11 @@ def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions) 
     if what == "audit":
         return AuditDetail(lines=log_tail.last_lines(folder / "audit.jsonl", lines))
     incident = newest_incident(folder) if what in ("fault", "stacks", "rings") else None
-    detail = getattr(incident.fault, what, incident.fault) if incident is not None else None
+    detail: Detail | None = None
+    if incident is not None and what == "fault":
+        detail = incident.fault
+    elif incident is not None and incident.info.over_wall is None:  # otherwise they are older than the end
+        detail = incident.fault.stacks if what == "stacks" else incident.fault.rings
     if detail is None:
         raise QueryFailed("NOT_FOUND", f"the kept files have no {what}: {end_words(ended.end)}")
     return detail

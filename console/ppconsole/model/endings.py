@@ -42,6 +42,13 @@ def incident_words(info: IncidentInfo, now: float) -> str:
     return f"{clock_text(info.wall, now)}: {clean(info.summary)}, {outcome(info, now)}"
 
 
+def duration(info: IncidentInfo, now: float) -> str:
+    """Return how long an incident lasted, or lasts by now; `?` where the engine ended in it."""
+    if info.over_wall is None and info.ended:
+        return "?"
+    return age_text((now if info.over_wall is None else info.over_wall) - info.wall)
+
+
 def outcome(info: IncidentInfo, now: float) -> str:
     """Return how an incident went on: `healed in 1.9s`, `for 3m by now`, or that the engine ended."""
     if info.over_wall is not None:

@@ -45,7 +45,7 @@ def why_no_verbs(state: ConsoleState, now: float) -> str:
     if state.link.state == "ended":
         return "the engine has ended"
     if not state.live_source:
-        return "this is a recording"
+        return state.past
     if state.read_only:
         return "this console is read-only"
     fresh = freshness(state, now)

@@ -46,3 +46,5 @@ class ConsoleState:
     read_only: bool = False
     live_source: bool = True
     """False for a recording: no verb is ever possible."""
+    past: str = "this is a recording"
+    """Why no verb is possible, if this is no live source."""

@@ -10,6 +10,7 @@ from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb
 
+from ppconsole.link.replay import ReplaySource
 from ppconsole.link.settings import Settings
 from ppconsole.link.source import Source
 from ppconsole.view.display import DisplayModel
@@ -43,6 +44,9 @@ class Navigation(Protocol):
 
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""
+
+    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
+        """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
 
     def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
         """Open the legend of `screen` and its `keys`."""
@@ -95,6 +99,9 @@ class Console(Protocol):
 
     def switch_to(self, record: EngineRecord) -> None:
         """Leave the present engine and attach to another one."""
+
+    def leave(self) -> None:
+        """Leave a past that was opened from a live engine."""
 
     def export(self) -> None:
         """Write an export into the current folder."""

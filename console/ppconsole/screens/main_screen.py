@@ -99,6 +99,8 @@ class MainScreen(LineScreen):
         self.line.show_options(self.console.settings.prompt.summary())
         selection = self.selection
         shown = keys.stage_keys(selection.stage()) if selection.on_stages else keys.REQUEST_KEYS
+        if self._model.playback is not None:
+            shown = keys.PAST_KEYS
         note = self._model.title if len(self._model.title) <= width // 2 else ""
         foot = keys.footer(shown, width, verbs=not self._model.verbs_off(), note=note)
         self.query_one("#foot", Lines).show([self.line_foot(width) or foot])
@@ -196,8 +198,11 @@ class MainScreen(LineScreen):
         self.paint()
 
     def action_freeze(self) -> None:
-        """Freeze or thaw the display."""
-        self._model.toggle_freeze()
+        """Freeze or thaw the display; in a past, pause or go on."""
+        if self._model.playback is not None:
+            self._model.playback.toggle_pause()
+        else:
+            self._model.toggle_freeze()
         self.paint()
 
     def action_follow(self) -> None:
@@ -240,9 +245,11 @@ class MainScreen(LineScreen):
             self._filter("")
 
     def action_clear_filter(self) -> None:
-        """Show all requests again."""
+        """Show all requests again; without a filter, leave the past."""
         if self._model.state.filter:
             self._filter("")
+        else:
+            self.console.leave()
 
     def _filter(self, text: str) -> None:
         """Show the requests that match `text`."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 
 from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import Submit, Verb, name_of
 from textual.app import App
 from textual.screen import Screen
 
+from ppconsole.link.history import History, segments
+from ppconsole.link.replay import ReplaySource
 from ppconsole.model.prompt_options import OptionError
 from ppconsole.screens.following import Following
 from ppconsole.screens.line_screen import LineScreen
@@ -44,6 +49,7 @@ class Navigator:
         """Open the reader called `name`."""
         from ppconsole.screens import detail_screens as details
         from ppconsole.screens.diagnosis_screen import DiagnosisScreen
+        from ppconsole.screens.incidents_screen import IncidentsScreen
         from ppconsole.screens.streams_screen import StreamsScreen
 
         console = self._console
@@ -56,9 +62,12 @@ class Navigator:
             "streams": lambda: StreamsScreen(console),
             "help": lambda: details.HelpScreen(console, "main"),
             "show": lambda: details.RequestScreen(console, request),
+            "incidents": lambda: IncidentsScreen(console),
         }
         if name == "engines":
             self.open_engines()
+        elif name == "history":
+            self._open_history()
         else:
             self._app.push_screen(screens[name]())
 
@@ -76,6 +85,30 @@ class Navigator:
 
         present = snapshot.engine.id if snapshot is not None and self._model.state.live_source else ""
         self._app.push_screen(EnginesScreen(present, lambda text: self._console.report(text, bad=True)), chosen)
+
+    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
+        """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
+        from ppconsole.screens.past_console import PastConsole
+
+        past = PastConsole(self._app, self._console, source, title, time.monotonic)
+        self._console.run_worker(past.open(diagnosis=diagnosis), name="past", exit_on_error=False)
+
+    def _open_history(self) -> None:
+        """Open the last hour of the engine, at its end."""
+        snapshot = self._model.state.snapshot
+        if self._model.playback is not None:
+            self._console.report("this is the past already: ← and → move in it", bad=False)
+        elif snapshot is not None:
+            work = self._read_history(snapshot.engine.id)
+            self._console.run_worker(work, name="history", exit_on_error=False, exclusive=True, group="history")
+
+    async def _read_history(self, engine_id: str) -> None:
+        past = await asyncio.to_thread(History.of_segments, segments([engine_folder(engine_id) / "history"]))
+        if past.frames:
+            self.open_past(ReplaySource(past, begin=past.end, paused=True), "the past")
+        else:
+            text = "no history of this engine is kept here; its profile may have console.history_minutes: 0"
+            self._console.report(text, bad=True)
 
     def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
         """Open the legend of `screen` and its `keys`."""

@@ -12,6 +12,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row, spread, width_of
+from ppconsole.view.incident_table import badge
 from ppconsole.view.marks import ENGINE, LINK, root_verdict
 
 _STUCK: tuple[Cause, ...] = ("stopped", "self_stuck", "gil_held", "deadlock", "stream_stuck", "core")
@@ -35,6 +36,8 @@ class Link(NamedTuple):
     frozen_s: float | None = None
     problem: str = ""
     """A failure inside the console itself."""
+    position: tuple[Seg, ...] = ()
+    """The position in a past, in place of `recorded`."""
 
     @property
     def live(self) -> bool:
@@ -105,7 +108,12 @@ def link_segs(link: Link) -> list[Seg]:
     segs: list[Seg] = []
     if link.frozen_s is not None:
         segs += [(f"FROZEN {age_text(link.frozen_s)}", "warn"), (" ", "")]
-    segs.append((" ENDED ", "chip.bad") if link.state == "ended" else (link.state, style))
+    if link.state == "ended":
+        segs += [(" ENDED ", "chip.bad"), *(((" ", ""), *link.position) if link.position else ())]
+    elif link.position and link.state in (REPLAY, REPLAY_END):
+        segs += link.position
+    else:
+        segs.append((link.state, style))
     if link.age_s is not None:
         segs.append((f" {age_text(link.age_s)}", style if not link.live else "dim"))
     if link.state == "lost" and link.retry_in_s is not None:
@@ -164,17 +172,20 @@ def calm(snapshot: Snapshot, width: int, history: Sequence[float]) -> Row:
     if placed := [text for text in map(cordon_text, snapshot.stages) if text]:
         more = f" (+{len(placed) - 1})" if len(placed) > 1 else ""
         return row((fit(f"  {placed[0]}{more}: no request begins", width), "warn"))
-    left: list[Seg] = [("  ", "")]
     peak = max(history, default=0.0)
-    room = max(8, min(60, width - 56))
-    left += [(spark(history, peak, room), "spark"), (" ", "")]
-    left += [(figures.rate(snapshot.throughput.output_tok_s), "strong"), (" out ", "dim")]
-    unit = f" in tok/s{figures.window(snapshot.throughput)}"
-    left += [(figures.rate(snapshot.throughput.prompt_tok_s), "strong"), (unit, "dim")]
-    right: list[Seg] = [("no fault found ", "ok")]
-    if peak:
-        left += [(f"  peak {figures.rate(peak)}", "dim")]
-    return spread(left, right, width)
+    rates: list[Seg] = [
+        (" ", ""), (figures.rate(snapshot.throughput.output_tok_s), "strong"), (" out ", "dim"),
+        (figures.rate(snapshot.throughput.prompt_tok_s), "strong"),
+        (f" in tok/s{figures.window(snapshot.throughput)}", "dim"),
+    ]  # fmt: skip
+    past = badge(snapshot, width - 44)
+    right: list[Seg] = [(f"{past or 'no fault found'} ", "warn" if past else "ok")]
+    room = width - 3 - sum(width_of(text) for text, _ in (*rates, *right))
+    top = f"  peak {figures.rate(peak)}" if peak else ""
+    if room - len(top) >= 8:
+        rates.append((top, "dim"))
+        room -= len(top)
+    return spread([("  ", ""), (spark(history, peak, max(8, min(60, room))), "spark"), *rates], right, width)
 
 
 def spark(values: Sequence[float], top: float, width: int) -> str:

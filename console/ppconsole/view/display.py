@@ -18,6 +18,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.state import SORT_KEYS, ConsoleState, SortKey
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
+from ppconsole.view.playback import Playback
 
 HISTORY = 120
 """Seconds of throughput that are kept."""
@@ -46,6 +47,8 @@ class DisplayModel:
         self.history: deque[float] = deque(maxlen=HISTORY)
         self.lines: dict[str, list[str]] = {}
         """Lines that were entered, by mode."""
+        self.playback: Playback | None = None
+        """The position in a past; None with a live engine, and with an export, which does not move."""
         self._clock = clock
         self._frozen: ConsoleState | None = None
         self._frozen_at = 0.0
@@ -57,6 +60,7 @@ class DisplayModel:
             filter=old.filter, sort=old.sort, descending=old.descending, read_only=old.read_only, live_source=True
         )
         self.title = self.problem = ""
+        self.playback = None
         self.history.clear()
         self._frozen = None
 
@@ -70,6 +74,13 @@ class DisplayModel:
             self._frozen = None
         alarm = old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state)
         return Change(self.state.snapshot is not old.snapshot, old.snapshot is None, alarm, epoch)
+
+    def rewind(self) -> None:
+        """Forget picture and events before the source delivers another moment; order and filter stay."""
+        fresh = ConsoleState(past=self.state.past, live_source=self.state.live_source, read_only=self.state.read_only)
+        old = self.state
+        self.state = replace(fresh, filter=old.filter, sort=old.sort, descending=old.descending)
+        self.history.clear()
 
     def add_output(self, fetched: Fetched) -> None:
         """Append fetched text to the output of its request."""
@@ -112,12 +123,13 @@ class DisplayModel:
             read_only=self.state.read_only or not self.state.live_source,
             frozen_s=None if self._frozen is None else now - self._frozen_at,
             problem=self.problem,
+            position=() if self.playback is None else tuple(self.playback.segs()),
         )
 
     def _link_text(self) -> str:
         """Return the text of the link's state; of a recording, why it is cut short, if it is."""
         link = self.state.link
-        return link.text if self.state.live_source or link.state == "lost" else ""
+        return link.text if self.state.live_source or link.state in ("lost", "ended") else ""
 
     def link_segs(self) -> list[Seg]:
         """Return link state and age for a title line."""

@@ -80,6 +80,16 @@ REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
 ENGINES_KEYS: tuple[Key, ...] = (
     ("⏎", "attach", False), ("↑↓", "choose", False), ("a-z", "filter", False), ("esc", "back", False),
 )  # fmt: skip
+INCIDENT_KEYS: tuple[Key, ...] = (
+    ("⏎", "its diagnosis", False), ("h", "replay it", False), ("↑↓", "choose", False), ("esc", "back", False),
+    ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False),
+)  # fmt: skip
+PAST_KEYS: tuple[Key, ...] = (
+    ("spc", "pause", False), ("←→", "10 s", False), ("[ ]", "1 min", False), ("< >", "speed", False),
+    ("M", "mark", False), ("J", "jump to it", False), ("esc", "leave", False), ("⏎", "show", False),
+    ("⇥", "stages", False), ("d", "diagnosis", False), ("e", "events", False), ("?", "help", False),
+    ("q", "quit", False),
+)  # fmt: skip
 MEMORY_KEYS: tuple[Key, ...] = (("⏎", "confirm", False), ("esc", "cancel", False))
 CONFIRM_KEYS: tuple[Key, ...] = (
     ("⏎", "press button", False), ("← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
@@ -116,6 +126,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
+        ("I", "incidents"), ("h", "the last hour"),
         ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"),
         ("Space", "freeze the display"), ("y", "copy the CLI line"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),

@@ -42,3 +42,14 @@ def newest_incident(engine_folder: Path) -> Incident | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
             return read_incident(folder)
     return None
+
+
+class _Brief(msgspec.Struct):
+    """The part of an incident that a list needs; the record of the fault is large."""
+
+    info: IncidentInfo
+
+
+def read_info(folder: Path) -> IncidentInfo:
+    """Return the summary of the incident in `folder`. Raises OSError, msgspec.MsgspecError."""
+    return msgspec.json.decode((folder / FILE).read_bytes(), type=_Brief).info

@@ -1,0 +1,79 @@
+"""`incidents`: faults that were, of engines that run and of those that have ended."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ppconsole.cli import exits
+from ppconsole.cli.options import Common, common_options
+from ppconsole.cli.session import find_any, print_json, say
+
+if TYPE_CHECKING:
+    from ppengine.protocol.discovery import EngineRecord
+    from ppengine.protocol.incidents import Incident
+
+    from ppconsole.link.incident_source import Listed
+
+
+@click.command("incidents")
+@click.argument("incident", metavar="[ID]", required=False)
+@common_options
+@click.option("--all", "everything", is_flag=True, help="Those of all engines, alive and ended.")
+def incidents_command(common: Common, incident: str | None, everything: bool) -> None:
+    """List the faults that an engine has had, or print one in full.
+
+    Earlier engines of the same name are included. ID is NUMBER, or ENGINE/NUMBER for another engine.
+    """
+    from ppconsole.cli.incident_text import incident_lines, table_lines
+
+    if incident is not None:
+        listed, now = find_incident(common.engine, incident), time.time()
+        found = _read(listed)
+        if common.json:
+            print_json(found)
+        else:
+            click.echo("\n".join(incident_lines(listed, found, now)))
+        return
+    rows = listing(common.engine, everything)
+    if common.json:
+        print_json([{"id": one.id, "engine": one.engine.id, "name": one.engine.name, "info": one.info} for one in rows])
+    elif rows:
+        click.echo("\n".join(table_lines(rows, time.time())))
+    else:
+        say("no incident was kept")
+
+
+def listing(engine: str | None, everything: bool = False) -> list[Listed]:
+    """Return the incidents of the engine that is meant, or of all. Raises Failure."""
+    from ppconsole.link.incident_source import list_incidents
+
+    return list_incidents(None if everything and engine is None else _meant(engine), everything=everything)
+
+
+def find_incident(engine: str | None, wanted: str) -> Listed:
+    """Return the incident that `wanted` names. ENGINE/NUMBER needs no other name of the engine. Raises Failure."""
+    from ppconsole.link.incident_source import IncidentError, choose
+
+    try:
+        return choose(listing(engine, "/" in wanted), wanted)
+    except IncidentError as error:
+        raise exits.Failure(str(error), exits.NOT_FOUND) from None
+
+
+def _read(listed: Listed) -> Incident:
+    from ppconsole.link.incident_source import IncidentError
+
+    try:
+        return listed.read()
+    except IncidentError as error:
+        raise exits.Failure(str(error)) from None
+
+
+def _meant(engine: str | None) -> EngineRecord:
+    from ppengine.protocol.discovery import EndedEngine
+
+    found = find_any(engine)
+    return found.record if isinstance(found, EndedEngine) else found

@@ -1,0 +1,67 @@
+"""Incidents as rows, and the badge of the newest one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ppengine.protocol.snapshot import IncidentInfo, Snapshot
+
+from ppconsole.link.incident_source import Listed
+from ppconsole.model.endings import clock_text, duration, outcome
+from ppconsole.model.safe import clean
+from ppconsole.view.cells import FLEX, Column, Row, Seg, header, place, row, table_row
+
+BADGE_S = 3600.0
+COLUMNS = (
+    Column("id", "ID", 9, 0),
+    Column("begin", "BEGIN", 15, 0),
+    Column("lasted", "LASTED", 6, 2, ">"),
+    Column("stage", "STG", 4, 1),
+    Column("cause", "CAUSE", 12, 1),
+    Column("by", "BY", 8, 4),
+    Column("summary", "FAULT", 20, 3, grow=FLEX),
+    Column("end", "END", 16, 5, grow=30),
+)
+
+
+def rows(incidents: Sequence[Listed], chosen: str | None, now: float, width: int) -> list[Row]:
+    """Return one row an incident under a head, the newest first. `chosen`: id of the selected one."""
+    if not incidents:
+        return [row(("  no incident was kept", "dim"))]
+    placed = place(COLUMNS, width - 2)
+    lines = [Row((("  ", ""), *header(placed).segs), fill="head")]
+    for one in incidents:
+        body = table_row(placed, _cells(one, now))
+        mark = "> " if one.id == chosen else "  "
+        lines.append(Row(((mark, "key"), *body.segs), "select" if one.id == chosen else ""))
+    return lines
+
+
+def _cells(one: Listed, now: float) -> dict[str, Seg]:
+    info = one.info
+    lasts = info.over_wall is None
+    return {
+        "id": (one.id, "strong"),
+        "begin": (clock_text(info.wall, now), ""),
+        "lasted": (duration(info, now), "bad" if lasts else ""),
+        "stage": ("core" if info.stage is None else str(info.stage), ""),
+        "cause": (info.cause, "warn"),
+        "by": (clean(info.by) or "-", "dim"),
+        "summary": (clean(info.summary), ""),
+        "end": (clean(info.ended) or "it lasts", "bad" if lasts else "dim"),
+    }
+
+
+def badge(snapshot: Snapshot, room: int) -> str:
+    """Return `last fault 02:34, healed in 1.9s` for an hour after it, in as much of its words as fit; else nothing."""
+    info = snapshot.incident
+    if info is None or info.over_wall is None or snapshot.sampled_at - info.over_wall > BADGE_S:
+        return ""
+    when = time.strftime("%H:%M", time.localtime(info.wall))
+    forms = (f"last fault {when}, {_healed(info)} (I)", f"last fault {when}, {_healed(info)}", f"last fault {when}")
+    return next((form for form in forms if len(form) <= room), "")
+
+
+def _healed(info: IncidentInfo) -> str:
+    return outcome(info, info.wall)

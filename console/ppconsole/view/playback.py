@@ -1,0 +1,110 @@
+"""The position in a past: moving, speed, a mark, and the figures since it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ppengine.protocol.snapshot import Snapshot
+
+from ppconsole.link.replay import SPEEDS, ReplaySource
+from ppconsole.model.units import count_text
+from ppconsole.view import figures
+from ppconsole.view.cells import Seg
+
+_SHORT_S = 180.0
+"""A past that is shorter has its position in seconds."""
+
+
+class Mark(NamedTuple):
+    """A marked moment: Unix seconds, and the picture then."""
+
+    wall: float
+    snapshot: Snapshot | None
+
+
+class Playback:
+    """Moves a source for the display. `forget` drops what the display knows of the present position."""
+
+    def __init__(self, source: ReplaySource, forget: Callable[[], None], shown: Callable[[], Snapshot | None]) -> None:
+        self._source, self._forget, self._shown = source, forget, shown
+        self._mark: Mark | None = None
+        self._actions: dict[str, Callable[[], None]] = {
+            "pause": self.toggle_pause,
+            "back": lambda: self.move(-10.0), "on": lambda: self.move(10.0),
+            "far-back": lambda: self.move(-60.0), "far-on": lambda: self.move(60.0),
+            "slower": lambda: self._change_speed(-1), "faster": lambda: self._change_speed(1),
+            "mark": self.mark, "jump": self.jump,
+        }  # fmt: skip
+
+    def act(self, name: str) -> None:
+        """Do what a key is for."""
+        self._actions[name]()
+
+    def toggle_pause(self) -> None:
+        """Pause, or go on."""
+        self._source.set_paused(not self._source.paused)
+
+    def move(self, seconds: float) -> None:
+        """Go on or back."""
+        self._seek(self._source.position + seconds)
+
+    def mark(self) -> None:
+        """Mark this moment; at the mark, remove it."""
+        here = Mark(self._source.position, self._shown())
+        self._mark = None if self._mark is not None and self._mark.wall == here.wall else here
+
+    def jump(self) -> None:
+        """Go to the mark, and mark the moment that is left."""
+        if (there := self._mark) is not None:
+            self._mark = Mark(self._source.position, self._shown())
+            self._source.set_paused(True)
+            self._seek(there.wall)
+
+    def segs(self) -> list[Seg]:
+        """Return position, length and speed, and the figures since the mark."""
+        return [(self._position(), "info"), *self._since_mark()]
+
+    def _seek(self, wall: float) -> None:
+        self._forget()
+        self._source.seek(wall)
+
+    def _change_speed(self, by: int) -> None:
+        speeds = SPEEDS
+        nearest = min(range(len(speeds)), key=lambda at: abs(speeds[at] - self._source.speed))
+        self._source.set_speed(speeds[max(0, min(len(speeds) - 1, nearest + by))])
+
+    def _position(self) -> str:
+        past = self._source.history
+        length, at = past.end - past.begin, self._source.position - past.begin
+        unit, divisor = ("s", 1.0) if length < _SHORT_S else ("min", 60.0)
+        clock = time.strftime("%H:%M:%S", time.localtime(self._source.position))
+        pace = "paused" if self._source.paused else f"x{self._source.speed:g}"
+        return f"REPLAY {clock} {at / divisor:.0f}/{length / divisor:.0f} {unit} {pace}"
+
+    def _since_mark(self) -> list[Seg]:
+        """Return how tokens a second, queue and KV blocks in use differ from those at the mark."""
+        now, mark = self._shown(), self._mark
+        if mark is None:
+            return []
+        clock = time.strftime("%H:%M:%S", time.localtime(mark.wall))
+        if now is None or mark.snapshot is None:
+            return [(f" mark {clock}", "warn")]
+        here, there = _figures(now), _figures(mark.snapshot)
+        parts = " ".join(f"{name} {_signed(here[name], there[name])}" for name in here)
+        return [(f" mark {clock}: {parts}", "warn")]
+
+
+def _figures(snapshot: Snapshot) -> dict[str, float | None]:
+    """Return the main figures: output tokens a second, requests that wait, KV blocks in use."""
+    used = next((stage.kv_blocks.used for stage in snapshot.stages), None)
+    return {"tok/s": snapshot.throughput.output_tok_s, "wait": snapshot.queues.waiting, "kv": used}
+
+
+def _signed(here: float | None, there: float | None) -> str:
+    if here is None or there is None:
+        return "?"
+    change = here - there
+    text = figures.rate(abs(change)) if isinstance(change, float) else count_text(abs(change))
+    return f"{'-' if change < 0 else '+'}{text}"

@@ -1,0 +1,194 @@
+"""The past in the console: a replay that moves, the last hour of a live engine, incidents, the badge."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import snapshots
+from kept_engines import kept_engine, kept_incident, minute, picture
+from ppconsole.app import ConsoleApp
+from ppconsole.link.ended import EndedSource
+from ppconsole.link.history import History
+from ppconsole.link.replay import ReplaySource
+from ppconsole.screens.diagnosis_screen import DiagnosisScreen
+from ppconsole.screens.incidents_screen import IncidentsScreen
+from ppconsole.view.banner import Link, verdict_line
+from ppconsole.view.cells import text_of
+from ppconsole.view.incident_table import badge
+from ppengine.protocol.discovery import ended_engines
+from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.snapshot import IncidentInfo
+from test_tui_console import Clock, Rig, console
+
+BEGIN = 1_700_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "run").mkdir()
+
+
+@asynccontextmanager
+async def replay(source: ReplaySource, size: tuple[int, int] = (120, 36)) -> AsyncIterator[Rig]:
+    app = ConsoleApp(source, read_only=True, clock=Clock(), theme="pp-dark")
+    async with app.run_test(size=size) as pilot:
+        rig = Rig(app, pilot, source, Clock())  # type: ignore[arg-type]
+        await rig.until(lambda: app.model.state.snapshot is not None)
+        app.tick()
+        yield rig
+
+
+def step(rig: Rig) -> int:
+    snapshot = rig.app.screen.console.model.state.snapshot  # type: ignore[attr-defined]
+    return snapshot.engine.step
+
+
+def past(tmp_path: Path, **options: object) -> ReplaySource:
+    minutes = [minute(tmp_path / "h", BEGIN + at) for at in (0.0, 60.0, 120.0)]
+    return ReplaySource(History.of_segments(minutes), **options)  # type: ignore[arg-type]
+
+
+async def test_keys_move_in_a_replay_and_the_title_has_the_position(tmp_path: Path) -> None:
+    async with replay(past(tmp_path, begin=BEGIN + 30.0, paused=True)) as rig:
+        at = time.strftime("%H:%M:%S", time.localtime(BEGIN + 30.0))
+        assert f"REPLAY {at} 30/179 s paused" in rig.board("top") and step(rig) == 30
+        await rig.pilot.press("right")
+        assert step(rig) == 40
+        await rig.pilot.press("left", "left", "]")
+        assert step(rig) == 20 and "80/179 s" in rig.board("top"), "the second minute, which counts from 0"
+        await rig.pilot.press("e")
+        assert rig.screen().count("test.event") == 9, "events up to this moment and none after it"
+        await rig.pilot.press("left_square_bracket")
+        assert rig.screen().count("test.event") == 3, "the keys are those of every screen, and events go back, too"
+        await rig.pilot.press("escape", "space", "greater_than_sign")
+        assert "x2" in rig.board("top")
+        await rig.pilot.press("less_than_sign", "less_than_sign")
+        assert "x0.5" in rig.board("top")
+
+
+async def test_a_mark_compares_two_moments(tmp_path: Path) -> None:
+    async with replay(past(tmp_path, begin=BEGIN + 10.0, paused=True)) as rig:
+        await rig.pilot.press("M", "right")
+        marked = time.strftime("%H:%M:%S", time.localtime(BEGIN + 10.0))
+        assert re.search(rf"mark {marked}: tok/s \S+ wait \+0 kv \+0", rig.board("top"))
+        await rig.pilot.press("J")
+        assert step(rig) == 10
+        await rig.pilot.press("e", "J")
+        assert step(rig) == 20 and f"mark {marked}" in rig.screen(), "back and forth, on every screen"
+
+
+async def test_the_figures_since_the_mark(tmp_path: Path) -> None:
+    minutes = minute(tmp_path / "h", BEGIN)
+    source = ReplaySource(History.of_segments([minutes]), begin=BEGIN + 10.0, paused=True)
+    async with replay(source) as rig:
+        await rig.pilot.press("M")
+        later = picture(99)
+        later.throughput.output_tok_s = (later.throughput.output_tok_s or 0.0) + 120.0
+        later.queues.waiting += 3
+        later.stages[0].kv_blocks.used = (later.stages[0].kv_blocks.used or 0) - 210
+        rig.app.on_update(later)
+        rig.app.paint()
+        assert "tok/s +120 wait +3 kv -210" in rig.board("top")
+
+
+async def test_the_last_hour_of_a_live_engine_opens_and_escape_returns(tmp_path: Path) -> None:
+    live = picture(5000)
+    minute(engine_folder(live.engine.id) / "history", time.time() - 100.0)
+    async with console(live, notes=True) as rig:
+        await rig.pilot.press("h")
+        await rig.until(lambda: "REPLAY" in rig.board("top"))
+        assert step(rig) == 59
+        await rig.pilot.press("left", "P")
+        assert step(rig) == 49 and not rig.source.commands
+        assert rig.app.screen.console.model.verbs_off() == "this is the past: Esc returns to the present"
+        rig.app.tick()
+        await rig.pilot.press("escape")
+        await rig.until(lambda: "REPLAY" not in rig.board("top"))
+        assert rig.app.screen is rig.app.main and step(rig) == 5000
+        await rig.pilot.press("escape")
+        assert rig.app.screen is rig.app.main, "there is nothing to leave"
+
+
+async def test_an_engine_without_history_says_so() -> None:
+    async with console(notes=True) as rig:
+        await rig.pilot.press("h")
+        await rig.until(lambda: "no history of this engine is kept here" in rig.screen())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36)])
+async def test_incidents_are_listed_and_open_their_diagnosis(size: tuple[int, int]) -> None:
+    folder = kept_engine("dead01", "inc", age_s=60.0)
+    kept_incident(folder, 1, age_s=100.0, by="ann")
+    kept_incident(folder, 2, age_s=80.0)
+    (ended,) = ended_engines()
+    shown = picture(5)
+    shown.engine.id = "dead01"
+    async with console(shown, size=size) as rig:
+        await rig.pilot.press("I")
+        await rig.until(lambda: "stage 1 was killed" in rig.screen() or "dead" in rig.board("reader-body"))
+        lines = rig.board("reader-body").splitlines()
+        assert lines[1].startswith("> 2 ") and lines[2].startswith("  1 "), "the newest first"
+        await rig.pilot.press("down", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, DiagnosisScreen))
+        await rig.until(lambda: "stage 1 was killed by SIGKILL" in rig.screen())
+        assert "REPLAY" in rig.board("reader-title")
+        assert "LAST 64 STEPS  frozen at the fault" in "\n".join(
+            text_of(line) for line in rig.app.screen.body(size[0])
+        )  # fmt: skip
+        await rig.pilot.press("escape", "escape")
+        await rig.until(lambda: isinstance(rig.app.screen, IncidentsScreen))
+        await rig.pilot.press("h")
+        await rig.until(lambda: "REPLAY" in rig.screen())
+    assert ended.record.id == "dead01"
+
+
+async def test_an_ended_engine_can_be_played_back() -> None:
+    kept_engine()
+    (ended,) = ended_engines()
+    async with replay(EndedSource(ended)) as rig:
+        first, second = rig.board("top").splitlines()
+        assert "ENDED" in first and second.strip().endswith("core ended: killed by SIGKILL")
+        await rig.pilot.press("left")
+        first, second = rig.board("top").splitlines()
+        assert "ENDED" not in first and "REPLAY" in first and "SIGKILL" not in second and step(rig) == 49
+        await rig.pilot.press("l")
+        await rig.until(lambda: "the last words of the core" in rig.screen())
+
+
+def healed(age_s: float = 60.0) -> IncidentInfo:
+    wall = snapshots.WALL - age_s
+    return IncidentInfo(
+        number=3, wall=wall - 1.9, over_wall=wall, stage=1, cause="dead", summary="stage 1 was killed", ended="back"
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_the_badge_fits_and_yields(width: int) -> None:
+    shown = snapshots.snapshot(4, 8)
+    shown.operations = []
+    shown.incident = healed()
+    line = text_of(verdict_line(shown, Link(state="live"), width, [1.0, 2.0]))
+    assert "last fault" in line or width == 60
+    assert len(line.rstrip()) <= width and "tok/s" in line
+    if width >= 80:
+        assert "healed in 1.9s" in line
+    shown.verdicts = snapshots.stuck().verdicts
+    assert "last fault" not in text_of(verdict_line(shown, Link(state="live"), width)), "a verdict is worse"
+
+
+def test_the_badge_goes_after_an_hour_and_while_it_lasts() -> None:
+    shown = snapshots.snapshot()
+    shown.incident = healed(3590.0)
+    assert badge(shown, 80).startswith("last fault")
+    shown.incident = healed(3610.0)
+    assert badge(shown, 80) == ""
+    shown.incident = healed()
+    shown.incident.over_wall = None
+    assert badge(shown, 80) == ""
