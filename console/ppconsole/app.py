@@ -238,6 +238,13 @@ class ConsoleApp(App[int]):
             self.copy_to_clipboard(line)
             self.report(f"copied: {line}", bad=False)
 
+    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
+        """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
+        from ppconsole.screens.past_console import PastConsole
+
+        past = PastConsole(self, self, source, title, self._clock)
+        self.run_worker(past.open(diagnosis=diagnosis), name="past", exit_on_error=False)
+
     def leave(self) -> None:
         """Do nothing: below this one there is no other console."""
 

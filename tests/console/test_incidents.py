@@ -14,6 +14,7 @@ from fake_gateway import FakeGateway
 from kept_engines import kept_engine, kept_incident, minute
 from ppconsole.link.incident_source import IncidentSource, choose, list_incidents
 from ppengine.protocol.discovery import keep_record
+from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.kept_files import engine_folder
 
 
@@ -82,6 +83,8 @@ async def test_the_source_has_the_minutes_around_and_begins_before(cli: Cli) -> 
     assert source.position <= incident.info.wall - 29.0
     detail = await source.inspect("fault")
     assert msgspec.to_builtins(detail) == msgspec.to_builtins(incident.fault)
+    logs = await source.inspect("logs", stage=1)
+    assert isinstance(logs, LogsDetail) and logs.lines == ["stage1| 2026-11-23 02:34:10.000 INFO stage one was here"]
     await source.close()
 
 

@@ -77,11 +77,11 @@ async def test_a_mark_compares_two_moments(tmp_path: Path) -> None:
     async with replay(past(tmp_path, begin=BEGIN + 10.0, paused=True)) as rig:
         await rig.pilot.press("M", "right")
         marked = time.strftime("%H:%M:%S", time.localtime(BEGIN + 10.0))
-        assert re.search(rf"mark {marked}: tok/s \S+ wait \+0 kv \+0", rig.board("top"))
+        assert re.search(rf"vs {marked} tok/s\S+ wait\+0 kv\+0", rig.board("top"))
         await rig.pilot.press("J")
         assert step(rig) == 10
         await rig.pilot.press("e", "J")
-        assert step(rig) == 20 and f"mark {marked}" in rig.screen(), "back and forth, on every screen"
+        assert step(rig) == 20 and f"vs {marked}" in rig.screen(), "back and forth, on every screen"
 
 
 async def test_the_figures_since_the_mark(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_the_figures_since_the_mark(tmp_path: Path) -> None:
         later.stages[0].kv_blocks.used = (later.stages[0].kv_blocks.used or 0) - 210
         rig.app.on_update(later)
         rig.app.paint()
-        assert "tok/s +120 wait +3 kv -210" in rig.board("top")
+        assert "tok/s+120 wait+3 kv-210" in rig.board("top")
 
 
 async def test_the_last_hour_of_a_live_engine_opens_and_escape_returns(tmp_path: Path) -> None:
@@ -134,6 +134,9 @@ async def test_incidents_are_listed_and_open_their_diagnosis(size: tuple[int, in
         await rig.pilot.press("I")
         await rig.until(lambda: "stage 1 was killed" in rig.screen() or "dead" in rig.board("reader-body"))
         lines = rig.board("reader-body").splitlines()
+        await rig.pilot.press("question_mark")
+        assert "HELP: INCIDENTS" in rig.screen() and "LASTED" in rig.screen()
+        await rig.pilot.press("escape")
         assert lines[1].startswith("> 2 ") and lines[2].startswith("  1 "), "the newest first"
         await rig.pilot.press("down", "enter")
         await rig.until(lambda: isinstance(rig.app.screen, DiagnosisScreen))

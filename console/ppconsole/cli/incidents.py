@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @common_options
 @click.option("--all", "everything", is_flag=True, help="Those of all engines, alive and ended.")
 def incidents_command(common: Common, incident: str | None, everything: bool) -> None:
-    """List the faults that an engine has had, or print one in full.
+    """List the faults that were, or print one in full.
 
     Earlier engines of the same name are included. ID is NUMBER, or ENGINE/NUMBER for another engine.
     """

@@ -151,7 +151,7 @@ def _open_incident(
         raise exits.Failure("name a FILE, --sample or --incident, one of them", exits.USAGE)
     listed = find_incident(engine, wanted)
     source = IncidentSource(listed, speed=speed)
-    if not source.history.frames:
+    if source.history.first is None:
         raise IncidentError(f"no recording of incident {listed.id} was kept; its text: ppconsole incidents {listed.id}")
     return source, f"incident {listed.id} of {listed.engine.name}"
 

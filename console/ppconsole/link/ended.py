@@ -50,7 +50,7 @@ class EndedSource(ReplaySource):
 
     def events(self, most: int) -> list[Event]:
         """Return its last events."""
-        return self.history.at(self.history.end, most).events
+        return self.history.at(self.history.end, most, float("inf")).events
 
     async def start(self, on_update: Callable[[Update], None]) -> None:
         """Deliver the last moment, and that the engine has ended."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,37 +21,43 @@ from ppengine.protocol.snapshot import Event, Snapshot
 
 EVENTS_MOST = 500
 """Events that a moment has: as many as the console keeps."""
+BACK_S = 600.0
+"""Seconds before a moment from which its events come: reading an hour of a large engine takes seconds."""
+
+Place = tuple[int, int]
+"""Number of a file, and number of a frame in it."""
 
 
 class Frame(NamedTuple):
-    """One recorded update: its time in Unix seconds, its kind, and its place in one of the files."""
+    """One recorded update: its time in Unix seconds, its kind, and the byte at which it begins in its file."""
 
     wall: float
     kind: str
-    file: int
-    place: int
+    byte: int
 
 
 class Moment(NamedTuple):
-    """Everything that was known at one time. `following`: number of the first frame after it."""
+    """Everything that was known at one time. `following`: the first frame after it; None: it is the end."""
 
     snapshot: Snapshot | None
     events: list[Event]
     details: dict[InspectWhat, msgspec.Raw]
     link: LinkState | None
-    following: int
+    following: Place | None
 
 
 class History:
-    """All updates of an engine that were kept, in order of time. Close it when it is not needed any more."""
+    """All updates of an engine that were kept, in order of time. Files are read when they are needed. Close it."""
 
     def __init__(self, path: Path) -> None:
         """Read one recording. Raises RecordingError; one that is cut short ends there, and `error` says so."""
-        self._files = [Recording(path)]
-        self.header: RecordingHeader | None = self._files[0].header
-        self.frames: list[Frame] = []
         self.error: RecordingError | None = None
-        self._index(0)
+        self._files = [Recording(path)]
+        self._known: dict[int, list[Frame]] = {0: []}
+        try:
+            self._index(0)
+        except RecordingError as error:
+            self.error = error
 
     @classmethod
     def of_segments(cls, paths: Iterable[Path]) -> History:
@@ -59,62 +66,89 @@ class History:
         The newest one may be written now, and its end is no error. A segment that cannot be read is left out.
         """
         made = cls.__new__(cls)
-        made._files, made.frames, made.header, made.error = [], [], None, None
+        made.error, made._files, made._known = None, [], {}
         for path in sorted({path.name: path for path in reversed(list(paths))}.values(), key=lambda path: path.name):
-            try:
+            with contextlib.suppress(RecordingError):
                 made._files.append(Recording(path))
-            except RecordingError:
-                continue
-            made.header = made._files[-1].header
-            made._index(len(made._files) - 1)
-        made.error = None
         return made
+
+    @property
+    def header(self) -> RecordingHeader | None:
+        """Engine and time of the newest file; None without any."""
+        return self._files[-1].header if self._files else None
+
+    @property
+    def first(self) -> Place | None:
+        """The first frame; None: there is nothing in it."""
+        return self._from(0, 0)
 
     @property
     def begin(self) -> float:
         """Time of the first update in Unix seconds; 0 without any."""
-        return self.frames[0].wall if self.frames else 0.0
+        return 0.0 if self.first is None else self.frame(self.first).wall
 
     @property
     def end(self) -> float:
         """Time of the last update in Unix seconds; 0 without any."""
-        return self.frames[-1].wall if self.frames else 0.0
+        for file in reversed(range(len(self._files))):
+            if frames := self._frames(file):
+                return frames[-1].wall
+        return 0.0
 
-    def read(self, number: int) -> Recorded:
+    def frame(self, place: Place) -> Frame:
+        """Return time and kind of a frame."""
+        return self._frames(place[0])[place[1]]
+
+    def read(self, place: Place) -> Recorded:
         """Return one frame. Raises RecordingError."""
-        frame = self.frames[number]
-        return self._files[frame.file].read(frame.place)
+        return self._files[place[0]].read(self.frame(place).byte)
 
-    def following(self, wall: float) -> int:
-        """Return the number of the first frame after `wall`."""
-        return bisect_right(self.frames, wall, key=lambda frame: frame.wall)
+    def after(self, place: Place) -> Place | None:
+        """Return the next frame; None at the end."""
+        return self._from(place[0], place[1] + 1)
 
-    def at(self, wall: float, events_most: int = EVENTS_MOST) -> Moment:
+    def before(self, place: Place) -> Place | None:
+        """Return the frame before `place`; None at the begin."""
+        return next(self._before(place, float("-inf")), None)
+
+    def following(self, wall: float) -> Place | None:
+        """Return the first frame after `wall`; None at the end."""
+        file = max(0, bisect_right(self._files, wall, key=lambda file: file.header.recorded_at) - 1)
+        if not self._files:
+            return None
+        return self._from(file, bisect_right(self._frames(file), wall, key=lambda frame: frame.wall))
+
+    def at(self, wall: float, events_most: int = EVENTS_MOST, back_s: float = BACK_S) -> Moment:
         """Return the picture at `wall` (Unix seconds): snapshot, newest events, details. Raises RecordingError.
 
         Before the first snapshot that one counts: a recording begins with events of the past.
         """
         following = self.following(wall)
-        if not any(frame.kind == "snapshot" for frame in self.frames[:following]):
-            first = next((at for at, frame in enumerate(self.frames) if frame.kind == "snapshot"), None)
-            following = following if first is None else first + 1
-        snapshot, link = self._last("snapshot", following), self._last("link", following)
-        events = [self.read(at).event for at in self._numbers("event", following)[-events_most:]] if events_most else []
-        details = {}
-        for at in self._numbers("detail", following):
-            if (detail := self.read(at).detail) is not None:
-                details[detail.what] = detail.data
+        place = self._newest("snapshot", following)
+        if place is None:
+            place = self.first
+            while place is not None and self.frame(place).kind != "snapshot":
+                place = self.after(place)
+            following = None if place is None else self.after(place)
+        link = self._newest("link", following, back_s)
+        events: list[Event] = []
+        for each in self._before(following, wall - back_s):
+            if len(events) >= events_most:
+                break
+            if self.frame(each).kind == "event" and (event := self.read(each).event) is not None:
+                events.append(event)
         return Moment(
-            snapshot.snapshot if snapshot else None,
-            [event for event in events if event is not None],
-            details,
-            link.link if link else None,
+            None if place is None else self.read(place).snapshot,
+            events[::-1],
+            self._details(following),
+            None if link is None else self.read(link).link,
             following,
         )
 
-    def cut(self, number: int, error: RecordingError) -> None:
-        """End before frame `number`, which cannot be read."""
-        del self.frames[number:]
+    def cut(self, place: Place, error: RecordingError) -> None:
+        """End before a frame that cannot be read."""
+        del self._files[place[0] + 1 :]
+        del self._frames(place[0])[place[1] :]
         self.error = error
 
     def close(self) -> None:
@@ -122,23 +156,58 @@ class History:
         for file in self._files:
             file.close()
 
-    def _index(self, number: int) -> None:
-        """Note the frames of one file, up to its end or to damage."""
-        file = self._files[number]
-        last = self.end
-        try:
-            for at_s, kind, place in file.outlines():
-                last = max(last, file.header.recorded_at + at_s)  # A clock that was set back turns nothing around.
-                self.frames.append(Frame(last, kind, number, place))
-        except RecordingError as error:
-            self.error = error
+    # --- frames of the files ------------------------------------------------------------------------------------
 
-    def _numbers(self, kind: str, before: int) -> list[int]:
-        return [number for number in range(before) if self.frames[number].kind == kind]
+    def _frames(self, file: int) -> list[Frame]:
+        if file not in self._known:
+            self._known[file] = []
+            with contextlib.suppress(RecordingError):  # a segment may be written now
+                self._index(file)
+        return self._known[file]
 
-    def _last(self, kind: str, before: int) -> Recorded | None:
-        number = next((at for at in range(before - 1, -1, -1) if self.frames[at].kind == kind), None)
-        return None if number is None else self.read(number)
+    def _index(self, file: int) -> None:
+        """Note the frames of one file, up to its end. Raises RecordingError at damage."""
+        recording = self._files[file]
+        last = 0.0
+        for at_s, kind, byte in recording.outlines():
+            last = max(last, recording.header.recorded_at + at_s)
+            self._known[file].append(Frame(last, kind, byte))
+
+    def _from(self, file: int, number: int) -> Place | None:
+        while file < len(self._files):
+            if number < len(self._frames(file)):
+                return file, number
+            file, number = file + 1, 0
+        return None
+
+    def _before(self, place: Place | None, not_before: float) -> Iterator[Place]:
+        """Yield the frames before `place`, the newest first, back to a time; whole files before it are not read."""
+        file, number = place or (len(self._files), 0)
+        while True:
+            for at in reversed(range(number)):
+                if self.frame((file, at)).wall < not_before:
+                    return
+                yield file, at
+            file -= 1
+            if file < 0 or (file + 1 < len(self._files) and self._files[file + 1].header.recorded_at < not_before):
+                return
+            number = len(self._frames(file))
+
+    def _newest(self, kind: str, place: Place | None, back_s: float = float("inf")) -> Place | None:
+        """Return the newest frame of a kind before `place`, at most `back_s` before it."""
+        newest = self.before(place or (len(self._files), 0))
+        if newest is None:
+            return None
+        least = self.frame(newest).wall - back_s
+        return next((each for each in self._before(place, least) if self.frame(each).kind == kind), None)
+
+    def _details(self, place: Place | None) -> dict[InspectWhat, msgspec.Raw]:
+        """Return the newest details before `place`; segments of a gateway have none."""
+        found: dict[InspectWhat, msgspec.Raw] = {}
+        for each in self._before(place, float("-inf")) if len(self._files) == 1 else ():
+            if self.frame(each).kind == "detail" and (detail := self.read(each).detail) is not None:
+                found.setdefault(detail.what, detail.data)
+        return found
 
 
 def segments(folders: Sequence[Path]) -> list[Path]:

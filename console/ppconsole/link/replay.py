@@ -12,7 +12,7 @@ from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import decode_as
 from ppengine.protocol.recording import LinkState, RecordingError, RecordingHeader, Update
 
-from ppconsole.link.history import History, Moment
+from ppconsole.link.history import History, Moment, Place
 from ppconsole.link.past import PastSource
 from ppconsole.link.source import DETAILS, Detail
 
@@ -43,7 +43,7 @@ class ReplaySource(PastSource):
         self._details: dict[InspectWhat, msgspec.Raw] = {}
         self._player: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._next = 0
+        self._next = self.history.first
         self._wall, self._since = self.history.begin if begin is None else begin, 0.0
         """The position at `_since` on the monotonic clock."""
 
@@ -93,13 +93,9 @@ class ReplaySource(PastSource):
     @property
     def position(self) -> float:
         """The moment that is shown, in Unix seconds."""
-        if self.paused or self._at_end:
+        if self.paused or self._next is None:
             return self._wall
-        return min(self._wall + (time.monotonic() - self._since) * self.speed, self.history.frames[self._next].wall)
-
-    @property
-    def _at_end(self) -> bool:
-        return self._next >= len(self.history.frames)
+        return min(self._wall + (time.monotonic() - self._since) * self.speed, self.history.frame(self._next).wall)
 
     def seek(self, wall: float) -> Moment | None:
         """Go to `wall` and deliver everything that was known then. The receiver forgets its events before.
@@ -141,40 +137,43 @@ class ReplaySource(PastSource):
     async def _play(self) -> None:
         while True:
             self._changed.clear()
-            if self._at_end:
+            if self._next is None:
                 self._report_end()
-            if self._at_end or self.paused:
+            if self._next is None or self.paused:
                 await self._changed.wait()
                 continue
             try:
-                async with asyncio.timeout(max(0.0, self._wait_s())):
+                async with asyncio.timeout(max(0.0, self._wait_s(self._next))):
                     await self._changed.wait()
             except TimeoutError:
                 if not self._changed.is_set():
-                    self._deliver()
+                    self._deliver(self._next)
 
-    def _wait_s(self) -> float:
+    def _wait_s(self, place: Place) -> float:
         """Return the seconds until the next frame."""
-        frame, before = self.history.frames[self._next], self.history.frames[max(0, self._next - 1)]
+        wall = self.history.frame(place).wall
         if not self.speed:
             return 0.0
-        if frame.file != before.file and frame.wall - before.wall > _GAP_S:
-            self._wall, self._since = frame.wall, time.monotonic()
+        last = self.history.before(place)
+        if last is not None and last[0] != place[0] and wall - self.history.frame(last).wall > _GAP_S:
+            self._wall, self._since = wall, time.monotonic()
             return 0.0
-        return (frame.wall - self._wall) / self.speed - (time.monotonic() - self._since)
+        return (wall - self._wall) / self.speed - (time.monotonic() - self._since)
 
-    def _deliver(self) -> None:
+    def _deliver(self, place: Place) -> None:
         """Deliver the next frame."""
+        wall = self.history.frame(place).wall
         try:
-            recorded = self.history.read(self._next)
+            recorded = self.history.read(place)
         except RecordingError as error:
-            self.history.cut(self._next, error)
+            self.history.cut(place, error)
+            self._next = None
             return
         if self.speed == 0:
-            self._move_clock(self.history.frames[self._next].wall)
-        self._next += 1
-        if self._at_end:
-            self._wall = self.history.end
+            self._move_clock(wall)
+        self._next = self.history.after(place)
+        if self._next is None:
+            self._wall = wall
         if recorded.detail is not None:
             self._details[recorded.detail.what] = recorded.detail.data
         if recorded.update is not None:

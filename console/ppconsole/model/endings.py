@@ -20,7 +20,7 @@ def clock_text(wall: float, now: float | None = None) -> str:
     """Return a time of day, with its date where that is not of the last hours. Both in Unix seconds."""
     then = time.localtime(wall)
     old = abs((time.time() if now is None else now) - wall) > _DAY_S
-    return time.strftime("%b %d %H:%M:%S" if old else "%H:%M:%S", then)
+    return time.strftime("%b %d %H:%M" if old else "%H:%M:%S", then)
 
 
 def end_words(end: EngineEnd, now: float | None = None) -> str:

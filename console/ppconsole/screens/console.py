@@ -45,9 +45,6 @@ class Navigation(Protocol):
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""
 
-    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
-        """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
-
     def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
         """Open the legend of `screen` and its `keys`."""
 
@@ -99,6 +96,9 @@ class Console(Protocol):
 
     def switch_to(self, record: EngineRecord) -> None:
         """Leave the present engine and attach to another one."""
+
+    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
+        """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
 
     def leave(self) -> None:
         """Leave a past that was opened from a live engine."""

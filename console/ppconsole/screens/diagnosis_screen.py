@@ -54,7 +54,8 @@ class DiagnosisScreen(Reader):
         """Return the page."""
         model, link = self.console.model, self.console.model.link()
         ended = link.text if link.state == "ended" else ""
-        made = diagnosis.page(model.shown.snapshot, self._known, width, model.verbs_off(), ended)
+        known = self._known._replace(past=bool(ended) or not self.console.source.live)
+        made = diagnosis.page(model.shown.snapshot, known, width, model.verbs_off(), ended)
         self._sections = made.sections
         return made.rows
 

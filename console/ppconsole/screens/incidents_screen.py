@@ -86,12 +86,12 @@ class IncidentsScreen(Reader):
     async def _open_one(self, one: Listed, at_fault: bool) -> None:
         try:
             source = await asyncio.to_thread(lambda: IncidentSource(one, at_fault=at_fault))
-            if not source.history.frames:
+            if source.history.first is None:
                 self.console.report(
                     f"no recording of incident {one.id} was kept: ppconsole incidents {one.id}", bad=True
                 )
                 return
-            self.console.navigation.open_past(source, f"incident {one.id}", diagnosis=at_fault)
+            self.console.open_past(source, f"incident {one.id}", diagnosis=at_fault)
         except IncidentError as error:
             self.console.report(str(error), bad=True)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from ppengine.protocol.discovery import EngineRecord
@@ -86,13 +85,6 @@ class Navigator:
         present = snapshot.engine.id if snapshot is not None and self._model.state.live_source else ""
         self._app.push_screen(EnginesScreen(present, lambda text: self._console.report(text, bad=True)), chosen)
 
-    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
-        """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
-        from ppconsole.screens.past_console import PastConsole
-
-        past = PastConsole(self._app, self._console, source, title, time.monotonic)
-        self._console.run_worker(past.open(diagnosis=diagnosis), name="past", exit_on_error=False)
-
     def _open_history(self) -> None:
         """Open the last hour of the engine, at its end."""
         snapshot = self._model.state.snapshot
@@ -104,8 +96,8 @@ class Navigator:
 
     async def _read_history(self, engine_id: str) -> None:
         past = await asyncio.to_thread(History.of_segments, segments([engine_folder(engine_id) / "history"]))
-        if past.frames:
-            self.open_past(ReplaySource(past, begin=past.end, paused=True), "the past")
+        if past.first is not None:
+            self._console.open_past(ReplaySource(past, begin=past.end, paused=True), "the past")
         else:
             text = "no history of this engine is kept here; its profile may have console.history_minutes: 0"
             self._console.report(text, bad=True)

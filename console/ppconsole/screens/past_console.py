@@ -51,6 +51,10 @@ class PastConsole:
         self.run_worker(self.source.close(), name="past", exit_on_error=False)
         self._present.switch_to(record)
 
+    def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
+        """Open another past on top of this one."""
+        self._present.open_past(source, title, diagnosis=diagnosis)
+
     def leave(self) -> None:
         """Close the recording, and return to the screen below."""
         self._app.pop_screen()

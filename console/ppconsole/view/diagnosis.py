@@ -31,6 +31,8 @@ class Known(NamedTuple):
     problem: str = ""
     stacks_problem: str = ""
     taking: bool = False
+    past: bool = False
+    """Nothing more can be taken."""
 
 
 class Page(NamedTuple):
@@ -164,9 +166,11 @@ def _stacks(known: Known, width: int) -> list[Row]:
     if known.stacks is not None or known.stacks_problem or known.taking:
         return stacks_rows(known.stacks, known.stacks_problem, width)
     if known.fault is not None and known.fault.stacks is not None and known.fault.stacks.all:
-        note = row(("  taken for the verdict; t takes those of all now", "dim"))
-        return [note, *stacks_rows(known.fault.stacks, "", width)]
-    return [row(("  t takes them: stages and core stop for a moment", "dim"))]
+        more = "" if known.past else "; t takes those of all now"
+        head = row((f"  taken for the verdict{more}", "dim"))
+        return [head, *stacks_rows(known.fault.stacks, "", width)]
+    note = "none were taken at that time" if known.past else "t takes them: stages and core stop for a moment"
+    return [row((f"  {note}", "dim"))]
 
 
 def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:

@@ -15,7 +15,7 @@ from ppconsole.view.cells import FLEX, Column, Row, Seg, header, place, row, tab
 BADGE_S = 3600.0
 COLUMNS = (
     Column("id", "ID", 9, 0),
-    Column("begin", "BEGIN", 15, 0),
+    Column("begin", "BEGIN", 12, 0),
     Column("lasted", "LASTED", 6, 2, ">"),
     Column("stage", "STG", 4, 1),
     Column("cause", "CAUSE", 12, 1),

@@ -19,6 +19,9 @@ class Section(NamedTuple):
 
 _BANNER = Section("BANNER", {
     "SERVING": "state of the engine; also LOADING PAUSED DRAINING RESIZING DEGRADED STOPPED",
+    "ENDED": "the engine has ended; the second line has time, reason and author",
+    "REPLAY": "position in a past, minutes of all, speed", "vs": "figures since the marked moment",
+    "last fault": "the newest incident, for an hour after it: I lists them",
     "CORDON": "cordoned stages: no request begins", "live": "state of the link and age of the newest sample",
     "RO RW": "read-only console, or one that may send verbs", "util": "memory utilization: share of each device",
     "r7": "revision of the memory utilization", "step": "number of the newest scheduled step",
@@ -197,6 +200,7 @@ _OPTIONS = Section("OPTIONS OF PROMPTS", {
 _CLI_ENGINES = Section("ENGINES", {
     "ID": "id for -e", "NAME": "name for -e", "STATE": "state, or no answer", "MODEL": "model",
     "STAGES": "pipeline stages", "PID": "pid of the supervisor", "UP": "time since the start",
+    "ENDED": "end of an engine (--all)", "REASON": "why it ended",
 })  # fmt: skip
 _CLI_STREAMS = Section("STREAMS AND LEDGER", {
     "STAGE": "stage", "STREAM": "stream", "BEGUN": "newest step begun", "DONE": "newest step done",
@@ -208,6 +212,13 @@ _CLI_STREAMS = Section("STREAMS AND LEDGER", {
     "STATE": "free, or nothing while it is used",
 })  # fmt: skip
 
+_INCIDENTS = Section("INCIDENTS", {
+    "ID": "number, or engine/number if it is of an earlier engine", "ENGINE": "name of the engine",
+    "BEGIN": "begin of the fault", "LASTED": "until it was over; ? if the engine ended in it",
+    "STG STAGE": "stage of the root, or core", "CAUSE": "cause of the root", "FAULT": "the root in words",
+    "BY": "author of the last command that had an effect during it", "END": "how it ended",
+})  # fmt: skip
+
 SCREENS: dict[str, tuple[Section, ...]] = {
     "main": (_STAGES, _STATES, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, _REQUEST_STATES, _TIMELINE, _KV_MAP, _STREAMS,
              _LINES, _BANNER),
@@ -216,6 +227,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "diagnosis": (_DIAGNOSIS, _STEPS, _STATES, _MARKS),
     "streams": (_CHECKS, _STREAMS, _LEDGER, _MARKS),
     "events": (_EVENTS,),
+    "incidents": (_INCIDENTS,),
     "stacks": (_STACKS,),
     "logs": (_LOGS,),
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),

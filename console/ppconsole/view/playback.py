@@ -90,10 +90,10 @@ class Playback:
             return []
         clock = time.strftime("%H:%M:%S", time.localtime(mark.wall))
         if now is None or mark.snapshot is None:
-            return [(f" mark {clock}", "warn")]
+            return [(f" vs {clock}", "warn")]
         here, there = _figures(now), _figures(mark.snapshot)
-        parts = " ".join(f"{name} {_signed(here[name], there[name])}" for name in here)
-        return [(f" mark {clock}: {parts}", "warn")]
+        parts = " ".join(f"{name}{_signed(here[name], there[name])}" for name in here)
+        return [(f" vs {clock} {parts}", "warn")]
 
 
 def _figures(snapshot: Snapshot) -> dict[str, float | None]:
