@@ -189,8 +189,8 @@ async def test_the_console_outlives_the_engine_and_stops_the_next(
         await rig.until(lambda: app.model.state.snapshot is not None, "a first snapshot")
         epoch = app.model.state.epoch
         engine.engine.end()
-        await rig.until(lambda: app.model.state.link.state == "lost", "the loss is seen")
-        await rig.until(lambda: "link lost" in rig.board("top"), "and told")
+        await rig.until(lambda: app.model.state.link.state == "ended", "the end is seen")
+        await rig.until(lambda: "ENDED" in rig.board("top") and "ended " in rig.board("top"), "and reported")
         assert app.model.grey
         await pilot.press("P")
         assert app.screen is app.main, "no verb without a link"
@@ -205,5 +205,6 @@ async def test_the_console_outlives_the_engine_and_stops_the_next(
         await rig.pilot.press("right", "enter")
         await asyncio.to_thread(engine.ended, 0, "stopped by command")
         assert engine.engine.leftovers() == []
-        await rig.until(lambda: app.model.state.link.state == "lost", "the console stays, and says so")
+        await rig.until(lambda: app.model.state.link.state == "ended", "the console stays, and says so")
+        assert "stopped by pilot" in rig.board("top")
         assert app.is_running
