@@ -104,6 +104,14 @@ def test_ls_all_has_ends_and_reasons(cli: Cli, live: FakeGateway) -> None:
     assert [row["state"] for row in rows] == ["serving", "ended"] and rows[1]["end"]["reason"] == KILLED
 
 
+def test_ls_alone_hints_at_ended_engines(cli: Cli) -> None:
+    assert "ls --all" not in cli("ls").err
+    kept_engine()
+    assert cli("ls").out == "" and "ls --all" in cli("ls").err
+    run = cli("-e", "inc", "show", "r-1")
+    assert run.code == 7 and "see status and events" in run.err
+
+
 def test_export_has_what_was_kept(cli: Cli, tmp_path: Path) -> None:
     made = kept_incident(kept_engine(), over=False)
     run = cli("-e", "inc", "export", str(tmp_path / "e.zip"))

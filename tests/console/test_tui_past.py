@@ -131,7 +131,7 @@ async def test_incidents_are_listed_and_open_their_diagnosis(size: tuple[int, in
     shown = picture(5)
     shown.engine.id = "dead01"
     async with console(shown, size=size) as rig:
-        await rig.pilot.press("I")
+        await rig.pilot.press("colon", *"incidents", "enter")
         await rig.until(lambda: "stage 1 was killed" in rig.screen() or "dead" in rig.board("reader-body"))
         lines = rig.board("reader-body").splitlines()
         await rig.pilot.press("question_mark")
@@ -147,6 +147,7 @@ async def test_incidents_are_listed_and_open_their_diagnosis(size: tuple[int, in
         )  # fmt: skip
         await rig.pilot.press("escape", "escape")
         await rig.until(lambda: isinstance(rig.app.screen, IncidentsScreen))
+        await rig.pilot.press("escape", "I")
         await rig.pilot.press("h")
         await rig.until(lambda: "REPLAY" in rig.screen())
     assert ended.record.id == "dead01"

@@ -42,7 +42,8 @@ def ls_command(as_json: bool, ended: bool, timeout: float) -> None:
     if past:
         click.echo("\n".join([*([""] if rows else []), *render.ended_lines(past, time.time())]))
     if not rows and not past:
-        say("no engine runs here; start one: ppconsole demo, or ppconsole serve PROFILE")
+        more = "; those that have ended: ppconsole ls --all" if ended_engines() else ""
+        say(f"no engine runs here; start one: ppconsole demo, or ppconsole serve PROFILE{more}")
 
 
 async def _states(timeout: float) -> list[tuple[EngineRecord, str]]:

@@ -32,6 +32,9 @@ def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions) 
         detail = incident.fault
     elif incident is not None and incident.info.over_wall is None:  # otherwise they are older than the end
         detail = incident.fault.stacks if what == "stacks" else incident.fault.rings
+    if detail is None and what == "request":
+        text = "no detail of a request was kept; see status and events"
+        raise QueryFailed("NOT_FOUND", f"{text}: {end_words(ended.end)}")
     if detail is None:
         raise QueryFailed("NOT_FOUND", f"the kept files have no {what}: {end_words(ended.end)}")
     return detail
