@@ -131,6 +131,11 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("Space", "freeze the display"), ("y", "copy the CLI line"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),
+    ("IN THE PAST  a replay, an incident, an engine that has ended, the last hour", (
+        ("Space", "pause, go on"), ("← →", "10 s back or on"), ("[ ]", "a minute back or on"),
+        ("< >", "slower, faster"), ("M", "mark this moment"), ("J", "jump to the mark and back"),
+        ("Esc", "back to the present"),
+    )),
 )  # fmt: skip
 
 
