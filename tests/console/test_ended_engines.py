@@ -69,6 +69,17 @@ def test_explain_says_what_ended_first_and_folds_the_rest(cli: Cli) -> None:
     assert (row["fault"], row["end"]["reason"], row["incident"]["info"]["number"]) == (True, KILLED, 1)
 
 
+def test_a_fault_that_came_with_the_end_is_a_consequence(cli: Cli) -> None:
+    """The supervisor was killed, and the core went with it."""
+    folder = kept_engine(reason="its supervisor (pid 7) ended and noted no reason")
+    kept_incident(folder, over=False, age_s=60.5)
+    first, *rest = cli("-e", "inc", "explain").out.splitlines()
+    assert "its supervisor (pid 7) ended" in first
+    assert rest[0] == "    then: the engine core (pid 7) was killed by SIGKILL"
+    kept_incident(folder, 2, over=False, age_s=90.0)
+    assert "CORE 0.3s:" in cli("-e", "inc", "explain").out, "that fault was there half a minute before the end"
+
+
 def test_explain_of_an_orderly_end_finds_no_fault(cli: Cli) -> None:
     kept_incident(kept_engine(reason="stopped by ann: upgrade", clean=True))
     run = cli("-e", "inc", "explain")

@@ -11,7 +11,7 @@ from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
 
-from ppconsole.model.endings import clock_text, consequences, ended_text, incident_words
+from ppconsole.model.endings import clock_text, consequences, ended_text, follows_from, incident_words
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, who
@@ -183,7 +183,10 @@ def end_lines(ended: EndedEngine, incident: Incident | None, now: float) -> list
     """Return how an engine ended: the end, the incident that it ended in, the consequences folded under it."""
     lines = [ended_text(ended, now)]
     if incident is not None and not incident.info.over_wall:
-        lines += [verdict_text(incident.fault.verdict), *_facts(incident.fault.verdict)]
+        if follows_from(incident, ended.end):
+            lines.append(f"    then: {clean(incident.fault.verdict.summary)}")
+        else:
+            lines += [verdict_text(incident.fault.verdict), *_facts(incident.fault.verdict)]
         lines += [f"    then: {text}" for text in consequences(incident)]
     elif incident is not None:
         lines.append(f"the last fault before, {incident_words(incident.info, now)}")

@@ -14,6 +14,8 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 
 _DAY_S = 20 * 3600.0
+_WITH_S = 1.0
+"""Seconds before the end in which a fault is its consequence: the process that clears away notes the end."""
 
 
 def clock_text(wall: float, now: float | None = None) -> str:
@@ -54,6 +56,12 @@ def outcome(info: IncidentInfo, now: float) -> str:
     if info.over_wall is not None:
         return f"healed in {age_text(info.over_wall - info.wall)}"
     return "the engine ended" if info.ended else f"for {age_text(now - info.wall)} by now"
+
+
+def follows_from(incident: Incident, end: EngineEnd) -> bool:
+    """Return whether an incident came with the end and not before it; the death of the core is itself the end."""
+    own = incident.info.cause == "core" and end.reason.startswith("core ")
+    return not own and incident.info.wall > end.wall - _WITH_S
 
 
 def consequences(incident: Incident) -> list[str]:
