@@ -196,3 +196,11 @@ def test_the_badge_goes_after_an_hour_and_while_it_lasts() -> None:
     shown.incident = healed()
     shown.incident.over_wall = None
     assert badge(shown, 80) == ""
+
+
+async def test_attaching_to_an_engine_leaves_the_past(tmp_path: Path) -> None:
+    async with replay(past(tmp_path, begin=BEGIN + 30.0, paused=True)) as rig:
+        rig.app.model.restart()
+        rig.app.on_update(picture(7))
+        await rig.pilot.press("left")
+        assert step(rig) == 7 and "REPLAY" not in rig.board("top"), "the keys of the past move nothing any more"
