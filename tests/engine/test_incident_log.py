@@ -82,6 +82,7 @@ def test_the_author_of_the_command_that_mended_it_is_kept(tmp_path, clock, log):
     log.look(record, [record.verdict])
     log.note_event(event(clock, "op.refused", "abort r-1: unknown", by="bob"))
     log.note_event(event(clock, "op.applied", "continue 1: sent SIGCONT", by="ann"))
+    log.note_event(event(clock, "op.applied", "submit r-19aa: 3 prompt tokens queued", by="carl"))
     log.note_event(event(clock, "stage.continued", "stage 1 is continued, now computing"))
     record.over_wall = clock.now
     log.look(record, [])

@@ -87,7 +87,8 @@ class Collector:
             if isinstance(report, Serving):
                 self.served = report
             if isinstance(report, Exited) and report.role == "agent":
-                self._events.say("agent.ended", f"the agent has ended, {report.detail}: the stages are not sampled")
+                how = report.detail or f"exit code {report.exit_code}"
+                self._events.say("agent.ended", f"the agent has ended, {how}: the stages are not sampled")
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host has another monotonic clock: for its reports the time of arrival counts.

@@ -120,7 +120,7 @@ class IncidentLog:
         info.cause, info.stage, info.summary = verdict.cause, verdict.stage, verdict.summary
         ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
         served = self._served if self._served is not None and self._served.mono_ns >= self._begun_ns else None
-        info.by = next((event.by for event in reversed(incident.events) if event.by and event.kind in _ACTED), "")
+        info.by = next((event.by for event in reversed(incident.events) if _acts(event)), "")
         if over_wall is None:
             info.ended = _CUT
         elif served is not None:
@@ -152,3 +152,8 @@ class IncidentLog:
 
     def _path(self, incident: Incident) -> Path:
         return self._folder / "incidents" / str(incident.info.number)
+
+
+def _acts(event: Event) -> bool:
+    """Return whether an event is of an operator's command on the engine; users submit all the time."""
+    return bool(event.by) and event.kind in _ACTED and not event.text.startswith("submit")
