@@ -59,6 +59,14 @@ def test_a_live_engine_has_not_ended():
     assert [record.id for record in list_engines()] == ["aaaaaa"] and ended_engines() == []
 
 
+def test_an_engine_whose_supervisor_still_clears_away_has_ended():
+    """Otherwise it is neither live nor ended for a moment, and a list that is read then is empty."""
+    engine(pid=os.getpid(), end=ended("stopped by ann", clean=True))
+    assert len(list_engines()) == 1 and ended_engines() == [], "a stop that was accepted is no end yet"
+    (discovery.runtime_dir() / "aaaaaa.json").unlink()
+    assert list_engines() == [] and [one.record.id for one in ended_engines()] == ["aaaaaa"]
+
+
 def test_the_first_note_of_an_end_counts_but_a_failure_replaces_a_request():
     engine(end=ended("stopped by ann", clean=True))
     write_end("aaaaaa", ended("stopped by command", clean=True))

@@ -135,12 +135,15 @@ def ended_engines() -> list[EndedEngine]:
     for folder in kept_files.state_dir().glob("engines/*"):
         with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
             record = msgspec.json.decode((folder / "record.json").read_bytes(), type=EngineRecord)
-            if record.id == folder.name and process_start(record.pid) != record.pid_start:
-                run_dir = Path(record.run_dir)
-                if not run_dir.exists():
-                    kept_files.keep(record.id, run_dir)  # The host was restarted: nothing was left to clear away.
-                if (end := kept_files.read_end(record.id)) is not None:
-                    found.append(EndedEngine(record, end, folder))
+            if record.id != folder.name:
+                continue
+            gone, run_dir = process_start(record.pid) != record.pid_start, Path(record.run_dir)
+            if gone and not run_dir.exists():
+                kept_files.keep(record.id, run_dir)  # The host was restarted: nothing was left to clear away.
+            end = kept_files.read_end(record.id)
+            # A supervisor that has noted the end and cannot be attached to any more is still clearing away.
+            if end is not None and (gone or not (runtime_dir() / f"{record.id}.json").exists()):
+                found.append(EndedEngine(record, end, folder))
     return sorted(found, key=lambda engine: engine.end.wall, reverse=True)
 
 
