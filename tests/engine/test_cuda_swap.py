@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from ppengine.common.system_memory import SystemMemory
 from ppengine.drills.fake_streams import FakeEvent, FakeRuntime, FakeStream
 from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.base import KvShape
-from ppengine.stage.backends.cpu.system_memory import SystemMemory
 from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace, SwapSpaceRefusedError, runs
@@ -255,13 +255,13 @@ def test_a_pool_that_cannot_be_pinned_says_what_would_fit(monkeypatch: pytest.Mo
     with pytest.raises(SwapSpaceRefusedError) as caught:
         PinnedSwapSpace(big, 2048, (2, 16, 8, 128), driver)
     assert str(caught.value) == (
-        "4096.0 MiB of host memory for 2048 swapped blocks cannot be pinned: cuMemHostRegister of 1073741824 bytes: "
-        "CUDA_ERROR_OUT_OF_MEMORY after 3072.0 MiB; memory.swap_space_gib of at most 2.7 would fit"
+        "4.0 GiB of host memory for 2048 swapped blocks cannot be pinned: cuMemHostRegister of 1073741824 bytes: "
+        "CUDA_ERROR_OUT_OF_MEMORY after 3.0 GiB; memory.swap_space_gib of at most 2.7 would fit"
     )
     assert driver.pinned == {}, "what was pinned before the refusal is given back"
     monkeypatch.setattr(
         "ppengine.stage.backends.cuda.pinned_swap_space.system_memory", lambda: SystemMemory(2**33, 2**31)
     )
-    with pytest.raises(SwapSpaceRefusedError, match=r"the system has 2048.0 MiB available; .* at most 1.8 would fit"):
+    with pytest.raises(SwapSpaceRefusedError, match=r"the system has 2.0 GiB available; .* at most 1.8 would fit"):
         PinnedSwapSpace(big, 2048, (2, 16, 8, 128), driver)
     assert PinnedSwapSpace(big, 0, (2, 16, 8, 128), driver).layers[0].shape[0] == 0

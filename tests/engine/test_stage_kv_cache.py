@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from ppengine.common.config import ConfigError
+from ppengine.common.system_memory import SystemMemory
 from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu import cpu_hardware, kv_cache
 from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, CpuSwapSpace
-from ppengine.stage.backends.cpu.system_memory import SystemMemory
 from stage_helpers import resident
 
 SHAPE = KvShape(layers=3, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32)
@@ -106,6 +106,6 @@ def test_a_host_pool_that_cannot_be_says_what_would_fit(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError) as refused:
         stage.swap_space(SHAPE, 2**50 // SHAPE.block_bytes)  # more than there are addresses
     text = str(refused.value)
-    assert text.startswith("1073741824.0 MiB of host memory for 45812984490 swapped blocks cannot be reserved: Cannot ")
-    assert "the host has 8192.0 MiB, 6144.0 MiB of it available, for 2 stages" in text
+    assert text.startswith("1048576.0 GiB of host memory for 45812984490 swapped blocks cannot be reserved: Cannot ")
+    assert "the host has 8.0 GiB, 6.0 GiB of it available, for 2 stages" in text
     assert text.endswith("memory.swap_space_gib of at most 2.7 would fit")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ppengine.stage.backends.cpu.system_memory import system_memory
+from ppengine.common.system_memory import system_memory
 
 GIB = 2**30
 
@@ -62,7 +62,7 @@ FAULTS = """
 import ctypes
 import resource
 import torch
-from ppengine.stage.backends.cpu.system_memory import keep_freed_memory
+from ppengine.common.system_memory import keep_freed_memory
 
 def faults():
     def work():

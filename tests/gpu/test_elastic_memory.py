@@ -12,7 +12,8 @@ from real import needs_gpu
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 import pynvml
-from ppengine.stage.backends.base import KvShape, size_text
+from ppengine.common.sizes import size_text
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cuda.driver_api import Driver
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
 from ppengine.stage.backends.cuda.errors import DriverError

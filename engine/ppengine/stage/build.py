@@ -16,10 +16,11 @@ from torch import Tensor
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.ring import Gauge, Kind, Phase
+from ppengine.common.sizes import size_text
+from ppengine.common.system_memory import keep_freed_memory
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.steps import Register, Row, StageReady
-from ppengine.stage.backends.base import KvCache, KvShape, size_text
-from ppengine.stage.backends.cpu.system_memory import keep_freed_memory
+from ppengine.stage.backends.base import KvCache, KvShape
 from ppengine.stage.backends.hardware import Room, RunnerResources
 from ppengine.stage.backends.selection import open_hardware, resolve_dtype
 from ppengine.stage.batch_state import BatchState, Plan

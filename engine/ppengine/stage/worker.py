@@ -22,8 +22,8 @@ from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.ring import Gauge, Kind, Phase
+from ppengine.common.sizes import size_text
 from ppengine.protocol.steps import Drained, Retired, StageFailed, StageProgress
-from ppengine.stage.backends.base import size_text
 from ppengine.stage.build import Boot, Loaded
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.control_thread import ControlThread

@@ -24,11 +24,6 @@ from ppengine.stage.wire import PeerLostError
 Slots = NDArray[np.int64]
 
 
-def size_text(size: int) -> str:
-    """Return bytes for a reader: `96.0 KiB`, `1.4 MiB`."""
-    return f"{size / 2**10:.1f} KiB" if size < 2**20 else f"{size / 2**20:.1f} MiB"
-
-
 # --- KV memory ----------------------------------------------------------------------------------------------
 
 

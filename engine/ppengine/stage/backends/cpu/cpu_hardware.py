@@ -12,11 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.sizes import size_text
+from ppengine.common.system_memory import system_memory
 from ppengine.models import StageModel
-from ppengine.stage.backends.base import KvShape, size_text
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu.cpu_runner import CpuRunner
 from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, CpuSwapSpace
-from ppengine.stage.backends.cpu.system_memory import system_memory
 from ppengine.stage.backends.hardware import Hardware, Room, RunnerResources
 from ppengine.stage.edge import Edge
 from ppengine.stage.ledger.ledger import Ledger

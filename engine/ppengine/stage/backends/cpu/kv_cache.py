@@ -15,8 +15,9 @@ from ppkernels.kv_layout import cache_shape
 from torch import Tensor
 from typing_extensions import override
 
-from ppengine.stage.backends.base import KvCache, KvShape, size_text
-from ppengine.stage.backends.cpu.system_memory import system_memory
+from ppengine.common.sizes import size_text
+from ppengine.common.system_memory import system_memory
+from ppengine.stage.backends.base import KvCache, KvShape
 
 MAP_NORESERVE = 0x4000
 """Linux, all architectures that torch runs on; `mmap` names it from Python 3.13 on."""

@@ -19,7 +19,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.ring import Kind
-from ppengine.stage.backends.base import KvCache, KvShape, size_text
+from ppengine.common.sizes import size_text
+from ppengine.stage.backends.base import KvCache, KvShape
 from ppengine.stage.backends.cuda.dlpack import tensor_over
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.streams import Event, Order, Stream

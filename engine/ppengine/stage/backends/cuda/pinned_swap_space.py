@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ppengine.stage.backends.base import KvShape, size_text
-from ppengine.stage.backends.cpu.system_memory import system_memory
+from ppengine.common.sizes import size_text
+from ppengine.common.system_memory import system_memory
+from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cuda.errors import DriverError
 
 if TYPE_CHECKING:

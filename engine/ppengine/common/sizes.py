@@ -1,0 +1,11 @@
+"""Bytes as text."""
+
+from __future__ import annotations
+
+
+def size_text(size: int) -> str:
+    """Return bytes for a reader: `96.0 KiB`, `1.4 MiB`, `60.1 GiB`."""
+    for unit, shift in (("KiB", 10), ("MiB", 20)):
+        if abs(size) < 2 ** (shift + 10):
+            return f"{size / 2**shift:.1f} {unit}"
+    return f"{size / 2**30:.1f} GiB"
