@@ -30,7 +30,7 @@ from ppconsole.view import (
 from ppconsole.view.cells import Column, Row, text_of, width_of
 from ppconsole.view.frame import frame
 from ppengine.protocol.discovery import EngineRecord
-from ppengine.protocol.gpu import GpuInfo, Xid
+from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.snapshot import CordonInfo
 
 
@@ -93,7 +93,10 @@ def main_rows(width: int = 400) -> list[Row]:
 def stage_rows() -> list[Row]:
     """A stage with a GPU that has something to say about everything."""
     picture = snapshots.stuck()
-    gpu = GpuInfo(uuid="GPU-b", problem="no", throttle=["thermal"], xids=[Xid(code=79, age_ms=9.0)])
+    gpu = GpuInfo(
+        uuid="GPU-b", problem="no", throttle=["thermal"], xids=[Xid(code=79, age_ms=9.0)],
+        processes=[GpuProcess(pid=1, name="python")],
+    )  # fmt: skip
     stage = msgspec.structs.replace(picture.stages[0], gpu=gpu, cordon=CordonInfo(by="eve", since_s=1.0))
     return drilldown.stage_rows(picture, stage, 160)
 

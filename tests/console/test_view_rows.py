@@ -11,7 +11,7 @@ from ppconsole.model.state import ConsoleState
 from ppconsole.view import banner, board, diagnosis, drilldown, events, kvmap, request_table, stage_table, timeline
 from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
-from ppengine.protocol.gpu import GpuInfo, Xid
+from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.snapshot import CordonInfo, Event
 from rich.cells import cell_len
 
@@ -75,7 +75,20 @@ def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
         "  held down by  thermal",
         "  XID           79, 9.0s ago",
     ]
+    others = [
+        GpuProcess(pid=picture.stages[0].pid, name="python3 ppengine.stage", bytes=12 * 2**30, sm=0.35),
+        GpuProcess(pid=4242, name="python3 train\x07.py", bytes=60 * 2**30, sm=0.6),
+        GpuProcess(pid=99),
+    ]
+    gpu = msgspec.structs.replace(gpu, processes=others)
     stage = msgspec.structs.replace(picture.stages[0], gpu=gpu)
+    rows = [row for row in drilldown.stage_rows(picture, stage, 80) if text_of(row).startswith("  on the card")]
+    assert [text_of(row).strip() for row in rows] == [
+        f"on the card   stage 0 (pid {stage.pid}): 12.0G, 35% of the SMs",
+        "on the card   python3 train.py (pid 4242): 60.0G, 60% of the SMs",
+        "on the card   a process that is not visible here (pid 99): ?",
+    ]
+    assert [row.segs[1][1] for row in rows] == ["", "warn", "warn"], "others stand out"
     assert any(line.startswith(" GPU") for line in texts(drilldown.stage_rows(picture, stage, 80)))
 
 

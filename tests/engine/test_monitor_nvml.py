@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -15,8 +16,11 @@ from typing import Any
 
 import pytest
 from ppengine.agent import nvml
+from ppengine.agent.card_processes import ROUNDS, CardProcesses
 from ppengine.agent.nvml import Poller
 
+GONE = 2**30
+"""No process has such a pid."""
 UUID = "GPU-3c3fe52c-f4e1-51a3-c146-9b0c63b9dab0"
 
 
@@ -31,7 +35,7 @@ class FakeNvml:
 
     NVMLError = NvmlError
     NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT = 0, 3, 10
-    NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_GPU_IS_LOST = 13, 15
+    NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_GPU_IS_LOST, NVML_ERROR_NOT_FOUND = 13, 15, 6
     NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = NVML_PCIE_UTIL_TX_BYTES = NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
     NVML_PCIE_UTIL_RX_BYTES = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 0, 138, 139
@@ -42,6 +46,11 @@ class FakeNvml:
         self.calls: Counter[str] = Counter()
         self.events: Queue[tuple[int, int]] = Queue()
         self.kib = 0
+        self.compute: dict[int, int | None] = {}
+        self.graphics: dict[int, int | None] = {}
+        self.use: dict[int, int] = {}
+        """Per cent of the SMs by pid, since the last question."""
+        self.now_us = 0
         self.handles = [ctypes.cast(address, ctypes.POINTER(ctypes.c_int)) for address in (0x1000, 0x2000)]
 
     def __getattribute__(self, name: str) -> Any:
@@ -103,6 +112,19 @@ class FakeNvml:
     def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[Any]) -> list[Any]:
         self.kib += 1024
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=self.kib)) for _ in fields]
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.compute.items()]
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.graphics.items()]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: Any, since_us: int) -> list[Any]:
+        if not self.use:
+            raise NvmlError(self.NVML_ERROR_NOT_FOUND)
+        self.now_us += 1000
+        samples = [SimpleNamespace(pid=pid, timeStamp=self.now_us, smUtil=use) for pid, use in self.use.items()]
+        return [*samples, SimpleNamespace(pid=0, timeStamp=0, smUtil=0)]
 
     def nvmlEventSetCreate(self) -> object:
         return object()
@@ -217,6 +239,65 @@ def test_one_figure_that_fails_for_once_comes_back(fake: FakeNvml, poller: Polle
     assert known(poller).temperature_c is None and known(poller).busy == 0.37
     del fake.rules["nvmlDeviceGetTemperature"]
     until(lambda: poller.latest()[0].temperature_c == 35, "it is asked again")
+
+
+def test_processes_of_a_card_with_memory_and_use(fake: FakeNvml, poller: Poller) -> None:
+    ours = os.getpid()
+    fake.compute, fake.graphics, fake.use = {ours: 7 * 2**30, GONE: 60 * 2**30}, {ours: 7 * 2**30, 2: None}, {ours: 60}
+    poller.start()
+    first, second, third = known(poller).processes
+    assert (first.pid, first.bytes, first.sm) == (ours, 7 * 2**30, 0.6), "who computes comes first"
+    assert first.name.startswith("python") or "pytest" in first.name
+    assert (second.pid, second.name, second.bytes, second.sm) == (GONE, "", 60 * 2**30, 0.0), "no such process here"
+    assert second.text == f"a process that is not visible here (pid {GONE})"
+    assert (third.pid, third.bytes) == (2, None)
+
+
+def test_eight_processes_at_most_and_not_without_those_that_compute(fake: FakeNvml, poller: Poller) -> None:
+    fake.compute = {GONE + index: index * 2**30 for index in range(12)}
+    fake.use = {GONE: 10, GONE + 1: 9}
+    poller.start()
+    assert [process.pid - GONE for process in known(poller).processes] == [0, 11, 10, 9, 8, 7, 6, 5]
+
+
+def test_use_is_a_mean_of_the_last_rounds(fake: FakeNvml) -> None:
+    card, handle = CardProcesses(), fake.handles[0]
+    for _ in range(ROUNDS + 1):
+        fake.use = {GONE: 100}
+        assert card.use(fake, handle) == {GONE: 1.0}
+    fake.use = {}
+    assert card.use(fake, handle) == {GONE: (ROUNDS - 1) / ROUNDS}, "the driver has no sample: not used"
+    for _ in range(ROUNDS):
+        last = card.use(fake, handle)
+    assert last == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "bytes_known", "use_known"),
+    [
+        ("nvmlDeviceGetProcessUtilization", True, False),
+        ("nvmlDeviceGetGraphicsRunningProcesses_v3", True, True),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", False, True),
+    ],
+)
+@pytest.mark.parametrize("status", [3, 999])
+def test_each_reader_of_processes_may_fail_alone(
+    fake: FakeNvml, poller: Poller, function: str, bytes_known: bool, use_known: bool, status: int
+) -> None:
+    fake.compute, fake.graphics, fake.use = {GONE: 5}, {}, {GONE: 50}
+    fake.rules[function] = raising(status)
+    poller.start()
+    found = known(poller)
+    assert found.memory_used == 60 and found.problem == ""
+    assert [process.bytes for process in found.processes] == ([5] if bytes_known else [])
+    assert [process.sm for process in found.processes] == ([0.5 if use_known else None] if bytes_known else [])
+
+
+def test_without_any_list_processes_are_unknown(fake: FakeNvml, poller: Poller) -> None:
+    for kind in ("Compute", "Graphics"):
+        fake.rules[f"nvmlDeviceGet{kind}RunningProcesses_v3"] = raising(3)
+    poller.start()
+    assert known(poller).processes is None
 
 
 def test_a_lost_card_keeps_what_was_known_and_says_so(fake: FakeNvml, poller: Poller) -> None:

@@ -168,6 +168,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
     rows += [EMPTY, heading("MEMORY", width), *memory_rows(stage, width)]
     if stage.gpu is not None:
         rows += [EMPTY, heading("GPU", width), *gpu_rows(stage.gpu, width)]
+        rows += process_rows(snapshot, stage.gpu, width)
     rows += [EMPTY, *events.streams(stage, width)]
     rows += [EMPTY, *timeline.rows(snapshot, [stage], width), timeline.legend(width)]
     return rows
@@ -227,6 +228,18 @@ def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
         rows += field("held down by", ", ".join(gpu.throttle), "warn", width)
     for xid in gpu.xids:
         rows += field("XID", f"{xid.code}, {figures.age(xid.age_ms)} ago", "bad", width)
+    return rows
+
+
+def process_rows(snapshot: Snapshot, gpu: GpuInfo, width: int) -> list[Row]:
+    """Return the processes on a card, the engine's stages by their number."""
+    stages = {stage.pid: f"stage {stage.index} (pid {stage.pid})" for stage in snapshot.stages}
+    rows: list[Row] = []
+    for process in gpu.processes or ():
+        use = "" if process.sm is None else f", {percent_text(process.sm)} of the SMs"
+        own = stages.get(process.pid)
+        text = f"{own or clean(process.text)}: {bytes_text(process.bytes)}{use}"
+        rows += field("on the card", text, "" if own else "warn", width)
     return rows
 
 

@@ -114,6 +114,7 @@ _GPU = Section("GPU  the whole card, other processes included", {
     "ECC errors": "memory errors that were corrected, and that were not",
     "PCIe": "bytes a second to and from the host", "NVLink": "bytes a second to and from other cards",
     "figures' age": "age of these figures", "held down by": "reasons why the clock is throttled",
+    "on the card": "process with its memory and its share of the SMs; yellow: not of this engine",
     "XID": "error code of NVIDIA's driver", "no answer": "NVML does not answer",
 })  # fmt: skip
 _REQUEST_FIELDS = Section("STATE AND COUNTS", {

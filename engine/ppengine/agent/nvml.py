@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ppengine.agent import card_processes
 from ppengine.protocol.gpu import GpuInfo, Xid
 
 log = logging.getLogger("ppengine.agent")
@@ -45,6 +46,7 @@ class _Gpu:
         self.uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         self.readers = dict(_READERS)
         self.counters: dict[str, tuple[int, int]] = {}
+        self.processes = card_processes.CardProcesses()
 
     def rate(self, name: str, count: int) -> float | None:
         """Return by how much a counter rises a second; None at first, and after a reset."""
@@ -89,6 +91,8 @@ def _nvlink(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
     return {"nvlink_tx_bytes_s": rates[0], "nvlink_rx_bytes_s": rates[1]}
 
 
+_COMPUTE, _GRAPHICS, _USE = _OF_PROCESSES = "compute", "graphics", "use"
+"""Figures by pid, made into one list when all have been read."""
 Reader = Callable[[Any, _Gpu], dict[str, Any]]
 _READERS: dict[str, Reader] = {
     "name": lambda nvml, gpu: {"name": _text(nvml.nvmlDeviceGetName(gpu.handle))},
@@ -105,6 +109,13 @@ _READERS: dict[str, Reader] = {
     "ecc uncorrected": lambda nvml, gpu: {"ecc_uncorrected": _ecc(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)},
     "pcie": _pcie,
     "nvlink": _nvlink,
+    "compute processes": lambda nvml, gpu: {
+        _COMPUTE: card_processes.held(nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu.handle))
+    },
+    "graphics processes": lambda nvml, gpu: {
+        _GRAPHICS: card_processes.held(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu.handle))
+    },
+    "use by processes": lambda nvml, gpu: {_USE: gpu.processes.use(nvml, gpu.handle)},
 }
 """Readers of figures, by the name that a problem quotes."""
 
@@ -187,7 +198,9 @@ class Poller:
                 else:
                     problem = f"NVML: {error}"
         self._calling = "", 0
-        return GpuInfo(uuid=gpu.uuid, problem="" if found else problem or "NVML has no figures of this card", **found)
+        problem = "" if found else problem or "NVML has no figures of this card"
+        found["processes"] = card_processes.listed(*(found.pop(name, None) for name in _OF_PROCESSES))
+        return GpuInfo(uuid=gpu.uuid, problem=problem, **found)
 
     def _register(self, gpus: list[_Gpu]) -> None:
         """Register for XIDs of the cards that report them."""

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PF_EXITING = 4
+_NAME_MOST = 40
+"""Characters of a program's name."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
@@ -56,6 +58,23 @@ def tracer(pid: int) -> str | None:
         return None
     name = (_read(f"/proc/{process}/comm") or b"").decode(errors="replace").strip()
     return f"{name} (pid {process})"
+
+
+def parent(pid: int) -> int | None:
+    """Return the pid of the parent of `pid`; None: there is no such process."""
+    return _number(f"/proc/{pid}/status", b"PPid")
+
+
+def program(pid: int) -> str:
+    """Return the name of a program, with the script or module of a Python; empty: no such process is visible."""
+    comm = (_read(f"/proc/{pid}/comm") or b"").decode(errors="replace").strip()
+    # A process that has set its title has all of it in one word.
+    words = (_read(f"/proc/{pid}/cmdline") or b"").decode(errors="replace").replace("\0", " ").split()
+    name = words[0].rpartition("/")[2] if words else comm
+    if name.startswith("python"):
+        script = [word for word in words[1:3] if not word.startswith("-")]
+        name = " ".join([name, *(word.rpartition("/")[2] for word in script[:1])])
+    return "".join(letter for letter in name if letter.isprintable())[:_NAME_MOST]
 
 
 def _number(path: str, name: bytes) -> int | None:

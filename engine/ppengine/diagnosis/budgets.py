@@ -15,6 +15,8 @@ MOVED_S = 0.2
 """An operation younger than this is not stuck: the reports of the core are as old."""
 HELD_BACK = 0.05
 """Share of a second from which a quota that holds a process back is what makes it slow."""
+NEIGHBOUR_USES = 0.1
+"""Share of a card's SMs from which a process of others explains a stage that is slower than it was."""
 UNKNOWN_MS_PER_TOKEN = 10.0
 """Assumed where a stage has no history."""
 SLOWEST_COPY, SLOWEST_MAP = 500e6, 10e9

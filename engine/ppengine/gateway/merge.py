@@ -151,7 +151,7 @@ def merge_stage(config: EngineConfig, inputs: Inputs, key: Key, utilization: flo
         cordon=view.cordon if view else None,
         memory=_memory(view, sample, utilization),
         kv_blocks=_kv_blocks(inputs.core, view, sample),
-        gpu=_gpu(inputs, view.device_uuid if view else None),
+        gpu=_gpu(inputs, view) if view else None,
         swap_blocks=SwapBlocks(
             total=view.swap_blocks if view else None, used=inputs.core.swap_used if inputs.core else None
         ),
@@ -217,33 +217,41 @@ def stage_state(
     return _OP_STATES.get(sample.op, "computing")
 
 
+def held_bytes(sample: StageSample, weights: int | None = None) -> int | None:
+    """Return what a stage holds of its device. `weights`: bytes to count if the sample has none yet."""
+    parts = sample.gauges.get("weights_bytes") or weights, *map(sample.gauges.get, ("kv_mapped_bytes", "other_bytes"))
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
 def _memory(view: StageView | None, sample: StageSample | None, utilization: float) -> StageMemory:
     gauges = sample.gauges if sample else {}
     total = gauges.get("total_bytes") or (view.total_bytes if view else None)
     weights = gauges.get("weights_bytes") or (view.weights_bytes if view else None)
-    mapped, other = gauges.get("kv_mapped_bytes"), gauges.get("other_bytes")
-    used = None if weights is None or mapped is None or other is None else weights + mapped + other
     return StageMemory(
         total=total,
         limit=None if total is None else int(total * utilization),
-        used=used,
+        used=None if sample is None else held_bytes(sample, weights),
         weights=weights,
-        kv_mapped=mapped,
+        kv_mapped=gauges.get("kv_mapped_bytes"),
         kv_reserved=gauges.get("kv_reserved_bytes"),
-        other=other,
+        other=gauges.get("other_bytes"),
         kv_resident=sample.kv_resident if sample else None,
     )
 
 
-def _gpu(inputs: Inputs, uuid: str | None) -> GpuInfo | None:
-    """Return the card of that UUID, with its ages as of now."""
-    if uuid is None or uuid not in inputs.gpus:
+def _gpu(inputs: Inputs, view: StageView) -> GpuInfo | None:
+    """Return the card of a stage, with its ages as of now."""
+    if view.device_uuid is None or view.device_uuid not in inputs.gpus:
         return None
-    gpu, seen_ns = inputs.gpus[uuid]
+    gpu, seen_ns = inputs.gpus[view.device_uuid]
     late = _ms(inputs.mono_ns - seen_ns)
     xids = [msgspec.structs.replace(xid, age_ms=xid.age_ms + late) for xid in gpu.xids]
     age = None if gpu.age_ms is None else gpu.age_ms + late
-    return msgspec.structs.replace(gpu, age_ms=age, xids=xids)
+    processes = gpu.processes
+    if processes and view.pid not in {process.pid for process in processes}:
+        # The driver numbers processes otherwise than this host, so the names are those of others.
+        processes = [msgspec.structs.replace(process, name="") for process in processes]
+    return msgspec.structs.replace(gpu, age_ms=age, xids=xids, processes=processes)
 
 
 def _kv_blocks(core: CoreReport | None, view: StageView | None, sample: StageSample | None) -> KvBlocks:

@@ -12,6 +12,24 @@ class Xid(msgspec.Struct, kw_only=True, frozen=True):
     age_ms: float
 
 
+class GpuProcess(msgspec.Struct, kw_only=True, frozen=True):
+    """A process on a GPU, of this engine or not."""
+
+    pid: int
+    """As the driver numbers it; in a container that may be a number of the host's."""
+    name: str = ""
+    """Program, and script or module of an interpreter; empty: a process of that pid is not visible."""
+    bytes: int | None = None
+    """Memory of the card that it holds."""
+    sm: float | None = None
+    """Mean share of the SMs that its kernels used over the last 5 s."""
+
+    @property
+    def text(self) -> str:
+        """Name and pid: `python train.py (pid 4242)`."""
+        return f"{self.name or 'a process that is not visible here'} (pid {self.pid})"
+
+
 class GpuInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Every figure may be None: not known, or not reported by this card."""
 
@@ -28,6 +46,8 @@ class GpuInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Bytes that processes hold, their contexts included."""
     memory_driver: int | None = None
     """Bytes that the driver keeps for itself."""
+    processes: list[GpuProcess] | None = None
+    """Eight at most: first those that use a tenth of the SMs or more, then the largest."""
     busy: float | None = None
     """Share of the last second or less in which a kernel ran."""
     sm_clock_mhz: int | None = None
@@ -47,3 +67,20 @@ class GpuInfo(msgspec.Struct, kw_only=True, frozen=True):
     nvlink_rx_bytes_s: float | None = None
     xids: list[Xid] = []
     """Newest last, at most eight."""
+
+
+class DeviceRoom(msgspec.Struct, kw_only=True, frozen=True):
+    """Free memory of a device: of a card, or of the host of CPU stages."""
+
+    device: str
+    """UUID of the card, or name of the host."""
+    free: int
+    age_ms: float
+    holders: list[GpuProcess] | None = None
+    """Processes of others on the card, the largest first; None: not known."""
+
+
+class DeviceRooms(msgspec.Struct, tag="rooms", kw_only=True, frozen=True):
+    """The gateway sends it to the core before each `SetMemory`."""
+
+    rooms: list[DeviceRoom]
