@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from monitor_helpers import stage
 from ppengine.diagnosis import build, diagnose
 from ppengine.diagnosis.evidence import CoreEvidence, Stack
+from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.wait_graph import main
+from ppengine.protocol.gpu import GpuInfo, GpuProcess
 from ppengine.protocol.reports import UNKNOWN_STATUS, CpuShares, EdgeSample, Finding, Message, PaceSample
 
 
@@ -243,6 +245,64 @@ def test_a_straggler(count, k, throttled):
     assert (root.stage, root.cause) == (k, "straggler") and f"stage {k} is 1.6x slower" in root.summary
     assert ("cpu quota holds it back" in root.summary) == (throttled == 0.4)
     assert "own time of a step 16.0 ms; like steps took 10.0 ms here before" in root.evidence
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_a_straggler_whose_card_another_process_uses(count, k, alike):
+    others = (
+        GpuProcess(pid=4242, name="python3 train.py", bytes=3 * 2**30, sm=0.6), GpuProcess(pid=7, sm=0.12),
+    )  # fmt: skip
+    stages = [msgspec.structs.replace(one, pace=pace(18.0) if alike else pace(10.5, 0.0)) for one in healthy(count)]
+    stages = with_stage(stages, k, pace=pace(18.0), neighbours=others, sm=0.3)
+    (root,) = diagnose(evidence(stages))
+    assert (root.stage, root.cause) == (k, "straggler")
+    assert root.summary == f"stage {k} is 1.8x slower than it was: python3 train.py (pid 4242) uses 60 % of its card"
+    assert root.evidence[2:5] == [
+        "python3 train.py (pid 4242) uses 60 % of the card's SMs, holds 3.0 GiB",
+        "a process that is not visible here (pid 7) uses 12 % of the card's SMs",
+        "this stage uses 30 %",
+    ]
+    assert root.suggest == "move pid 4242 to another card"
+    capped = with_stage(stages, k, pace=pace(18.0, throttled=0.5))
+    assert "cpu quota holds it back" in diagnose(evidence(capped))[0].summary, "what is measured in its own time"
+
+
+def card(*processes, age_ms=100.0):
+    return {"GPU-1": (GpuInfo(uuid="GPU-1", age_ms=age_ms, processes=list(processes)), 0)}
+
+
+def seen(gpus, at, now_ns=0, stages=None):
+    """Return a stage with its neighbours. `stages`: bytes by pid of the engine's stages on the card."""
+    cards = {"GPU-1": {1000: 20, 1001: 50} if stages is None else stages}
+    return with_neighbours(now_ns, at, gpus, cards, {1000, 1001, 1002}.__contains__)
+
+
+def test_neighbours_are_others_that_compute_on_the_card():
+    one = stage(0, card="GPU-1")
+    mine, shares, shadow = (GpuProcess(pid=1000 + index, sm=0.4, bytes=1) for index in range(3))
+    other, more, idle = GpuProcess(pid=5, sm=0.1), GpuProcess(pid=6, sm=0.3), GpuProcess(pid=8, sm=0.09)
+    found = seen(card(other, mine, more, shares, idle, shadow), one)
+    assert found.neighbours == (more, other), "no process of the engine, however much it computes"
+    assert found.sm == 0.4
+    assert seen(card(other, mine, shares), stage(0)) == stage(0) and seen({}, one) is one
+    assert seen(card(other, mine, shares, age_ms=5000.0), one) is one
+    assert seen(card(other, mine, shares), one, now_ns=5 * 10**9) is one
+    assert seen(card(GpuProcess(pid=5), mine, shares), one).neighbours == (), "use that is not known names none"
+    assert seen(card(other, mine), one).neighbours == (), "the other stage is not listed, and may be any of them"
+
+
+def test_stages_that_the_driver_numbers_otherwise_are_known_by_their_size():
+    one = stage(0, card="GPU-1")
+    sizes = {31: 52, 32: 48, 33: 21, 34: 19}
+    listed = [GpuProcess(pid=pid, name="wrong", bytes=size, sm=0.5) for pid, size in sizes.items()]
+    # 51 is nearest to the stage of 50, and 21 or 19 to that of 20.
+    left = seen(card(listed[0], listed[2], GpuProcess(pid=35, name="wrong", bytes=3, sm=0.2)), one).neighbours
+    assert left == (GpuProcess(pid=35, bytes=3, sm=0.2),), "its name is that of another process here"
+    assert len(seen(card(*listed), one).neighbours) == 2
+    assert seen(card(*listed[1:3]), one).neighbours == (), "as many as there are stages"
+    assert seen(card(listed[0]), one).neighbours == ()
+    assert seen(card(*listed), one, stages={1000: 20, 1001: None}).neighbours == (), "a size that is not known"
 
 
 @pytest.mark.parametrize("changes", [{"slow_s": 5.0}, {"slow_s": 0.0}, {"age_s": 9.0}])

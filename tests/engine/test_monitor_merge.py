@@ -18,9 +18,9 @@ from ppengine.gateway.gateway import Gateway
 from ppengine.gateway.merge import Inputs, merge
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.facts import Exited, Lost
-from ppengine.protocol.gpu import GpuInfo, Xid
+from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import AgentReport, Finding
+from ppengine.protocol.reports import AgentReport, Finding, PaceSample
 from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict, Waiting
 
 S = 1_000_000_000
@@ -77,6 +77,7 @@ def test_a_stage_has_the_card_of_its_uuid_with_the_age_it_has_now(config):
     report = AgentReport(mono_ns=8 * S, node=socket.gethostname(), stages=[], gpus=[GpuInfo(uuid="GPU-a"), seen])
     collector.take(msgspec.json.decode(msgspec.json.encode(report), type=AgentReport))
     first, second = picture(config, now=10 * S, core=core, gpus=collector._gpus).stages
+    assert first.gpu.processes is None
     assert first.gpu.memory_used == 7 and first.gpu.power_w is None
     assert first.gpu.age_ms == 2050.0 and first.gpu.xids[0].age_ms == 2400.0
     assert second.gpu is None, "no card is guessed"
@@ -436,6 +437,39 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     assert caplog.text.count("Traceback") == 1
     Gateway._judge(gateway)
     assert [event.kind for event in events] == ["verdict.raised", "verdict.cleared"]
+
+
+@pytest.mark.parametrize(("pid", "name"), [(1000, "python3"), (7, "")])
+def test_names_of_processes_are_shown_if_the_stage_itself_is_among_them(config, pid, name):
+    core = core_report(config)
+    core.stages[0].device_uuid = "GPU-a"
+    listed = [GpuProcess(pid=pid, name="python3"), GpuProcess(pid=4242, name="python3", bytes=5)]
+    card = GpuInfo(uuid="GPU-a", age_ms=1.0, processes=listed)
+    gpu = picture(config, core=core, gpus={"GPU-a": (card, 10 * S)}).stages[0].gpu
+    assert gpu.processes == [GpuProcess(pid=pid, name=name), GpuProcess(pid=4242, name=name, bytes=5)]
+
+
+def test_a_straggler_on_a_card_that_another_process_uses_is_judged_with_it(config):
+    events = []
+    collector = Collector(config, EventLog(events.append))
+    slow = PaceSample(step_ms=18.0, baseline_ms=10.0, slow_ms=9000.0)
+    core = core_report(config)
+    for stage in core.stages:
+        stage.device_uuid = "GPU-a"
+    collector.take(core)
+    listed = [stage_process(0), stage_process(1)]
+    collector.take(processes(*listed))
+    neighbour = GpuProcess(pid=2**30, name="python3 train.py", sm=0.6)
+    ours = [GpuProcess(pid=1000, sm=0.2), GpuProcess(pid=1001, sm=0.15)]
+    for index, others in enumerate(([neighbour], [])):
+        card = GpuInfo(uuid="GPU-a", age_ms=100.0, processes=[*ours, *others])
+        samples = [sample(0, pace=slow), sample(1, pace=slow)]
+        now_ns, node = time.monotonic_ns(), socket.gethostname()
+        collector.take(AgentReport(mono_ns=now_ns, node=node, stages=samples, gpus=[card]))
+        collector.judge(False)
+        named = [f"stage {k} is 1.8x slower than it was: python3 train.py (pid {2**30}) uses 60 % of its card"
+                 for k in range(2)]  # fmt: skip
+        assert [verdict.summary for verdict in collector.verdicts] == (named if index == 0 else [])
 
 
 def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(config, monkeypatch):

@@ -24,7 +24,7 @@ import zmq
 
 from ppengine.agent import last_steps, nvml
 from ppengine.agent.edge_messages import Comparer
-from ppengine.agent.host_load import HostLoad
+from ppengine.agent.host_load import HostLoad, HostRoom
 from ppengine.agent.stack_dumps import Ability, self_test, take
 from ppengine.agent.stage_watch import DEVICE_PAGE, StageWatch
 from ppengine.common import debug_attach, lifeline, logs, procfs
@@ -58,6 +58,7 @@ class Sampler:
         self._node = socket.gethostname()
         self._comparer = Comparer()
         self._host_load = HostLoad()
+        self._host_room = HostRoom()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
         self._scanned_ns = 0
         self.files: Mapping[tuple[int, int], last_steps.Files] = {}
@@ -87,7 +88,10 @@ class Sampler:
         if not all(watch.by_device for watch, _ in seen):
             self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
         self._compare(stages)
-        return AgentReport(mono_ns=time.monotonic_ns(), node=self._node, stages=stages)
+        available, age_ms = self._host_room.look()
+        return AgentReport(
+            mono_ns=time.monotonic_ns(), node=self._node, stages=stages, available=available, available_age_ms=age_ms
+        )
 
     def _compare(self, stages: list[StageSample]) -> None:
         """Compare both ends of every edge of this node; note a conflict in the sender's sample."""

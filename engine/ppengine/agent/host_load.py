@@ -1,4 +1,4 @@
-"""CPU time of a host's other processes, which can slow down the stages of an engine.
+"""CPU time of a host's other processes, which can slow down the stages of an engine, and memory that is left.
 
 Two processors may be threads of one core, and they share caches and memory in any case. A busy process beside a stage
 slows it down although it waits for nothing.
@@ -7,9 +7,33 @@ slows it down although it waits for nothing.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from ppengine.common import procfs
+from ppengine.common.system_memory import system_memory
+
+_MEMORY_S = 1.0
+"""Seconds between two readings of the memory: the kernel sums up a cgroup's figures for each."""
+
+
+class HostRoom:
+    """Reads the memory that this host, and the cgroup of this process, can still give."""
+
+    def __init__(self) -> None:
+        self._available: int | None = None
+        self._read_at = float("-inf")
+
+    def look(self) -> tuple[int | None, float]:
+        """Return the bytes and the age of the reading in milliseconds; None: not readable."""
+        now = time.monotonic()
+        if now - self._read_at >= _MEMORY_S:
+            self._read_at = now
+            try:
+                self._available = system_memory().available
+            except (OSError, ValueError):
+                self._available = None
+        return self._available, (now - self._read_at) * 1e3
 
 
 class HostLoad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ppengine.protocol.gpu import Xid
+from ppengine.protocol.gpu import GpuProcess, Xid
 from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample
 from ppengine.protocol.snapshot import StreamInfo
 
@@ -91,6 +91,10 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """UUID of its GPU."""
     xids: tuple[Xid, ...] = ()
     """Recent reports of the driver on its card, from any process that shares it."""
+    neighbours: tuple[GpuProcess, ...] = ()
+    """Processes of others that use much of its card's SMs now, the most first."""
+    sm: float | None = None
+    """Its own share of them."""
     findings: tuple[Finding, ...] = ()
     """Findings of live checks shortly before the process ended."""
 

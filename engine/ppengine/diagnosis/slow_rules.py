@@ -8,6 +8,7 @@ from __future__ import annotations
 from ppengine.diagnosis.budgets import HELD_BACK, PHASE_BUDGET_S, STRAGGLER_AFTER_S, is_lost, is_unseen
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.neighbours import neighbour_lines
 from ppengine.diagnosis.phrases import percent, seconds
 from ppengine.protocol.snapshot import Verdict
 
@@ -73,6 +74,8 @@ def _is_slow(stage: StageEvidence, ratios: list[float]) -> bool:
         return True
     if max(ratios) >= _STANDS_OUT * ratio:
         return False
+    if stage.neighbours:
+        return True  # Stages that share a card are slowed alike by what else runs there.
     least = min(ratios)
     return len(ratios) == 1 or least < _ALL_SLOW or ratio >= _STANDS_OUT * least
 
@@ -87,12 +90,25 @@ def _straggler(stage: StageEvidence) -> Verdict:
         evidence.append("cpu quota of its cgroup: none, or not readable")
     else:
         evidence.append(f"held back by its cgroup's cpu quota {percent(pace.throttled)} of the time")
-    why = "its cgroup's cpu quota" if (pace.throttled or 0.0) > HELD_BACK else ""
+    why, suggest = _reason(stage)
     return Verdict(
         stage=stage.stage,
         cause="straggler",
-        summary=f"stage {stage.stage} is {ratio:.1f}x slower than it was" + (f": {why} holds it back" if why else ""),
+        summary=f"stage {stage.stage} is {ratio:.1f}x slower than it was" + (f": {why}" if why else ""),
         since_s=pace.slow_ms / 1e3,
-        evidence=[*evidence, *thread_lines(stage)],
-        suggest="raise cpu.max of its cgroup" if why else f"ppconsole stacks --stage {stage.stage}",
+        evidence=[*evidence, *neighbour_lines(stage), *thread_lines(stage)],
+        suggest=suggest or f"ppconsole stacks --stage {stage.stage}",
     )
+
+
+def _reason(stage: StageEvidence) -> tuple[str, str]:
+    """Return why a straggler is slow, and the suggestion for it; both empty if nothing known explains it."""
+    if stage.pace is not None and (stage.pace.throttled or 0.0) > HELD_BACK:
+        return "its cgroup's cpu quota holds it back", "raise cpu.max of its cgroup"
+    if stage.neighbours:
+        most = stage.neighbours[0]
+        return (
+            f"{most.text} uses {percent(most.sm or 0.0)} of its card",
+            f"move pid {most.pid} to another card",
+        )
+    return "", ""

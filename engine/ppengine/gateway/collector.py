@@ -16,13 +16,15 @@ from ppengine.diagnosis.budgets import STOPPED_AFTER_S
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import Evidence, Key, Stack
 from ppengine.diagnosis.fault_log import FaultLog
+from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
+from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.events import EventLog
-from ppengine.gateway.merge import Inputs, merge, stage_state
+from ppengine.gateway.merge import Inputs, held_bytes, merge, stage_state
 from ppengine.gateway.process_table import ProcessTable
 from ppengine.protocol.facts import Exited, Fact, Serving
-from ppengine.protocol.gpu import GpuInfo
+from ppengine.protocol.gpu import DeviceRooms, GpuInfo
 from ppengine.protocol.reports import (
     TRACED,
     AgentReport,
@@ -56,6 +58,8 @@ class Collector:
         self._agent_dropped: dict[str, int] = {}
         self._gpus: dict[str, tuple[GpuInfo, int]] = {}
         """Figures by UUID, and the time of the agent's report."""
+        self._hosts: dict[str, Timed] = {}
+        """Available memory by host."""
         self._states: dict[int, StageState] = {}
         self._evidence: Evidence | None = None
         self.verdicts: list[Verdict] = []
@@ -99,6 +103,7 @@ class Collector:
         self._tracker.pauses.setdefault(report.node, PauseHistory()).note(seen_ns, report.held_ns)
         self.news = True
         self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
+        self._hosts[report.node] = report.available, seen_ns - int(report.available_age_ms * 1e6)
         for sample in report.stages:
             self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
 
@@ -134,6 +139,23 @@ class Collector:
         """Return the findings of the live checks."""
         return self.core.findings if self.core else []
 
+    def rooms(self) -> DeviceRooms:
+        """Return the free memory of the stages' devices."""
+        stages = self.core.stages if self.core else []
+        now_ns, own = time.monotonic_ns(), self.processes.is_own
+        return device_rooms(now_ns, stages, self._gpus, self._cards(), self._hosts, own)
+
+    def _cards(self) -> dict[str, dict[int, int | None]]:
+        """Return the stages on each card: by pid, the bytes that each holds."""
+        cards: dict[str, dict[int, int | None]] = {}
+        for view in self.core.stages if self.core else []:
+            if view.device_uuid is not None and view.pid is not None:
+                seen = self._sightings.get((view.index, view.rank))
+                same = seen is not None and seen.sample.pid == view.pid
+                used = held_bytes(seen.sample) if seen is not None and same else None
+                cards.setdefault(view.device_uuid, {})[view.pid] = used
+        return cards
+
     def waits(self) -> list[WaitInfo]:
         """Return the waits between processes, from the newest judgement."""
         return [] if self._evidence is None else waits(self._evidence)
@@ -166,7 +188,11 @@ class Collector:
             core_tracer=core_tracer, stacks=stacks, stopping=stopping,
         )  # fmt: skip
         # XIDs come up to a second late, when the stage may be dead already.
-        stages = tuple(with_xids(now_ns, stage, self._gpus) for stage in evidence.stages)
+        gpus, cards = self._gpus, self._cards()
+        stages = tuple(
+            with_neighbours(now_ns, with_xids(now_ns, stage, gpus), gpus, cards, self.processes.is_own)
+            for stage in evidence.stages
+        )
         self._evidence = msgspec.structs.replace(evidence, stages=stages)
         before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from ppengine.common import procfs
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis.evidence import Key
 from ppengine.diagnosis.process_history import Sighting
@@ -64,6 +65,11 @@ class ProcessTable:
         if process is None or process.exit_code is None:
             return ""
         return f"the engine core has ended: {process.detail or f'exit code {process.exit_code}'}"
+
+    def is_own(self, pid: int) -> bool:
+        """Return whether `pid` is a process of this engine, or the child of one, as the shadow is of the core."""
+        pids = {each.pid for each in self.listed} | {seen.sample.pid for seen in self._sightings.values()}
+        return pid in pids or procfs.parent(pid) in pids
 
     def supervisor_pid(self) -> int | None:
         """Return the pid of the supervisor, which is this process's parent; None if it is not known as that."""

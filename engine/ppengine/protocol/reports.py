@@ -265,6 +265,9 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     """Process state letter of the engine core, where it runs on this node and the agent knows its pid."""
     gpus: list[GpuInfo] = []
     """All GPUs of the node; a stage's is the one of its UUID."""
+    available: int | None = None
+    """Bytes of memory that processes of the node can still have, within the limits of the agent's cgroup."""
+    available_age_ms: float = 0.0
     dropped: int = 0
     """Reports of this agent that were dropped because the queue was full."""
     held_ns: int = 0
