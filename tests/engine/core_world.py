@@ -25,8 +25,9 @@ class CoreWorld:
     """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
 
     def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", load_format="auto", **scheduler,
+        restart="auto", load_format="auto", cards=None, **scheduler,
     ):  # fmt: skip
+        self.cards: dict[int, str] = cards or {}
         profile = Profile(
             name="t", model=ModelConfig(path="m", load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, restart=restart),
@@ -87,12 +88,13 @@ class CoreWorld:
         return self.engine.recovery.generation
 
     def ready(self, swap_blocks=50, stages=None, reserved=900, peak=PEAK):
-        """Let all stages (or some) be ready in the present generation."""
+        """Let all stages (or some) be ready in the present generation, on the cards that `cards` names by stage."""
         for stage, _ in self.engine.stages.places if stages is None else [(stage, 0) for stage in stages]:
             self.engine.on_stage(
                 StageReady(
                     stage=stage, rank=0, generation=self.generation, pid=1, host="h", layers=[stage, stage + 1],
-                    device_kind="cpu", device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=PEAK,
+                    device_kind="cpu", device_name="", device_uuid=self.cards.get(stage),
+                    total_bytes=10_000, weights_bytes=PEAK,
                     peak_bytes=peak, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
                     swap_blocks=swap_blocks,
                 )

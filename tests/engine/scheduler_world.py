@@ -347,7 +347,7 @@ class Driver:
         message = MESSAGES[verb.replace("_", "-")]
         keywords = dict(zip(("mode", "hold") if verb == "preempt" else ("hold",), arguments, strict=False))
         try:
-            answer = self.world.scheduler.actions.plan(message(request=request.id, **keywords), request.id)
+            answer = self.world.scheduler.actions.plan(message(request=request.id, **keywords), request.id, 1024)
         except Refused as refusal:
             answer = refusal
         assert repr(request) == before

@@ -48,10 +48,11 @@ from ppengine.protocol.control import (
     Welcome,
 )
 from ppengine.protocol.facts import Exited, Serving
+from ppengine.protocol.gpu import GpuInfo, GpuProcess
 from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import Happened, ProcessInfo
+from ppengine.protocol.reports import AgentReport, Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
 from ppengine.protocol.verbs import Abort, Continue, Resume, SetMemory, Stop, Submit
@@ -168,6 +169,27 @@ def test_a_command_goes_to_the_core_and_its_answers_come_back(world):
     deferred = next(event for event in told if event.kind == "op.deferred")
     assert deferred.text == "set-memory 0.6: in flight at stage 1 (room for eve)" and deferred.by == "eve"
     assert told[-1].text == "by the core", "the end is told once, by who carried it out"
+
+
+def test_the_free_memory_of_devices_goes_before_a_change_of_memory(world):
+    client = world.watcher("eve")
+    ours = [GpuProcess(pid=1001, bytes=9), GpuProcess(pid=world.process.pid, bytes=5)]
+    others = [GpuProcess(pid=4242, name="small", bytes=1), GpuProcess(pid=4243, name="python3", bytes=60)]
+    card = GpuInfo(uuid="GPU-a", age_ms=200.0, memory_total=100, memory_driver=2, memory_used=75,
+                   processes=[*ours, *others])  # fmt: skip
+    report = AgentReport(mono_ns=time.monotonic_ns(), node="n0", stages=[sample(0)], gpus=[card], available=777)
+    world.core.report(processes(ProcessInfo(role="gateway", stage=None, rank=None, pid=world.process.pid)))
+    world.core.report(report)
+    stages = [view(0, host="n0"), view(1, device_uuid="GPU-a")]
+    until(lambda: world.core.report(stages=stages) or client.snapshot().stages[1].gpu, what="the card is known")
+    client.say(client.command(Resume(), "c1"))
+    client.say(client.command(SetMemory(utilization=0.6), "c2"))
+    sent = [world.core.next() for _ in range(3)]
+    assert [type(message).__name__ for message in sent] == ["Command", "DeviceRooms", "Command"]
+    host, found = sent[1].rooms
+    assert (host.device, host.free, host.holders) == ("n0", 777, None)
+    assert (found.device, found.free) == ("GPU-a", 23) and 200 <= found.age_ms < 60_000
+    assert [each.name for each in found.holders] == ["python3", "small"], "not the stage, and no process of the engine"
 
 
 def test_a_command_that_ends_at_once_is_one_event(world):

@@ -3,7 +3,7 @@
 import pytest
 from ppengine.core.scheduler import Refused, wait_reasons
 from ppengine.protocol.steps import MoveKind
-from ppengine.protocol.verbs import Abort, SwapOut
+from ppengine.protocol.verbs import Abort, Preempt, SwapOut
 from scheduler_world import World
 
 LONG = {"max_tokens": 30, "ignore_eos": True}
@@ -327,7 +327,7 @@ def test_plan_of_a_swap_out_has_the_figures_and_changes_nothing():
     world = World(stages=2)
     request = state_in_flight(world)
     before = repr(request)
-    lines, figures = world.scheduler.actions.plan(SwapOut(request=request.id), request.id)
+    lines, figures = world.scheduler.actions.plan(SwapOut(request=request.id), request.id, 2**20)
     assert repr(request) == before
     assert figures["blocks_back"] == 3
     assert figures["host_needed"] == 3
@@ -335,17 +335,27 @@ def test_plan_of_a_swap_out_has_the_figures_and_changes_nothing():
     assert figures["in_flight"] == 1
     assert lines == [
         f"{request.id} is running, 3 device and 0 host", "3 device blocks come back",
-        "takes 3 host blocks of 12 free", "after 1 steps in flight: m2",
+        "mode swap: takes 3 host blocks (3.0 MiB) of 12 free", "after 1 steps in flight: m2",
     ]  # fmt: skip
+
+
+def test_plan_of_a_preemption_names_its_mode():
+    world = World(stages=2)
+    request = running(world)
+    lines, _ = world.scheduler.actions.plan(Preempt(request=request.id, mode="recompute"), request.id, 2**20)
+    blocks = len(request.blocks)
+    assert f"mode recompute: {request.num_computed} computed tokens ({blocks}.0 MiB) are computed again" in lines
+    lines, _ = world.scheduler.actions.plan(Preempt(request=request.id, mode="swap"), request.id, 2**20)
+    assert any(line.startswith("mode swap: takes ") for line in lines)
 
 
 def test_plan_raises_what_the_verb_raises():
     world = World(num_host_blocks=1)
     request = running(world)
     with pytest.raises(Refused, match="needs 3 host blocks"):
-        world.scheduler.actions.plan(SwapOut(request=request.id), request.id)
+        world.scheduler.actions.plan(SwapOut(request=request.id), request.id, 2**20)
     with pytest.raises(KeyError):
-        world.scheduler.actions.plan(Abort(request="nobody"), "nobody")
+        world.scheduler.actions.plan(Abort(request="nobody"), "nobody", 1024)
 
 
 def test_shared_blocks_do_not_count_as_coming_back():
@@ -353,4 +363,4 @@ def test_shared_blocks_do_not_count_as_coming_back():
     leader, _ = world.add(prompt(10), n=2, **LONG)
     world.round()
     world.schedule()
-    assert world.scheduler.actions.plan(Abort(request=leader.id), leader.id)[1]["blocks_back"] == 1
+    assert world.scheduler.actions.plan(Abort(request=leader.id), leader.id, 1024)[1]["blocks_back"] == 1

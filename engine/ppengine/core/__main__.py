@@ -24,6 +24,7 @@ from ppengine.core.engine import Engine
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Happened, ProcessReport, StartStage
@@ -159,6 +160,8 @@ class Loop:
             case ProcessReport():
                 self._supervisor = client
                 engine.on_processes(message)
+            case DeviceRooms():
+                engine.rooms.take(message)
 
     def _serve_state_waiters(self) -> None:
         now, health, left = self._clock(), self.engine.health, []

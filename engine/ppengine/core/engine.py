@@ -15,6 +15,7 @@ from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
 from ppengine.core.cordons import Cordons
 from ppengine.core.details import Details
+from ppengine.core.device_room import RoomBook
 from ppengine.core.events import Events
 from ppengine.core.health import Health
 from ppengine.core.live_checks import Checks
@@ -91,6 +92,7 @@ class Engine:
         self.commands = Commands(
             config, health, tracker, stages, requests, submissions, recovery, cordons, checks, operations, reply
         )
+        self.rooms = RoomBook(clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, clock())
 
@@ -153,7 +155,7 @@ class Engine:
         self.stages.serve()
         memory = MemoryController(
             scheduler, capacity, utilization, self.operations, self.event, self.tracker.send,
-            lambda: self.health.blocked, self.health.fail, self.recovery.stay_down,
+            lambda: self.health.blocked, self.health.fail, self.recovery.stay_down, self.rooms,
         )  # fmt: skip
         self.health.serve(Serving(scheduler, memory))
         self.tracker.send(scheduler.resize.map_step(plan.mapped))

@@ -13,6 +13,7 @@ from typing import Literal
 
 from ppengine.common.config import check_utilization
 from ppengine.core.capacity import Capacity
+from ppengine.core.device_room import RoomBook
 from ppengine.core.events import Events
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
@@ -47,6 +48,7 @@ class MemoryController:
     _blocked: Callable[[], bool]
     _fail: Callable[[str], None]
     _stay_down: Callable[[str], None]
+    _rooms: RoomBook
     revision: int = field(init=False, default=0)
     _operation: Operation | None = field(init=False, default=None)
     _mapping: bool = field(init=False, default=True)
@@ -84,14 +86,15 @@ class MemoryController:
         """Plan a change. Raises ValueError for a utilization that can never be right, CommandError if it lacks room."""
         check_utilization(verb.utilization)
         memory = self.capacity.plan(verb.utilization)
-        refusal = self.capacity.refusal(verb.utilization)
         plan = self._scheduler.resize.plan(memory.mapped)
-        if refusal or plan.refused:
-            raise CommandError("DOES_NOT_FIT", refusal or plan.refused or "")
-        binding = f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta"
+        refusal = self.capacity.refusal(verb.utilization) or plan.refused or self._shortage(memory.mapped)
+        if refusal:
+            raise CommandError("DOES_NOT_FIT", refusal)
+        lines = [*plan.lines(self.capacity.block_bytes), *self._room_lines(memory.mapped)]
+        lines.append(f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta")
         same = self._is_so(verb.utilization, memory.mapped)
         return Plan(
-            [*plan.lines(), binding],
+            lines,
             self._end_unchanged if same else lambda each: self._begin(each, verb.utilization, memory.mapped),
             target=f"{verb.utilization:g}" if same else f"{self.utilization:g}>{verb.utilization:g}",
             revision=self.revision, figures=plan.figures(),
@@ -115,6 +118,7 @@ class MemoryController:
         """Note that all stages have ended the change of a `map_blocks` step."""
         asked, errors = self._requested, "; ".join(change.errors)
         self._mapping, self._step = False, change.number
+        self._rooms.note_change()
         self.mapped_blocks = min(change.mapped)
         self._uneven = max(change.mapped) != self.mapped_blocks
         if not errors:
@@ -160,10 +164,27 @@ class MemoryController:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
+    def _shortage(self, blocks: int) -> str:
+        """Return why the devices have no room to grow to `blocks` now; empty if they have, or it is not known."""
+        if self._unsettled or blocks <= self.mapped_blocks:
+            return ""
+        return self._rooms.shortage(self.capacity, self.mapped_blocks, blocks)
+
+    def _room_lines(self, blocks: int) -> list[str]:
+        if blocks <= self.mapped_blocks:
+            return []
+        if self._unsettled:
+            return ["free memory is not known while a change is under way: planned without it"]
+        return [self._rooms.line(self.capacity, blocks - self.mapped_blocks)]
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether stages may change their memory now, or have different numbers of blocks."""
+        return self.busy or self._mapping or self._uneven
+
     def _is_so(self, utilization: float, blocks: int) -> bool:
         """Return whether all stages have the requested blocks, and no change is under way."""
-        settled = not (self.busy or self._mapping or self._uneven)
-        return settled and (utilization, blocks) == (self.utilization, self.mapped_blocks)
+        return not self._unsettled and (utilization, blocks) == (self.utilization, self.mapped_blocks)
 
     def _end_unchanged(self, operation: Operation) -> None:
         # No new revision: plans that operators have open on this one stay valid.

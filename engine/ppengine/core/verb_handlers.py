@@ -222,12 +222,12 @@ class Commands:
 
         Raises Refused when it applies to none, or when one lacks room.
         """
-        able: list[Request] = []
+        serving, able = self._health.require(), list[Request]()
         plans: list[tuple[list[str], dict[str, float]]] = []
         first: NotPossible | None = None
         for member in members:
             try:
-                plans.append(self._health.require().scheduler.actions.plan(verb, member.id))
+                plans.append(serving.scheduler.actions.plan(verb, member.id, serving.memory.capacity.block_bytes))
                 able.append(member)
             except NotPossible as error:
                 if error.code == "DOES_NOT_FIT":

@@ -17,6 +17,7 @@ from ppengine.protocol.control import Accepted, Command, Fetch, Inspect, Outcome
 from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.kept_files import EngineEnd, write_end
 from ppengine.protocol.offline import AbortMany
+from ppengine.protocol.verbs import SetMemory
 
 if TYPE_CHECKING:
     from ppengine.drills.fault_desk import FaultDesk
@@ -41,7 +42,9 @@ class EngineLink:
         return self._collector.core_missing()
 
     def forward(self, command: Command) -> bool:
-        """Send to the core; return whether it was taken."""
+        """Send to the core; return whether it was taken. A change of memory goes behind the room that there is."""
+        if isinstance(command.verb, SetMemory) and (rooms := self._collector.rooms()).rooms:
+            self._send_core(rooms)
         return self._send_core(command)
 
     def abort(self, requests: list[str]) -> None:

@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
     Outcome,
     Refused,
 )
+from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.reports import ProcessReport, StartStage
 from ppengine.protocol.verbs import Submit
 
@@ -112,8 +113,11 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
     """`DOES_NOT_FIT`: the stages are up, and their memory does not hold one sequence."""
 
 
-ToFront = Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport
-"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead."""
+ToFront = (
+    Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport | DeviceRooms
+)  # fmt: skip
+"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` is the
+gateway's."""
 FromFront = (
     Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer
     | StartStage

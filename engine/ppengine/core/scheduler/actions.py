@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppengine.common.config import SchedulerConfig
+from ppengine.common.sizes import size_text
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
@@ -109,8 +110,11 @@ class RequestActions:
 
     # --- dry run --------------------------------------------------------------------------------------------
 
-    def plan(self, verb: RequestVerb, request_id: str) -> tuple[list[str], dict[str, float]]:
-        """Return the expected outcome of a verb in lines and figures; raise as it would."""
+    def plan(self, verb: RequestVerb, request_id: str, block_bytes: int) -> tuple[list[str], dict[str, float]]:
+        """Return the expected outcome of a verb in lines and figures; raise as it would.
+
+        `block_bytes`: bytes of one block in all stages.
+        """
         request = self._find(request_id)
         match verb:
             case Abort():
@@ -127,7 +131,7 @@ class RequestActions:
                 self._check_not_ending(request)
                 return self._plan_priority(request, verb.priority)
         figures = self._figures(request)
-        return self._plan_lines(verb, request, figures), figures
+        return self._plan_lines(verb, request, figures, block_bytes), figures
 
     def _figures(self, request: Request) -> dict[str, float]:
         device, host = self._blocks.device, self._blocks.host
@@ -144,7 +148,9 @@ class RequestActions:
             "device_needed": self._blocks.load_need(request) if request.host_blocks else 0,
         }
 
-    def _plan_lines(self, verb: RequestVerb, request: Request, figures: dict[str, float]) -> list[str]:
+    def _plan_lines(
+        self, verb: RequestVerb, request: Request, figures: dict[str, float], block_bytes: int
+    ) -> list[str]:  # fmt: skip
         lines = [f"{request.id} is {request.state}, {len(request.blocks)} device and {len(request.host_blocks)} host"]
         if isinstance(verb, SwapIn):
             lines.append(f"takes {figures['device_needed']:.0f} device blocks of {figures['blocks_free']:.0f} free")
@@ -154,9 +160,11 @@ class RequestActions:
         if isinstance(verb, Preempt):
             swap = (verb.mode or self._default_mode(request)) == "swap"
         if swap and request.blocks:
-            lines.append(f"takes {figures['host_needed']:.0f} host blocks of {figures['host_free']:.0f} free")
+            need, free = int(figures["host_needed"]), figures["host_free"]
+            lines.append(f"mode swap: takes {need} host blocks ({size_text(need * block_bytes)}) of {free:.0f} free")
         elif isinstance(verb, Preempt):
-            lines.append(f"{request.num_computed} computed tokens will be recomputed")
+            size = size_text(len(request.blocks) * block_bytes)
+            lines.append(f"mode recompute: {request.num_computed} computed tokens ({size}) are computed again")
         if request.in_flight:
             steps = " ".join(f"m{number}" for number in request.in_flight)
             lines.append(f"after {len(request.in_flight)} steps in flight: {steps}")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from typing_extensions import override
 
+from ppengine.common.sizes import size_text
 from ppengine.protocol.control import ErrorCode
 
 ActionState = Literal["pending", "applied", "failed", "superseded"]
@@ -124,11 +125,20 @@ class ResizePlan(ResizeReport):
         # `super()` would look for the class that the decorator has replaced by one with slots.
         return before | ResizeReport.figures(self)
 
-    def lines(self) -> list[str]:
-        """Return the plan in words."""
+    def lines(self, block_bytes: int) -> list[str]:
+        """Return the plan in words. `block_bytes`: of one block in all stages."""
         lines = [f"blocks {self.before} -> {self.after}"]
         if self.after < self.before:
             lines.append(f"free in the tail {self.free_tail}, cached dropped {self.cached_dropped}, move {self.move}")
-            lines.append(f"swap out {self.swap_requests} requests ({self.swap_blocks} blocks)")
-            lines.append(f"recompute {self.recompute_requests} requests ({self.recompute_blocks} blocks)")
+            modes = (
+                ("swap", self.swap_requests, self.swap_blocks, "go to the host"),
+                ("recompute", self.recompute_requests, self.recompute_blocks, "are computed again"),
+            )
+            named = [
+                f"mode {mode}: {count} {'request' if count == 1 else 'requests'}, "
+                f"{blocks} {'block' if blocks == 1 else 'blocks'} ({size_text(blocks * block_bytes)}) {fate}"
+                for mode, count, blocks, fate in modes
+                if count
+            ]
+            lines += named or ["no mode: every request keeps its blocks"]
         return lines
