@@ -498,6 +498,15 @@ def test_submit_that_cannot_be(cli: Cli, fake: FakeGateway) -> None:
     assert len(fake.commands) == 1
 
 
+def test_a_dry_run_prints_each_line_of_its_plan_once(cli: Cli, fake: FakeGateway) -> None:
+    lines = ["blocks 9 -> 3", "mode swap: 1 request, 4 blocks (1.0 MiB) go to the host"]
+    fake.answers[SetMemory] = lambda command: [
+        Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures={"swap": 4.0}, revision=7)
+    ]
+    run = cli("set-memory", "0.5", "--dry-run")
+    assert (run.code, run.out) == (0, f"set-memory planned (revision 7): {lines[0]}\n  {lines[1]}\n")
+
+
 def test_submit_dry_run(cli: Cli, fake: FakeGateway) -> None:
     run = cli("submit", "x", "--dry-run")
     assert (run.code, run.out) == (0, "submit planned: fits\n  4 tokens, 2 blocks\n")

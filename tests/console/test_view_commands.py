@@ -192,12 +192,13 @@ def test_confirm_rows_name_target_epoch_and_figures():
     verb = Preempt(request="r-0002")
     head = text(plan.head_rows(verb, picture, 2, 76))
     assert "request r-0002 of opt@n0" in head and "epoch   b00t5eed0001   revision 2" in head and "126 blocks" in head
+    lines = ["blocks 1024 -> 512", "mode swap: 2 requests, 31 blocks (4.0 MiB) go to the host"]
     planned = Outcome(
-        id="1", op="o", state="planned", text="", plan=["moves 31 blocks"],
-        figures={"blocks_before": 1024, "blocks_after": 512, "move": 31, "swap": 0},
+        id="1", op="o", state="planned", text=lines[0], plan=lines,
+        figures={"blocks_before": 1024, "blocks_after": 512, "swap_requests": 2, "swap": 31},
     )  # fmt: skip
-    rows = text(plan.plan_rows(planned, 76))
-    assert "moves 31 blocks" in rows and "blocks 1024 > 512" in rows and "move 31" in rows and "swap" not in rows
+    rows = [line.strip() for line in text(plan.plan_rows(planned, 76)).splitlines()]
+    assert rows == [f"plan    {lines[0]}", lines[1]], "the words have all figures: nothing is said twice"
     assert "DOES_NOT_FIT" in text(plan.plan_rows(Refused(id="1", code="DOES_NOT_FIT", text="needs 90"), 76))
 
 

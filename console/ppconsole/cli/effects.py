@@ -124,7 +124,8 @@ def _show_outcome(outcome: Outcome, name: str, common: Common) -> int:
         revision = f" (revision {outcome.revision})" if outcome.revision is not None else ""
         click.echo(f"{name} {outcome.state}{at}{revision}: {clean(outcome.text)}")
         for line in outcome.plan:
-            click.echo(f"  {clean(line)}")
+            if line != outcome.text:
+                click.echo(f"  {clean(line)}")
     return exits.OF_STATE[outcome.state]
 
 

@@ -1,8 +1,6 @@
-"""Content of the confirm dialog: target, epoch, the plan of the dry run with its figures, the CLI line."""
+"""Content of the confirm dialog: target, epoch, the plan of the dry run, the CLI line."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
@@ -53,7 +51,7 @@ def _wrapped(line: Row, width: int) -> list[Row]:
 
 
 def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Row]:
-    """Return the dry run's answer: the plan and its figures, or why it cannot be done."""
+    """Return the dry run's answer: the plan in words, which has its figures, or why it cannot be done."""
     if answer is None:
         return [row(("plan    ", "dim"), ("asking the engine…", "dim"))]
     if isinstance(answer, Refused):
@@ -63,31 +61,7 @@ def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Row]:
     for index, line in enumerate(lines):
         label: Seg = ("plan    " if index == 0 else "        ", "dim")
         rows.extend(_wrapped(row(label, (line, "")), width))
-    rows.extend(figure_rows(answer.figures, width))
     return rows
-
-
-def figure_rows(values: Mapping[str, float], width: int) -> list[Row]:
-    """Return figures as `name value` pairs, noughts left out; a before and an after become `before > after`."""
-    pairs: list[tuple[str, str]] = []
-    for name, value in values.items():
-        stem = name.removesuffix("_before")
-        after = values.get(f"{stem}_after")
-        if name.endswith("_before") and after is not None:
-            pairs.append((stem.replace("_", " "), f"{value:g} > {after:g}"))
-        elif value and not (name.endswith("_after") and name.removesuffix("_after") + "_before" in values):
-            pairs.append((name.replace("_", " "), f"{value:g}"))
-    rows: list[Row] = []
-    segs: list[Seg] = []
-    used = 8
-    for name, text in pairs:
-        size = width_of(name) + width_of(text) + 4
-        if segs and used + size > width:
-            rows.append(Row((("        ", ""), *segs)))
-            segs, used = [], 8
-        segs += [(f"{name} ", "dim"), (text, "strong"), ("   ", "")]
-        used += size
-    return [*rows, Row((("        ", ""), *segs))] if segs else rows
 
 
 def cli_rows(verb: Verb, engine: str, width: int) -> list[Row]:
