@@ -38,8 +38,8 @@ def engine(identity="aaaaaa", *, pid=NO_PID, published=True, end=None):
     return run_dir
 
 
-def ended(reason="core ended: killed by SIGKILL", *, clean=False, wall=None):
-    return EngineEnd(wall=time.time() if wall is None else wall, reason=reason, clean=clean)
+def ended(reason="core ended: killed by SIGKILL", *, clean=False, wall=None, by=""):
+    return EngineEnd(wall=time.time() if wall is None else wall, reason=reason, clean=clean, by=by)
 
 
 def test_logs_and_end_of_a_dead_engine_stay():
@@ -68,8 +68,11 @@ def test_an_engine_whose_supervisor_still_clears_away_has_ended():
 
 
 def test_the_first_note_of_an_end_counts_but_a_failure_replaces_a_request():
-    engine(end=ended("stopped by ann", clean=True))
+    engine(end=ended("stopped by command", clean=True))
+    write_end("aaaaaa", ended("stopped by ann", clean=True, by="ann"))
+    assert read_end("aaaaaa").reason == "stopped by ann", "the supervisor saw the core's exit before the gateway"
     write_end("aaaaaa", ended("stopped by command", clean=True))
+    write_end("aaaaaa", ended("stopped by bob", clean=True, by="bob"))
     assert read_end("aaaaaa").reason == "stopped by ann"
     write_end("aaaaaa", ended("core ended: killed by SIGKILL"))
     write_end("aaaaaa", ended("stage 0 ended: killed by SIGKILL"))

@@ -232,7 +232,7 @@ class CommandDesk:
         # The effect has happened: a log that cannot be written must not hide it from the console.
         self._record(kept, _outcome_name(reply), reply)
         self._answer(kept.client, reply)
-        if isinstance(reply, Accepted) and kept.ends_engine:
+        if kept.ends_engine and (isinstance(reply, Accepted) or getattr(reply, "state", "") == "applied"):
             self._engine.note_stop(kept.command)
         if kept.over and row_of(kept.command.verb).ends_engine and getattr(reply, "state", "") != "applied":
             self.stopping = False

@@ -84,7 +84,7 @@ class EngineLink:
     def note_stop(self, command: Command) -> None:
         """Note in the engine's kept files who stops it."""
         why = f": {command.reason}" if command.reason else ""
-        end = EngineEnd(wall=time.time(), reason=f"stopped by {command.by}{why}", clean=True, code=0)
+        end = EngineEnd(wall=time.time(), reason=f"stopped by {command.by}{why}", clean=True, code=0, by=command.by)
         write_end(self._config.id, end)
 
     def _send_core(self, message: msgspec.Struct) -> bool:

@@ -31,6 +31,8 @@ class EngineEnd(msgspec.Struct, kw_only=True):
     """The engine was stopped on request."""
     code: int | None = None
     """Exit code of its supervisor."""
+    by: str = ""
+    """Operator who stopped it; empty: none did, or it is not known."""
     noted: bool = True
     """A process of the engine wrote this; otherwise all ended at once."""
 
@@ -56,10 +58,14 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_end(engine_id: str, end: EngineEnd) -> None:
-    """Note the end of an engine. The first note counts, except that a failure replaces an end on request."""
+    """Note the end of an engine. The first note counts, but a failure replaces an end on request.
+
+    The one with an operator counts of two ends on request: gateway and supervisor note them at once.
+    """
     folder, before = engine_folder(engine_id), read_end(engine_id)
     with contextlib.suppress(OSError):
-        if folder.is_dir() and (before is None or (before.clean and not end.clean)):
+        better = before is None or (before.clean and (not end.clean or (end.by != "" and not before.by)))
+        if folder.is_dir() and better:
             write_file(folder / "end.json", msgspec.json.encode(end))
 
 
