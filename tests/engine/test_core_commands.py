@@ -18,6 +18,7 @@ from ppengine.protocol.verbs import (
     Continue,
     Cordon,
     Drain,
+    Many,
     Pause,
     Preempt,
     Priority,
@@ -417,6 +418,7 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
         Submit(prompt_token_ids=[1]), Abort(request="a"), Preempt(request="a"), SwapOut(request="a"),
         SetMemory(utilization=0.6), Pause(), Resume(), Drain(), Stop(), SetCheck(check="finite"),
         RestartStage(stage=0), Cordon(stage=1), Priority(request="a", priority=-3),
+        Many(verbs=[Abort(request="a")]),
     ):  # fmt: skip
         (answer,) = world.say(verb, dry_run=True)
         assert isinstance(answer, Outcome), (verb, answer)

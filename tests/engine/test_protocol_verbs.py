@@ -10,7 +10,20 @@ import msgspec
 import pytest
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verb_table import ROWS
-from ppengine.protocol.verbs import MESSAGES, Preempt, Submit, SwapOut, Verb, build
+from ppengine.protocol.verbs import (
+    MANY_MOST,
+    MESSAGES,
+    Abort,
+    Many,
+    Preempt,
+    Priority,
+    Submit,
+    SwapOut,
+    Verb,
+    build,
+    label_of,
+    name_of,
+)
 
 
 def test_every_verb_has_a_row_and_every_row_a_verb():
@@ -43,7 +56,7 @@ def test_an_argument_fits_its_field(name, argument):
 
 def test_every_message_can_be_written_by_its_row():
     unwritten = {("submit", "prompt_token_ids"), ("submit", "request"), ("submit", "abort_on_detach")}
-    unwritten.add(("submit", "sampling"))
+    unwritten |= {("submit", "sampling"), ("many", "verbs"), ("many", "revisions")}
     for name, message in MESSAGES.items():
         written = {argument.field for argument in ROWS[name].arguments}
         fields = {(name, field.name) for field in msgspec.structs.fields(message) if field.name not in written}
@@ -60,6 +73,25 @@ def test_values_that_are_left_out_are_the_messages_defaults():
         build("priority", {"request": "r", "priority": 2**31})
     with pytest.raises(ValueError, match="max_tokens is 0"):
         build("submit", {"prompt": "x", "max_tokens": 0})
+
+
+def test_many_verbs_are_a_thousand_of_one_kind_on_requests_that_differ():
+    assert Many(verbs=[Abort(request=f"r{number}") for number in range(MANY_MOST)], revisions=[1] * MANY_MOST)
+    for verbs, revisions, text in (
+        ([], [], "0 requests in one command; it must be 1 to 1000"),
+        ([Abort(request=f"r{number}") for number in range(1001)], [], "1001 requests in one command"),
+        ([Abort(request="a"), SwapOut(request="b")], [], "the verbs are abort, swap-out; they must be of one kind"),
+        ([Abort(request="a"), Abort(request="b")], [1], "1 revisions for 2 requests"),
+        ([Abort(request="a"), Abort(request="b"), Abort(request="a")], [], "request a is there twice"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Many(verbs=verbs, revisions=revisions)
+    raw = msgspec.msgpack.encode({"type": "many", "verbs": [{"type": "abort", "request": "a"}] * 2})
+    with pytest.raises(msgspec.ValidationError, match="request a is there twice"):
+        msgspec.msgpack.decode(raw, type=Verb)
+    many = Many(verbs=[Priority(request="a", priority=2)])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(many), type=Verb) == many
+    assert (name_of(many), label_of(many), label_of(Abort(request="a"))) == ("many", "priority", "abort")
 
 
 def test_the_table_costs_the_standard_library_alone():

@@ -18,7 +18,7 @@ _VERBS = {"submit": "submitting", "fault": "faults"}
 COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
     "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
-    **{name: _VERBS.get(name, "effects") for name, row in ROWS.items() if not row.written},
+    **{name: _VERBS.get(name, "effects") for name, row in ROWS.items() if row.typed and not row.written},
     "explain": "inspecting", "incidents": "incidents", "stacks": "inspecting", "streams": "streams",
     "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
 }  # fmt: skip

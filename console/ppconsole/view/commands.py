@@ -29,7 +29,7 @@ class Usage(NamedTuple):
 
 
 VERBS: dict[str, Usage] = {
-    row.name: Usage(grammar.form(row), row.help) for row in ROWS.values() if row.runs != "faults"
+    row.name: Usage(grammar.form(row), row.help) for row in ROWS.values() if row.typed and row.runs != "faults"
 }
 """Verbs that the console offers. The line takes faults too, but completion and palette do not suggest them."""
 SCREENS: dict[str, str] = {
@@ -93,7 +93,7 @@ def _row_of_words(words: list[str]) -> tuple[Row, list[str]]:
     """Return the row that `words` begin with, and the words after it. Raises UsageError."""
     for count in (2, 1):
         for row in ROWS.values():
-            if " ".join(words[:count]) in (row.name, row.words):
+            if row.typed and " ".join(words[:count]) in (row.name, row.words):
                 return row, words[count:]
     word = words[0] if words else ""
     near = nearest(word, (*NAMES, *ALIASES)) or f"; the commands are {', '.join(NAMES)}"

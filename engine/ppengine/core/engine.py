@@ -20,12 +20,14 @@ from ppengine.core.events import Events
 from ppengine.core.health import Health
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.many_requests import ManyRequests
 from ppengine.core.memory_controller import MemoryController
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.report import Reporter
+from ppengine.core.request_verbs import RequestVerbs
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.serving import Serving
 from ppengine.core.shadow_check import Shadow
@@ -89,8 +91,10 @@ class Engine:
             start_stage, notify_stage, note,
         )  # fmt: skip
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
+        one = RequestVerbs(health, requests, tracker, operations)
+        many = ManyRequests(health, one, operations)
         self.commands = Commands(
-            config, health, tracker, stages, requests, submissions, recovery, cordons, checks, operations, reply
+            config, health, one, many, stages, requests, submissions, recovery, cordons, checks, operations, reply
         )
         self.rooms = RoomBook(clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)

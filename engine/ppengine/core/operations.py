@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Conflict, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Event, OperationInfo
-from ppengine.protocol.verbs import name_of
+from ppengine.protocol.verbs import label_of
 
 KEEP_SECONDS = 10.0
 """Seconds for which an ended operation stays in the reports."""
@@ -57,7 +57,7 @@ class Operations:
     def open(self, command: Command, client: bytes, target: str | None, *, request: str | None = None) -> Operation:
         """Accept a command: it gets an id and, later, one outcome."""
         self._count += 1
-        operation = Operation(f"op-{self._count}", command, client, name_of(command.verb), target, request)
+        operation = Operation(f"op-{self._count}", command, client, label_of(command.verb), target, request)
         self._live[operation.id] = operation
         self._reply(client, Accepted(id=command.id, op=operation.id, request=request))
         return operation
@@ -84,6 +84,7 @@ class Operations:
         figures: dict[str, float] | None = None,
         request: str | None = None,
         plan: list[str] | None = None,
+        conflicts: list[Conflict] | None = None,
     ) -> None:
         """Give an operation its outcome."""
         if self._live.pop(operation.id, None) is None:
@@ -96,6 +97,7 @@ class Operations:
             Outcome(
                 id=command.id, op=operation.id, state=state, text=text, step=step, revision=revision,
                 figures=figures or {}, request=request, plan=plan or [],
+                conflicts=conflicts or [],
             ),
         )  # fmt: skip
         detail = f"{operation.verb} {operation.target or ''}".strip()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ppengine.core.operations import Operation
-from ppengine.protocol.control import ErrorCode
+from ppengine.protocol.control import Conflict, ErrorCode
 
 
 class CommandError(Exception):
@@ -30,3 +30,5 @@ class Plan:
     revision: int | None = None
     """Revision that the plan is about, which `if_rev` guards."""
     figures: dict[str, float] = field(default_factory=dict)
+    conflicts: list[Conflict] = field(default_factory=list)
+    """Requests of a verb on several to which it does not apply."""

@@ -13,21 +13,20 @@ from ppengine.core.cordons import Cordons
 from ppengine.core.health import Health
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.many_requests import ManyRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.recovery import Recovery
-from ppengine.core.scheduler import ActionResult, DoesNotFit, Scheduler
+from ppengine.core.request_verbs import RequestVerbs
+from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler import Refused as NotPossible
-from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.results import ActionState
 from ppengine.core.stage_records import Stages
-from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submissions import Submissions
 from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.verbs import (
-    Abort,
     Cordon,
     Drain,
+    Many,
     Pause,
     RequestVerb,
     RestartStage,
@@ -41,9 +40,6 @@ from ppengine.protocol.verbs import (
     value_of,
 )
 
-_REPORTED_FIRST: tuple[ActionState, ...] = ("pending", "failed", "superseded", "applied")
-"""Order in which an operation reports the effects on several samples."""
-
 
 @dataclass(eq=False)
 class Commands:
@@ -51,7 +47,8 @@ class Commands:
 
     _config: EngineConfig
     _health: Health
-    _tracker: StageTracker
+    _one: RequestVerbs
+    _many: ManyRequests
     _stages: Stages
     _requests: LiveRequests
     _submissions: Submissions
@@ -60,7 +57,6 @@ class Commands:
     _checks: Checks
     _operations: Operations
     _reply: Callable[[bytes, msgspec.Struct], None]
-    _effects: list[tuple[list[tuple[ActionResult, Request]], Operation]] = field(init=False, default_factory=list)
     _drain: Operation | None = field(init=False, default=None)
     _idle: Operation | None = field(init=False, default=None)
 
@@ -68,7 +64,8 @@ class Commands:
         # Each handler takes the verb of its own type: a relation that no annotation of a dict expresses.
         self.handlers: dict[type[Verb], Callable[[Any, Command], Plan]] = {
             Submit: self._plan_submit,
-            **dict.fromkeys(get_args(RequestVerb), self._plan_act),
+            **dict.fromkeys(get_args(RequestVerb), self._one.plan),
+            Many: self._many.plan,
             SetMemory: lambda verb, command: self._health.require().memory.plan_set_memory(verb, command),
             Pause: self._plan_pause,
             Resume: self._plan_resume,
@@ -94,7 +91,7 @@ class Commands:
             if command.dry_run:
                 outcome = Outcome(
                     id=command.id, op="", state="planned", text=plan.lines[0], plan=plan.lines, figures=plan.figures,
-                    revision=plan.revision, request=plan.request,
+                    revision=plan.revision, request=plan.request, conflicts=plan.conflicts,
                 )  # fmt: skip
                 self._reply(client, outcome)
             else:
@@ -120,15 +117,9 @@ class Commands:
 
     def _check_revision(self, verb: Verb, seen: int) -> None:
         """Raise CommandError unless `seen` is the revision of the verb's request, or of memory."""
-        if isinstance(verb, SetMemory):
-            conflict = self._health.require().memory.conflict(seen)
-        else:
-            name = value_of(verb, "request")
-            request = self._members(name)[0]
-            last = request.history[-1][1] if request.history else request.state
-            text = f"{name} has moved on: revision {request.revision}, you saw {seen} ({last})"
-            conflict = text if seen != request.revision else ""
-        if conflict:
+        if not isinstance(verb, SetMemory):
+            self._one.check_revision(value_of(verb, "request"), seen)
+        elif conflict := self._health.require().memory.conflict(seen):
             raise CommandError("CONFLICT", conflict)
 
     def settle(self) -> None:
@@ -136,18 +127,8 @@ class Commands:
         scheduler = self._health.require().scheduler
         # All effects are examined below; the scheduler's own list of ended ones would only grow.
         scheduler.fences.settled()
-        left = []
-        for effects, operation in self._effects:
-            # A group of samples moves together; the operation ends with the last of them.
-            effect, request = min(effects, key=lambda pair: _REPORTED_FIRST.index(pair[0].state))
-            if effect.state == "pending":
-                self._operations.defer(operation, self._where(request))
-                left.append((effects, operation))
-            else:
-                self._operations.end(
-                    operation, effect.state, effect.text, step=effect.step, revision=effects[0][1].revision
-                )  # fmt: skip
-        self._effects = left
+        self._one.settle()
+        self._many.settle()
         if self._idle is not None:
             if running := _running(scheduler):
                 self._operations.defer(self._idle, f"waits for {running} running requests")
@@ -178,64 +159,6 @@ class Commands:
 
         lines = [f"queue {len(requests)} sample(s) of {prompt} prompt tokens"]
         return Plan(lines, begin, target=name, request=None if command.dry_run else name)
-
-    def _plan_act(self, verb: RequestVerb, command: Command) -> Plan:
-        serving, members = self._health.require(), self._members(verb.request)
-
-        def call(member: Request) -> ActionResult:
-            if isinstance(verb, Abort):
-                return self._requests.abort(serving, member, command.by)
-            return serving.scheduler.actions.begin(verb, member.id, by=command.by)
-
-        able, lines, figures = self._able(verb, members)
-        return Plan(
-            lines, lambda operation: self._begin_act(operation, able, len(members), call),
-            target=verb.request, request=verb.request, revision=members[0].revision, figures=figures,
-        )  # fmt: skip
-
-    def _begin_act(
-        self, operation: Operation, able: list[Request], count: int, call: Callable[[Request], ActionResult]
-    ) -> None:
-        effects: list[tuple[ActionResult, Request]] = []
-        for member in able:
-            try:
-                effects.append((call(member), member))
-            except NotPossible as error:
-                # An earlier sample took the blocks that this one needs.
-                problem = f"{len(effects)} of {count} samples: {error.text}"
-                self._operations.end(operation, "failed", problem, request=operation.request)
-                return
-        self._effects.append((effects, operation))
-        self.settle()
-
-    def _members(self, name: str) -> list[Request]:
-        """Return the live samples of a request. Raises CommandError where there is none."""
-        members = self._requests.members(name)
-        if not members:
-            raise CommandError("NOT_FOUND", self._requests.gone_text(name))
-        return members
-
-    def _able(
-        self, verb: RequestVerb, members: list[Request]
-    ) -> tuple[list[Request], list[str], dict[str, float]]:  # fmt: skip
-        """Return the samples to which the verb applies, and the plan of the first, in lines and figures.
-
-        Raises Refused when it applies to none, or when one lacks room.
-        """
-        serving, able = self._health.require(), list[Request]()
-        plans: list[tuple[list[str], dict[str, float]]] = []
-        first: NotPossible | None = None
-        for member in members:
-            try:
-                plans.append(serving.scheduler.actions.plan(verb, member.id, serving.memory.capacity.block_bytes))
-                able.append(member)
-            except NotPossible as error:
-                if error.code == "DOES_NOT_FIT":
-                    raise
-                first = first or error
-        if first is not None and not able:
-            raise first
-        return able, *plans[0]
 
     def _plan_pause(self, verb: Pause, command: Command) -> Plan:
         scheduler, live = self._health.require().scheduler, len(self._requests.live())
@@ -299,13 +222,6 @@ class Commands:
 
         line = f"stop the engine; {left} requests end unfinished" if left else "stop the engine; it is idle"
         return Plan([line], begin, target=self._config.name)
-
-    def _where(self, request: Request) -> str:
-        if not request.in_flight:
-            return "waits for its copies"
-        number = request.in_flight[0]
-        stage = self._tracker.holder(number)
-        return f"in flight: m{number}" + ("" if stage is None else f" at stage {stage}")
 
 
 def _running(scheduler: Scheduler) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ppengine.protocol.control import Command
-from ppengine.protocol.verbs import Submit, name_of
+from ppengine.protocol.verbs import Many, Submit, label_of, name_of
 
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
 
@@ -98,7 +98,12 @@ class AuditLog:
 
 
 def _arguments(command: Command) -> dict[str, Any]:
-    """Return the verb's arguments as plain data, texts and tokens of a prompt as lengths."""
+    """Return the verb's arguments as plain data, texts and tokens of a prompt as lengths, many requests as ids."""
+    if isinstance(command.verb, Many):
+        many = command.verb
+        each = msgspec.to_builtins(many.verbs[0])
+        shared = {name: value for name, value in each.items() if name not in ("type", "request")}
+        return {"verb": label_of(many), "count": len(many.verbs), "requests": many.requests, **shared}
     arguments: dict[str, Any] = msgspec.to_builtins(command.verb)
     arguments.pop("type", None)
     if isinstance(command.verb, Submit):

@@ -22,7 +22,7 @@ from ppengine.gateway.sessions import Session, Sessions
 from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.frames import Header
-from ppengine.protocol.verbs import Continue, Submit, Verb, name_of, row_of
+from ppengine.protocol.verbs import Continue, Many, Submit, Verb, label_of, name_of, row_of
 
 Reply = Accepted | Deferred | Outcome | Refused
 KEPT = 4096
@@ -290,6 +290,8 @@ def brief(command: Command) -> str:
     row = row_of(command.verb)
     if row.target == "submission":
         return row.name
+    if isinstance(command.verb, Many):
+        return f"{label_of(command.verb)} {len(command.verb.verbs)} requests"
     values = msgspec.structs.astuple(command.verb)
     words = [value for value in values if value is not None and not isinstance(value, bool)]
     return " ".join([row.name, *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])

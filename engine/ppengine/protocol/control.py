@@ -94,6 +94,15 @@ class Accepted(msgspec.Struct, tag="accepted", kw_only=True):
     revision: int | None = None
 
 
+class Conflict(msgspec.Struct, kw_only=True):
+    """A request to which a verb on several did not apply."""
+
+    request: str
+    code: ErrorCode
+    text: str
+    """Reason, in one line."""
+
+
 class Outcome(msgspec.Struct, tag="outcome", kw_only=True):
     """The one end of an accepted command (a dry run ends in `planned`)."""
 
@@ -107,6 +116,8 @@ class Outcome(msgspec.Struct, tag="outcome", kw_only=True):
     request: str | None = None
     figures: dict[str, float] = {}
     """The plan or effect in numbers: `blocks_before`, `blocks_after`, `move`, `swap`, `recompute`, ..."""
+    conflicts: list[Conflict] = []
+    """Requests of a verb on several to which it does not apply; the others are done all the same."""
 
 
 class Deferred(msgspec.Struct, tag="deferred", kw_only=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["text", "prompt", "request", "stage", "integer", "number", "texts", "ids", "flag"]
-Target = Literal["submission", "request", "stage", "memory", "check", "engine"]
+Target = Literal["submission", "request", "requests", "stage", "memory", "check", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Row:
     """Seconds for which a client waits for its end, unless it sets a timeout."""
     written: str = ""
     """Words before its arguments, if they differ from the name."""
+    typed: bool = True
+    """Whether its name is a word of CLI and command line; otherwise it is made from several targets of another verb."""
 
     @property
     def has_revision(self) -> bool:
@@ -159,6 +161,7 @@ _REQUESTS = (
         more="Its blocks come back once its last step has retired.",
         key=Key("a", "abort", "abort it"),
     ),
+    Row("many", "do one verb to several requests", target="requests", typed=False),
 )  # fmt: skip
 
 _ENGINE = (

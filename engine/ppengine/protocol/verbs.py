@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -11,6 +12,8 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verb_table import ROWS, Row
 
 PRIORITY_MOST = 2**31 - 1
+MANY_MOST = 1000
+"""Most requests of one command."""
 
 
 class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True):
@@ -152,9 +155,39 @@ class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unkno
 
 RequestVerb = Abort | Preempt | SwapOut | SwapIn | Release | Priority
 """Verbs on one request. The core applies each to all samples of the request that it fits."""
+
+
+class Many(msgspec.Struct, tag="many", kw_only=True, forbid_unknown_fields=True):
+    """One verb on up to 1,000 requests: one plan, one outcome. Each request is atomic, the whole is not."""
+
+    verbs: list[RequestVerb]
+    """One a request, all of one kind."""
+    revisions: list[int | None] = []
+    """Revision that each request must have, in the order of `verbs`; null, or an empty list: any."""
+
+    def __post_init__(self) -> None:
+        """Check number, kinds and requests."""
+        count = len(self.verbs)
+        if not 1 <= count <= MANY_MOST:
+            raise ValueError(f"{count} requests in one command; it must be 1 to {MANY_MOST}")
+        kinds = sorted({str(verb.__struct_config__.tag) for verb in self.verbs})
+        if len(kinds) > 1:
+            raise ValueError(f"the verbs are {', '.join(kinds)}; they must be of one kind")
+        if self.revisions and len(self.revisions) != count:
+            raise ValueError(f"{len(self.revisions)} revisions for {count} requests; there must be one each, or none")
+        twice = next((name for name, times in Counter(self.requests).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(f"request {twice} is there twice; each must be there once")
+
+    @property
+    def requests(self) -> list[str]:
+        """The ids of its requests."""
+        return [verb.request for verb in self.verbs]
+
+
 Verb = (
-    Submit | RequestVerb | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage | Cordon
-    | Fault | ClearFaults
+    Submit | RequestVerb | Many | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage
+    | Cordon | Fault | ClearFaults
 )  # fmt: skip
 """The allow-list: a command can ask for nothing else."""
 
@@ -176,6 +209,11 @@ def row_of(verb: Verb) -> Row:
 def name_of(verb: Verb) -> str:
     """Return the name of a verb, as it is typed and sent."""
     return str(verb.__struct_config__.tag)
+
+
+def label_of(verb: Verb) -> str:
+    """Return the name to show: of many verbs, that of each."""
+    return name_of(verb.verbs[0] if isinstance(verb, Many) else verb)
 
 
 def build(name: str, values: dict[str, Any]) -> Verb:

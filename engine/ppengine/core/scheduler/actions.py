@@ -8,7 +8,7 @@ from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
-from ppengine.core.scheduler.results import ActionResult, Fence, PreemptMode, Refused
+from ppengine.core.scheduler.results import ActionResult, Fence, PreemptMode, Refused, Room
 from ppengine.protocol.verbs import Abort, Preempt, Priority, Release, RequestVerb, SwapIn, SwapOut
 
 
@@ -156,10 +156,7 @@ class RequestActions:
             lines.append(f"takes {figures['device_needed']:.0f} device blocks of {figures['blocks_free']:.0f} free")
         elif not isinstance(verb, Release):
             lines.append(f"{figures['blocks_back']:.0f} device blocks come back")
-        swap = isinstance(verb, SwapOut)
-        if isinstance(verb, Preempt):
-            swap = (verb.mode or self._default_mode(request)) == "swap"
-        if swap and request.blocks:
+        if self._swaps(verb, request) and request.blocks:
             need, free = int(figures["host_needed"]), figures["host_free"]
             lines.append(f"mode swap: takes {need} host blocks ({size_text(need * block_bytes)}) of {free:.0f} free")
         elif isinstance(verb, Preempt):
@@ -169,6 +166,27 @@ class RequestActions:
             steps = " ".join(f"m{number}" for number in request.in_flight)
             lines.append(f"after {len(request.in_flight)} steps in flight: {steps}")
         return lines
+
+    def room(self) -> Room:
+        """Return the free host blocks, device blocks and places, from which verbs take."""
+        return Room(
+            self._blocks.host.free, self._blocks.device.available, self._max_seqs - len(self._queues.running)
+        )  # fmt: skip
+
+    def needs(self, verb: RequestVerb, request_id: str) -> Room:
+        """Return the room that a verb takes at once."""
+        request = self._find(request_id)
+        if isinstance(verb, SwapIn):
+            return Room(device=self._blocks.load_need(request), places=1)
+        if self._swaps(verb, request) and request.blocks and not _has_host(request):
+            return Room(host=self._blocks.swap_need(request))
+        return Room()
+
+    def _swaps(self, verb: RequestVerb, request: Request) -> bool:
+        """Return whether a verb moves the request's blocks to the host."""
+        if isinstance(verb, Preempt):
+            return (verb.mode or self._default_mode(request)) == "swap"
+        return isinstance(verb, SwapOut)
 
     def _plan_priority(self, request: Request, priority: int) -> tuple[list[str], dict[str, float]]:
         """Return the place before and after. Samples of one prompt move together and count once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -29,6 +29,14 @@ class Refused(Exception):
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code, self.text = code, text
+
+
+class Room(NamedTuple):
+    """Blocks on host and device, and places among the running requests: needed, or free."""
+
+    host: int = 0
+    device: int = 0
+    places: int = 0
 
 
 @dataclass(slots=True, eq=False)

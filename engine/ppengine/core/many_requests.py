@@ -1,0 +1,194 @@
+"""One verb on many requests: one plan with its sums, one list of conflicts, one operation with one outcome.
+
+Each request is atomic, the whole is not: a request that cannot be changed is a conflict, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ppengine.core.health import Health
+from ppengine.core.operations import Operation, Operations
+from ppengine.core.plans import CommandError, Plan
+from ppengine.core.request_verbs import Effects, RequestVerbs, SamplePlan, reported
+from ppengine.core.scheduler import Refused as NotPossible
+from ppengine.core.scheduler.results import Room
+from ppengine.protocol.control import Command, Conflict
+from ppengine.protocol.verbs import Many, Preempt, Priority, Release, RequestVerb, SwapIn, label_of
+
+_IDS_SHOWN, _CONFLICTS_SHOWN = 8, 3
+_SUMMED = (
+    "blocks", "blocks_back", "in_flight", "host_needed", "host_blocks", "computed_tokens", "output_tokens",
+    "device_needed",
+)  # fmt: skip
+"""Figures of one request that are added up; free blocks are not, because all take from the same."""
+
+
+@dataclass(eq=False)
+class _Run:
+    """One operation on many requests, and how far it has come."""
+
+    operation: Operation
+    count: int
+    left: list[tuple[str, Effects]]
+    """Requests whose effect has not happened yet."""
+    conflicts: list[Conflict]
+    applied: int = 0
+    step: int | None = None
+    """Newest step at which an effect happened."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Sums of a plan while it goes through its requests."""
+
+    room: Room
+    """Blocks and places that the requests so far leave."""
+    states: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)
+    ids: list[str] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class ManyRequests:
+    """Plans `Many`, begins its verbs one by one, and ends its operation with the last of their effects."""
+
+    _health: Health
+    _verbs: RequestVerbs
+    _operations: Operations
+    _runs: list[_Run] = field(init=False, default_factory=list)
+
+    def plan(self, many: Many, command: Command) -> Plan:
+        """Return the one plan of all. Requests to which the verb does not apply are in its conflicts."""
+        actions = self._health.require().scheduler.actions
+        draft = _Draft(actions.room())
+        for verb, revision in _pairs(many):
+            try:
+                able = self._able(verb, revision)
+                lack = self._take_room(draft, verb, able)
+            except (CommandError, NotPossible) as error:
+                draft.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
+                continue
+            if lack:
+                draft.conflicts.append(Conflict(request=verb.request, code="DOES_NOT_FIT", text=lack))
+                continue
+            draft.ids.append(verb.request)
+            draft.states[able[0].sample.state] += 1
+            for plan in able:
+                draft.sums.update({name: int(plan.figures.get(name, 0)) for name in _SUMMED})
+        free = actions.room()
+        figures: dict[str, float] = {"requests": len(draft.ids), "conflicts": len(draft.conflicts)}
+        if not isinstance(many.verbs[0], Priority):
+            figures |= {name: draft.sums[name] for name in _SUMMED}
+            figures |= {"blocks_free": free.device, "host_free": free.host}
+        return Plan(
+            _lines(many, draft, free), lambda operation: self._begin(many, operation, command.by),
+            target=f"{len(many.verbs)} requests", figures=figures, conflicts=draft.conflicts,
+        )  # fmt: skip
+
+    def settle(self) -> None:
+        """Count the effects that have happened; end the operations that wait for no other."""
+        for run in self._runs:
+            self._settle(run)
+        self._runs = [run for run in self._runs if run.left]
+
+    def _able(self, verb: RequestVerb, revision: int | None) -> list[SamplePlan]:
+        members = self._verbs.members(verb.request)
+        if revision is not None:
+            self._verbs.check_revision(verb.request, revision)
+        return self._verbs.able(verb, members)
+
+    def _take_room(self, draft: _Draft, verb: RequestVerb, able: list[SamplePlan]) -> str:
+        """Take the room of one request from the draft's; return what it lacks, in words, empty without."""
+        actions = self._health.require().scheduler.actions
+        needs = [actions.needs(verb, plan.sample.id) for plan in able]
+        need = Room(*map(sum, zip(*needs, strict=True)))
+        for amount, left, name in zip(need, draft.room, ("host blocks", "device blocks", "places"), strict=True):
+            if amount <= left or not amount:
+                continue
+            if isinstance(verb, Preempt) and verb.mode is None:
+                return ""  # Without room it is recomputed, and takes nothing.
+            return f"{verb.request} needs {amount} {name}, the others leave {max(left, 0)}"
+        draft.room = Room(*(left - amount for amount, left in zip(need, draft.room, strict=True)))
+        return ""
+
+    def _begin(self, many: Many, operation: Operation, by: str) -> None:
+        run = _Run(operation, len(many.verbs), [], [])
+        for verb, revision in _pairs(many):
+            try:
+                # Planned again: an earlier one may have taken the room of this one.
+                able = self._able(verb, revision)
+                effects = self._verbs.begin(verb, able, by)
+            except (CommandError, NotPossible) as error:
+                run.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
+            else:
+                run.left.append((verb.request, effects))
+        self._settle(run)
+        if run.left:
+            self._runs.append(run)
+
+    def _settle(self, run: _Run) -> None:
+        left = []
+        for name, effects in run.left:
+            effect, _ = reported(effects)
+            if effect.state == "pending":
+                left.append((name, effects))
+            elif effect.state == "applied":
+                run.applied += 1
+                run.step = max(effect.step or 0, run.step or 0) or None
+            else:
+                run.conflicts.append(Conflict(request=name, code="CONFLICT", text=f"{effect.state}: {effect.text}"))
+        run.left = left
+        if left:
+            name, effects = left[0]
+            where = self._verbs.where(reported(effects)[1])
+            self._operations.defer(run.operation, f"{run.applied} of {run.count} applied; {name} {where}")
+            return
+        self._operations.end(
+            run.operation, "applied" if run.applied else "failed", _end_text(run), step=run.step,
+            figures={"applied": run.applied, "conflicts": len(run.conflicts)}, conflicts=run.conflicts,
+        )  # fmt: skip
+
+
+def _pairs(many: Many) -> list[tuple[RequestVerb, int | None]]:
+    """Return the verbs with the revisions that their requests must have."""
+    return list(zip(many.verbs, many.revisions or [None] * len(many.verbs), strict=True))
+
+
+def _end_text(run: _Run) -> str:
+    """Return how many requests were changed, and the first that were not."""
+    refused = _some([each.request for each in run.conflicts], _CONFLICTS_SHOWN)
+    return f"{run.applied} of {run.count} requests" + (f"; not: {refused}" if refused else "")
+
+
+def _lines(many: Many, draft: _Draft, free: Room) -> list[str]:
+    """Return the plan in words: counts and sums first, then the first ids."""
+    verb, sums, count = many.verbs[0], draft.sums, len(draft.ids)
+    lines = [f"{label_of(many)} {count} of {len(many.verbs)} requests"]
+    if draft.conflicts:
+        lines[0] += f"; {len(draft.conflicts)} cannot be done"
+    if not count:
+        return lines
+    lines.append(", ".join(f"{number} {state}" for state, number in draft.states.most_common()))
+    if isinstance(verb, Priority):
+        return [*lines, f"priority {verb.priority}; smaller first", _some(draft.ids, _IDS_SHOWN)]
+    if isinstance(verb, SwapIn):
+        lines.append(f"takes {sums['device_needed']} device blocks of {free.device} free")
+    elif not isinstance(verb, Release):
+        # A block that two of them share is in neither's count.
+        lines.append(f"at least {sums['blocks_back']} device blocks come back")
+    if free.host > draft.room.host:
+        lines.append(f"takes {free.host - draft.room.host} host blocks of {free.host} free")
+    elif isinstance(verb, Preempt):
+        lines.append(f"{sums['computed_tokens']} computed tokens will be recomputed")
+    if sums["in_flight"]:
+        lines.append("those in flight follow when their steps have retired")
+    return [*lines, _some(draft.ids, _IDS_SHOWN)]
+
+
+def _some(ids: list[str], most: int) -> str:
+    """Return the first ids, and how many more there are."""
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return " ".join(ids[:most]) + more

@@ -1,0 +1,135 @@
+"""Verbs on one request: the plan, the effects on its samples, and the end of the operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ppengine.core.health import Health
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.operations import Operation, Operations
+from ppengine.core.plans import CommandError, Plan
+from ppengine.core.scheduler import ActionResult
+from ppengine.core.scheduler import Refused as NotPossible
+from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.results import ActionState
+from ppengine.core.stage_tracker import StageTracker
+from ppengine.protocol.control import Command
+from ppengine.protocol.verbs import Abort, RequestVerb
+
+_REPORTED_FIRST: tuple[ActionState, ...] = ("pending", "failed", "superseded", "applied")
+"""Order in which the effects on several samples are reported."""
+
+Effects = list[tuple[ActionResult, Request]]
+"""Effects of one verb on the samples of one request."""
+
+
+class SamplePlan(NamedTuple):
+    """Expected effect of a verb on one sample."""
+
+    sample: Request
+    lines: list[str]
+    figures: dict[str, float]
+
+
+def reported(effects: Effects) -> tuple[ActionResult, Request]:
+    """Return the effect to report of several samples: a group moves together and ends with the last of them."""
+    return min(effects, key=lambda pair: _REPORTED_FIRST.index(pair[0].state))
+
+
+@dataclass(eq=False)
+class RequestVerbs:
+    """Plans and begins verbs on one request, and ends their operations when their effects have happened."""
+
+    _health: Health
+    _requests: LiveRequests
+    _tracker: StageTracker
+    _operations: Operations
+    _under_way: list[tuple[Effects, Operation]] = field(init=False, default_factory=list)
+
+    def plan(self, verb: RequestVerb, command: Command) -> Plan:
+        """Return the plan of a verb. Raises CommandError and Refused."""
+        members = self.members(verb.request)
+        able = self.able(verb, members)
+
+        def begin(operation: Operation) -> None:
+            try:
+                effects = self.begin(verb, able, command.by)
+            except NotPossible as error:
+                self._operations.end(operation, "failed", error.text, request=operation.request)
+                return
+            self._under_way.append((effects, operation))
+            self.settle()
+
+        _, lines, figures = able[0]
+        return Plan(
+            lines, begin, target=verb.request, request=verb.request, revision=members[0].revision, figures=figures
+        )
+
+    def members(self, name: str) -> list[Request]:
+        """Return the live samples of a request. Raises CommandError if there are none."""
+        members = self._requests.members(name)
+        if not members:
+            raise CommandError("NOT_FOUND", self._requests.gone_text(name))
+        return members
+
+    def check_revision(self, name: str, seen: int) -> None:
+        """Raise CommandError unless `seen` is the revision of a request."""
+        request = self.members(name)[0]
+        last = request.history[-1][1] if request.history else request.state
+        if request.revision != seen:
+            raise CommandError("CONFLICT", f"{name} has moved on: revision {request.revision}, you saw {seen} ({last})")
+
+    def able(self, verb: RequestVerb, members: list[Request]) -> list[SamplePlan]:
+        """Return the plans of the samples to which the verb applies.
+
+        Raises Refused if it applies to none, or if one lacks room.
+        """
+        serving, able = self._health.require(), list[SamplePlan]()
+        first: NotPossible | None = None
+        for member in members:
+            try:
+                plan = serving.scheduler.actions.plan(verb, member.id, serving.memory.capacity.block_bytes)
+                able.append(SamplePlan(member, *plan))
+            except NotPossible as error:
+                if error.code == "DOES_NOT_FIT":
+                    raise
+                first = first or error
+        if first is not None and not able:
+            raise first
+        return able
+
+    def begin(self, verb: RequestVerb, able: list[SamplePlan], by: str) -> Effects:
+        """Begin a verb on samples. Raises Refused if an earlier sample took the room of a later."""
+        serving, effects = self._health.require(), Effects()
+        for sample, _, _ in able:
+            try:
+                if isinstance(verb, Abort):
+                    effect = self._requests.abort(serving, sample, by)
+                else:
+                    effect = serving.scheduler.actions.begin(verb, sample.id, by=by)
+            except NotPossible as error:
+                raise NotPossible(error.code, f"{len(effects)} of {len(able)} samples: {error.text}") from None
+            effects.append((effect, sample))
+        return effects
+
+    def settle(self) -> None:
+        """End the operations whose effect has happened; report the progress of the others."""
+        left = []
+        for effects, operation in self._under_way:
+            effect, request = reported(effects)
+            if effect.state == "pending":
+                self._operations.defer(operation, self.where(request))
+                left.append((effects, operation))
+            else:
+                revision = effects[0][1].revision
+                self._operations.end(operation, effect.state, effect.text, step=effect.step, revision=revision)
+        self._under_way = left
+
+    def where(self, request: Request) -> str:
+        """Return the place at which an effect on a request waits, in words."""
+        if not request.in_flight:
+            return "waits for its copies"
+        number = request.in_flight[0]
+        stage = self._tracker.holder(number)
+        return f"in flight: m{number}" + ("" if stage is None else f" at stage {stage}")
