@@ -28,6 +28,7 @@ from monitor_helpers import (
     view,
 )
 from ppengine.common.procfs import read_stat
+from ppengine.gateway.commands import brief
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
     Accepted,
@@ -55,7 +56,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.reports import AgentReport, Happened, ProcessInfo
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
-from ppengine.protocol.verbs import Abort, Continue, Resume, SetMemory, Stop, Submit
+from ppengine.protocol.verbs import Abort, Continue, Many, Priority, Resume, SetMemory, Stop, Submit
 
 GATEWAY = "ppengine.gateway"
 
@@ -224,6 +225,19 @@ def test_every_command_is_audited_before_and_after(world, tmp_path):
     assert "secret" not in text
     (kept,) = tmp_path.glob("*.jsonl")
     assert kept.read_text() == text and stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_many_requests_are_one_entry_with_count_and_ids(world):
+    client = world.client()
+    many = Many(verbs=[Priority(request=f"r{number}", priority=3) for number in range(4)], revisions=[1, None, 2, 3])
+    client.say(client.command(many, "c1"))
+    world.core.next()
+    world.core.answer(Refused(id="c1", code="BUSY", text="loading"))
+    client.hear()
+    (received, refused) = until(lambda: found if len(found := world.audit()) == 2 else None)
+    arguments = {"verb": "priority", "count": 4, "requests": ["r0", "r1", "r2", "r3"], "priority": 3}
+    assert received["verb"] == "many" and received["args"] == refused["args"] == arguments
+    assert brief(client.command(many, "c2")) == "priority 4 requests"
 
 
 def test_refusals_are_audited_and_never_reach_the_core(world):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from ppengine.core.health import Health
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
-from ppengine.core.request_verbs import Effects, RequestVerbs, SamplePlan, reported
+from ppengine.core.request_verbs import Effects, RequestVerbs, reported
 from ppengine.core.scheduler import Refused as NotPossible
+from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import Room
 from ppengine.protocol.control import Command, Conflict
 from ppengine.protocol.verbs import Many, Preempt, Priority, Release, RequestVerb, SwapIn, label_of
@@ -75,17 +76,18 @@ class ManyRequests:
                 draft.conflicts.append(Conflict(request=verb.request, code="DOES_NOT_FIT", text=lack))
                 continue
             draft.ids.append(verb.request)
-            draft.states[able[0].sample.state] += 1
-            for plan in able:
-                draft.sums.update({name: int(plan.figures.get(name, 0)) for name in _SUMMED})
+            draft.states[able[0].state] += 1
+            for sample in able:
+                figures = actions.figures(sample)
+                draft.sums.update({name: int(figures[name]) for name in _SUMMED})
         free = actions.room()
-        figures: dict[str, float] = {"requests": len(draft.ids), "conflicts": len(draft.conflicts)}
+        total: dict[str, float] = {"requests": len(draft.ids), "conflicts": len(draft.conflicts)}
         if not isinstance(many.verbs[0], Priority):
-            figures |= {name: draft.sums[name] for name in _SUMMED}
-            figures |= {"blocks_free": free.device, "host_free": free.host}
+            total |= {name: draft.sums[name] for name in _SUMMED}
+            total |= {"blocks_free": free.device, "host_free": free.host}
         return Plan(
             _lines(many, draft, free), lambda operation: self._begin(many, operation, command.by),
-            target=f"{len(many.verbs)} requests", figures=figures, conflicts=draft.conflicts,
+            target=f"{len(many.verbs)} requests", figures=total, conflicts=draft.conflicts,
         )  # fmt: skip
 
     def settle(self) -> None:
@@ -94,16 +96,16 @@ class ManyRequests:
             self._settle(run)
         self._runs = [run for run in self._runs if run.left]
 
-    def _able(self, verb: RequestVerb, revision: int | None) -> list[SamplePlan]:
+    def _able(self, verb: RequestVerb, revision: int | None) -> list[Request]:
         members = self._verbs.members(verb.request)
         if revision is not None:
             self._verbs.check_revision(verb.request, revision)
         return self._verbs.able(verb, members)
 
-    def _take_room(self, draft: _Draft, verb: RequestVerb, able: list[SamplePlan]) -> str:
+    def _take_room(self, draft: _Draft, verb: RequestVerb, able: list[Request]) -> str:
         """Take the room of one request from the draft's; return what it lacks, in words, empty without."""
         actions = self._health.require().scheduler.actions
-        needs = [actions.needs(verb, plan.sample.id) for plan in able]
+        needs = [actions.needs(verb, sample.id) for sample in able]
         need = Room(*map(sum, zip(*needs, strict=True)))
         for amount, left, name in zip(need, draft.room, ("host blocks", "device blocks", "places"), strict=True):
             if amount <= left or not amount:

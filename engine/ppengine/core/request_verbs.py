@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ppengine.core.health import Health
 from ppengine.core.live_requests import LiveRequests
@@ -22,14 +21,6 @@ _REPORTED_FIRST: tuple[ActionState, ...] = ("pending", "failed", "superseded", "
 
 Effects = list[tuple[ActionResult, Request]]
 """Effects of one verb on the samples of one request."""
-
-
-class SamplePlan(NamedTuple):
-    """Expected effect of a verb on one sample."""
-
-    sample: Request
-    lines: list[str]
-    figures: dict[str, float]
 
 
 def reported(effects: Effects) -> tuple[ActionResult, Request]:
@@ -61,7 +52,8 @@ class RequestVerbs:
             self._under_way.append((effects, operation))
             self.settle()
 
-        _, lines, figures = able[0]
+        serving = self._health.require()
+        lines, figures = serving.scheduler.actions.plan(verb, able[0].id, serving.memory.capacity.block_bytes)
         return Plan(
             lines, begin, target=verb.request, request=verb.request, revision=members[0].revision, figures=figures
         )
@@ -80,17 +72,17 @@ class RequestVerbs:
         if request.revision != seen:
             raise CommandError("CONFLICT", f"{name} has moved on: revision {request.revision}, you saw {seen} ({last})")
 
-    def able(self, verb: RequestVerb, members: list[Request]) -> list[SamplePlan]:
-        """Return the plans of the samples to which the verb applies.
+    def able(self, verb: RequestVerb, members: list[Request]) -> list[Request]:
+        """Return the samples to which the verb applies.
 
         Raises Refused if it applies to none, or if one lacks room.
         """
-        serving, able = self._health.require(), list[SamplePlan]()
+        able: list[Request] = []
         first: NotPossible | None = None
         for member in members:
             try:
-                plan = serving.scheduler.actions.plan(verb, member.id, serving.memory.capacity.block_bytes)
-                able.append(SamplePlan(member, *plan))
+                self._health.require().scheduler.actions.check(verb, member.id)
+                able.append(member)
             except NotPossible as error:
                 if error.code == "DOES_NOT_FIT":
                     raise
@@ -99,10 +91,10 @@ class RequestVerbs:
             raise first
         return able
 
-    def begin(self, verb: RequestVerb, able: list[SamplePlan], by: str) -> Effects:
+    def begin(self, verb: RequestVerb, able: list[Request], by: str) -> Effects:
         """Begin a verb on samples. Raises Refused if an earlier sample took the room of a later."""
         serving, effects = self._health.require(), Effects()
-        for sample, _, _ in able:
+        for sample in able:
             try:
                 if isinstance(verb, Abort):
                     effect = self._requests.abort(serving, sample, by)

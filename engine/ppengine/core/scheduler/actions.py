@@ -116,8 +116,17 @@ class RequestActions:
         `block_bytes`: bytes of one block in all stages.
         """
         request = self._find(request_id)
+        self.check(verb, request_id)
+        if isinstance(verb, Priority):
+            return self._plan_priority(request, verb.priority)
+        figures = self.figures(request)
+        return self._plan_lines(verb, request, figures, block_bytes), figures
+
+    def check(self, verb: RequestVerb, request_id: str) -> None:
+        """Raise Refused if a verb cannot be done now."""
+        request = self._find(request_id)
         match verb:
-            case Abort():
+            case Abort() | Priority():
                 self._check_not_ending(request)
             case Preempt():
                 self._check_take(request, "preempt", verb.mode or self._default_mode(request), verb.hold)
@@ -127,13 +136,9 @@ class RequestActions:
                 self._check_swap_in(request)
             case Release():
                 self._check_release(request)
-            case Priority():
-                self._check_not_ending(request)
-                return self._plan_priority(request, verb.priority)
-        figures = self._figures(request)
-        return self._plan_lines(verb, request, figures, block_bytes), figures
 
-    def _figures(self, request: Request) -> dict[str, float]:
+    def figures(self, request: Request) -> dict[str, float]:
+        """Return the blocks and tokens that a verb on a request is about."""
         device, host = self._blocks.device, self._blocks.host
         return {
             "blocks": len(request.blocks),
