@@ -24,17 +24,16 @@ def ids(state: ConsoleState) -> list[str]:
     return [request.id for request in visible_requests(state)]
 
 
-def test_filter_matches_id_owner_state_and_why() -> None:
+def test_a_filter_chooses_by_word_and_by_field() -> None:
     for text, expected in (
         ("8F2C", ["r-8f2c"]),
         ("bob", ["r-19aa"]),
-        ("held", ["r-77d0"]),
-        ("need 121", ["r-19aa"]),
-        ("alice running", ["r-8f2c"]),
+        ("stat:held", ["r-77d0"]),
+        ('why:"need 121"', ["r-19aa"]),
+        ("alice stat:run", ["r-8f2c"]),
         ("nobody", []),
         ("!alice", ["r-19aa"]),
-        ("alice !HELD", ["r-8f2c"]),
-        ("!", ["r-8f2c", "r-19aa", "r-77d0"]),
+        ("alice !stat:HELD", ["r-8f2c"]),
         ("", ["r-8f2c", "r-19aa", "r-77d0"]),
     ):
         assert ids(set_filter(live(), text)) == expected

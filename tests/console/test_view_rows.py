@@ -207,9 +207,9 @@ def test_memory_bar_has_a_fixed_range():
 
 
 def test_filter_shows_how_many_match():
-    state = set_filter(ConsoleState(snapshot=snapshots.snapshot(4, 20)), "alice run")
+    state = set_filter(ConsoleState(snapshot=snapshots.snapshot(4, 20)), "alice stat:run")
     rows = texts(request_table.rows(state, visible_requests(state), 80))
-    assert rows[0].startswith("  REQ 2/20") and "/alice run" in rows[0] and len(rows) == 3
+    assert rows[0].startswith("  REQ 2/20") and "/alice stat:run" in rows[0] and len(rows) == 3
     empty = set_filter(state, "nobody")
     assert "no request matches" in texts(request_table.rows(empty, visible_requests(empty), 80))[1]
 

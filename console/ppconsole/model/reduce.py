@@ -9,6 +9,8 @@ from ppengine.protocol.control import Fetched
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 
+from ppconsole.model.filters import FilterError
+from ppconsole.model.request_fields import request_filter
 from ppconsole.model.state import (
     MAX_EVENTS,
     MAX_OUTPUT_CHARACTERS,
@@ -28,8 +30,12 @@ def reduce(state: ConsoleState, update: Update, now: float) -> ConsoleState:
 
 
 def set_filter(state: ConsoleState, text: str) -> ConsoleState:
-    """Show only requests that match `text`."""
-    return replace(state, filter=text.strip())
+    """Show only requests that match `text`; one that cannot be understood keeps the last that could."""
+    text = text.strip()
+    try:
+        return replace(state, filter=text, wanted=request_filter(text), filter_error="")
+    except FilterError as error:
+        return replace(state, filter=text, filter_error=str(error))
 
 
 def add_output(state: ConsoleState, fetched: Fetched) -> ConsoleState:

@@ -10,6 +10,8 @@ from typing import Literal
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event, Snapshot
 
+from ppconsole.model.filters import Filter
+
 MAX_EVENTS = 500
 MAX_OUTPUTS = 50
 MAX_OUTPUT_CHARACTERS = 20_000
@@ -40,6 +42,11 @@ class ConsoleState:
     epoch: str | None = None
     events: tuple[Event, ...] = ()
     filter: str = ""
+    """The filter as it is typed."""
+    wanted: Filter = field(default_factory=Filter)
+    """The newest filter that could be understood."""
+    filter_error: str = ""
+    """Why the typed filter cannot be understood; empty if it can."""
     sort: SortKey = "arrival"
     descending: bool = False
     outputs: Mapping[str, Output] = field(default_factory=lambda: MappingProxyType({}))

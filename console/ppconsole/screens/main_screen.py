@@ -16,6 +16,7 @@ from ppconsole.screens.following import Following
 from ppconsole.screens.line_screen import LineScreen
 from ppconsole.view import board, commands, keys
 from ppconsole.view.banner import banner, verdict_line
+from ppconsole.view.cells import fit, row
 from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH, frame
 from ppconsole.view.selection import Selection
 from ppconsole.widgets.lines import Lines
@@ -103,7 +104,9 @@ class MainScreen(LineScreen):
             shown = keys.PAST_KEYS
         note = self._model.title if len(self._model.title) <= width // 2 else ""
         foot = keys.footer(shown, width, verbs=not self._model.verbs_off(), note=note)
-        self.query_one("#foot", Lines).show([self.line_foot(width) or foot])
+        error = self._model.state.filter_error if self.line.is_open and self.line.mode == "filter" else ""
+        wrong = row((fit(error, width), "warn")) if error else None
+        self.query_one("#foot", Lines).show([wrong or self.line_foot(width) or foot])
 
     def refresh_blocks(self) -> None:
         """Fetch the block map, while the right column is there and no other screen covers it."""
@@ -230,6 +233,9 @@ class MainScreen(LineScreen):
         """Send the prompt, keep the filter, or run the command."""
         if mode != "prompt":
             super().given(mode, text)
+            if mode == "filter" and (error := self._model.state.filter_error):
+                self.console.report(error, bad=True)
+                self._filter(self._model.state.wanted.text)
         elif text.strip():
             self._following.submit(commands.prompt(text, self.console.settings.prompt))
 

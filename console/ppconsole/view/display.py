@@ -56,9 +56,7 @@ class DisplayModel:
     def restart(self) -> None:
         """Forget one engine before the console attaches to another; order and filter stay."""
         old = self.state
-        self.state = ConsoleState(
-            filter=old.filter, sort=old.sort, descending=old.descending, read_only=old.read_only, live_source=True
-        )
+        self.state = _arranged_as(ConsoleState(read_only=old.read_only, live_source=True), old)
         self.title = self.problem = ""
         self.playback = None
         self.history.clear()
@@ -99,8 +97,7 @@ class DisplayModel:
         """The state on the display: the present one, or the one at the freeze."""
         if self._frozen is None:
             return self.state
-        present = self.state
-        return replace(self._frozen, filter=present.filter, sort=present.sort, descending=present.descending)
+        return _arranged_as(self._frozen, self.state)
 
     @property
     def grey(self) -> bool:
@@ -164,6 +161,14 @@ class DisplayModel:
     def reverse_sort(self) -> None:
         """Reverse the order."""
         self.state = replace(self.state, descending=not self.state.descending)
+
+
+def _arranged_as(state: ConsoleState, other: ConsoleState) -> ConsoleState:
+    """Return `state` with the filter and the order of another."""
+    return replace(
+        state, filter=other.filter, wanted=other.wanted, filter_error=other.filter_error, sort=other.sort,
+        descending=other.descending,
+    )  # fmt: skip
 
 
 def _alarm(state: ConsoleState) -> tuple[object, ...]:

@@ -53,7 +53,10 @@ STREAMS_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 LINE_KEYS: dict[str, tuple[Key, ...]] = {
     "prompt": (("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False), (":set", "options", False)),
-    "filter": (("⏎", "keep", False), ("esc", "clear", False), ("!word", "must not match", False)),
+    "filter": (
+        ("⏎", "keep", False), ("esc", "clear", False), ("stat:wait", "field", False), ("blk>40", "figure", False),
+        ("!word", "must not match", False),
+    ),
     "search": (("⏎", "keep", False), ("esc", "clear", False), ("↑↓", "history", False)),
     "command": (("⏎", "run", False), ("⇥", "complete", False), ("↑↓", "history", False), ("esc", "leave", False)),
 }  # fmt: skip

@@ -1,0 +1,43 @@
+"""The fields of a request, as filters and sorting know them; their names are the heads of the columns."""
+
+from __future__ import annotations
+
+from ppengine.protocol.snapshot import RequestInfo
+
+from ppconsole.model.filters import Field, Filter, parse
+
+
+def _why(request: RequestInfo) -> str:
+    return f"{request.why.code} {request.why.text}" if request.why else ""
+
+
+def _done(request: RequestInfo) -> float | None:
+    """Return the percentage of its tokens that is computed; None if it has none."""
+    goal = request.prompt_tokens + request.output_tokens
+    return 100.0 * min(request.computed_tokens, goal) / goal if goal else None
+
+
+FIELDS: dict[str, Field] = {
+    field.name: field
+    for field in (
+        Field("id", "text", lambda request: request.id, "id"),
+        Field("owner", "text", lambda request: request.owner, "user or session"),
+        Field("stat", "text", lambda request: request.state, "state: waiting, running, swapped, held, loading"),
+        Field("age", "seconds", lambda request: request.age_s, "time since submission"),
+        Field("in", "count", lambda request: request.prompt_tokens, "prompt tokens"),
+        Field("out", "count", lambda request: request.output_tokens, "output tokens"),
+        Field("blk", "count", lambda request: request.blocks, "device blocks"),
+        Field("swp", "count", lambda request: request.swap_blocks, "host blocks"),
+        Field("done", "percent", _done, "share of its tokens that is computed"),
+        Field("hit", "count", lambda request: request.cached_tokens, "tokens found in the prefix cache"),
+        Field("pre", "count", lambda request: request.preemptions, "preemptions"),
+        Field("pri", "count", lambda request: request.priority, "priority"),
+        Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
+    )
+}
+"""Fields of a request by name."""
+
+
+def request_filter(text: str) -> Filter:
+    """Return the filter of requests that `text` writes. Raises FilterError."""
+    return parse(text, FIELDS)
