@@ -30,6 +30,7 @@ import zmq
 from ppengine.protocol.control import (
     Accepted,
     Command,
+    Conflict,
     Deferred,
     Failed,
     Fetch,
@@ -95,6 +96,7 @@ from ppengine.protocol.verbs import (
     Continue,
     Cordon,
     Drain,
+    Many,
     Pause,
     Preempt,
     Release,
@@ -105,6 +107,7 @@ from ppengine.protocol.verbs import (
     Submit,
     SwapIn,
     SwapOut,
+    label_of,
 )
 
 MIB = 1024 * 1024
@@ -396,6 +399,8 @@ class FakeGateway:
         verb, op = command.verb, f"op-{len(self.commands)}"
         if isinstance(verb, Submit):
             return self._submit(command, verb, op)
+        if isinstance(verb, Many):
+            return self._act_on_many(command, verb, op)
         request = None
         if isinstance(verb, RequestVerb):
             request = next((row for row in self.snapshot.requests if row.id == verb.request), None)
@@ -422,6 +427,28 @@ class FakeGateway:
             Deferred(id=command.id, op=op, text="in flight at stage 1"),
             Outcome(id=command.id, op=op, state="applied", text=f"{name} applied", step=18413, revision=revision),
         ]
+
+    def _act_on_many(self, command: Command, many: Many, op: str) -> list[Answer]:
+        """Do a verb to the requests that are here; the others, and those of another revision, are conflicts."""
+        here = {row.id: row for row in self.snapshot.requests}
+        seen = dict(zip(many.requests, many.revisions or [None] * len(many.verbs), strict=True))
+        conflicts = [
+            Conflict(request=name, code="CONFLICT" if name in here else "NOT_FOUND", text=f"no such {name}")
+            for name, revision in seen.items()
+            if name not in here or revision not in (None, here[name].revision)
+        ]
+        name = label_of(many)
+        done = [verb for verb in many.verbs if verb.request not in {each.request for each in conflicts}]
+        text = f"{len(done)} of {len(seen)} requests"
+        outcome = Outcome(id=command.id, op=op, state="planned", text=text, conflicts=conflicts)
+        if command.dry_run:
+            outcome.plan, outcome.figures = [f"{name} {text}", "3 blocks come back"], {"blocks_back": 3.0}
+            return [outcome]
+        for verb in done:
+            self._change(verb, here[verb.request])
+        outcome.state = "applied" if done else "failed"
+        self.event(f"op.{outcome.state}", text, by=command.by, op=op)
+        return [Accepted(id=command.id, op=op), outcome]
 
     def _change(self, verb: Any, request: RequestInfo | None) -> None:
         engine = self.snapshot.engine

@@ -81,6 +81,11 @@ def test_many_verbs_are_a_thousand_of_one_kind_on_requests_that_differ():
         ([], [], "0 requests in one command; it must be 1 to 1000"),
         ([Abort(request=f"r{number}") for number in range(1001)], [], "1001 requests in one command"),
         ([Abort(request="a"), SwapOut(request="b")], [], "the verbs are abort, swap-out; they must be of one kind"),
+        (
+            [SwapOut(request="a"), SwapOut(request="b", hold=False)],
+            [],
+            "not the same swap-out",
+        ),
         ([Abort(request="a"), Abort(request="b")], [1], "1 revisions for 2 requests"),
         ([Abort(request="a"), Abort(request="b"), Abort(request="a")], [], "request a is there twice"),
     ):

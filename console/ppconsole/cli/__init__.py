@@ -8,17 +8,23 @@ import sys
 from collections.abc import Sequence
 
 import click
-from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verb_table import ROWS, Row
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import engine_option
 
-_VERBS = {"submit": "submitting", "fault": "faults"}
-"""Modules of the verbs that do more than to send; the others are in `effects`."""
+
+def _module_of(row: Row) -> str:
+    """Return the module of a verb's command."""
+    return {"submit": "submitting", "fault": "faults"}.get(
+        row.name, "many" if row.target == "request" else "effects"
+    )  # fmt: skip
+
+
 COMMANDS = {
     "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
     "events": "watching", "show": "inspecting", "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
-    **{name: _VERBS.get(name, "effects") for name, row in ROWS.items() if row.typed and not row.written},
+    **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
     "explain": "inspecting", "incidents": "incidents", "stacks": "inspecting", "streams": "streams",
     "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
 }  # fmt: skip

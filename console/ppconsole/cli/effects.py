@@ -53,49 +53,53 @@ def carry_out(verb: Verb, common: Common, effect: Effect) -> int:
 
 
 async def _carry_out(verb: Verb, common: Common, effect: Effect) -> int:
+    async with attached(common, slow=True) as link:
+        return await send(link, verb, common, effect)
+
+
+async def send(link: EngineLink, verb: Verb, common: Common, effect: Effect) -> int:
+    """Send one verb on a link, print its answers, and return the exit code. Raises Failure."""
     from ppengine.protocol.control import Accepted, Refused
-    from ppengine.protocol.verbs import row_of
+    from ppengine.protocol.verbs import label_of, row_of
 
     from ppconsole.link.source import LinkLost
 
-    row = row_of(verb)
-    name = row.name
-    async with attached(common, slow=True) as link:
-        accepted: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+    row, name = row_of(verb), label_of(verb)
+    accepted: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
 
-        def progress(step: Accepted | Deferred) -> None:
-            if isinstance(step, Accepted):
-                if not accepted.done():
-                    accepted.set_result(step)
-                say(f"{name} accepted ({step.op})")
-            else:
-                say(f"{name} deferred: {step.text}")
+    def progress(step: Accepted | Deferred) -> None:
+        if isinstance(step, Accepted):
+            if not accepted.done():
+                accepted.set_result(step)
+            say(f"{name} accepted ({step.op})")
+        else:
+            say(f"{name} deferred: {step.text}")
 
-        command = asyncio.create_task(
-            link.command(
-                verb,
-                dry_run=effect.dry_run,
-                if_rev=effect.if_rev,
-                reason=effect.reason,
-                on_progress=progress,
-                timeout=common.timeout or row.ends_within_s,
-            )
+    command = asyncio.create_task(
+        link.command(
+            verb,
+            dry_run=effect.dry_run,
+            if_rev=effect.if_rev,
+            reason=effect.reason,
+            on_progress=progress,
+            timeout=common.timeout or row.ends_within_s,
         )
-        waits: list[asyncio.Future[Any]] = [command] if effect.wait or effect.dry_run else [command, accepted]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if not command.done():
-                return _show_accepted(name, accepted.result(), common)
-            end = command.result()
-        except LinkLost as lost:
-            if row.ends_engine and lost.sent and await has_ended(link.record, STOP_S):
-                return _show_stopped(link, common)
-            text = _unknown(str(lost), verb, taken=accepted.done()) if lost.sent else str(lost)
-            raise exits.Failure(text, exits.TIMEOUT) from None
-        finally:
-            command.cancel()
-            await asyncio.gather(command, return_exceptions=True)
-    return show_refused(end, name, common) if isinstance(end, Refused) else _show_outcome(end, name, common)
+    )
+    waits: list[asyncio.Future[Any]] = [command] if effect.wait or effect.dry_run else [command, accepted]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not command.done():
+            return _show_accepted(name, accepted.result(), common)
+        end = command.result()
+    except LinkLost as lost:
+        if row.ends_engine and lost.sent and await has_ended(link.record, STOP_S):
+            return _show_stopped(link, common)
+        text = _unknown(str(lost), verb, taken=accepted.done()) if lost.sent else str(lost)
+        raise exits.Failure(text, exits.TIMEOUT) from None
+    finally:
+        command.cancel()
+        await asyncio.gather(command, return_exceptions=True)
+    return show_refused(end, name, common) if isinstance(end, Refused) else show_outcome(end, name, common)
 
 
 def show_refused(refused: Refused, name: str, common: Common) -> int:
@@ -114,7 +118,8 @@ def _show_accepted(name: str, accepted: Accepted, common: Common) -> int:
     return exits.DONE
 
 
-def _show_outcome(outcome: Outcome, name: str, common: Common) -> int:
+def show_outcome(outcome: Outcome, name: str, common: Common) -> int:
+    """Print an outcome and return its exit code; a request that could not be done is a conflict."""
     from ppconsole.model.safe import clean
 
     if common.json:
@@ -126,7 +131,9 @@ def _show_outcome(outcome: Outcome, name: str, common: Common) -> int:
         for line in outcome.plan:
             if line != outcome.text:
                 click.echo(f"  {clean(line)}")
-    return exits.OF_STATE[outcome.state]
+        for conflict in outcome.conflicts:
+            click.echo(f"  {clean(f'{conflict.request}: {conflict.text} ({conflict.code})')}")
+    return exits.CONFLICT if outcome.conflicts else exits.OF_STATE[outcome.state]
 
 
 def _show_stopped(link: EngineLink, common: Common) -> int:

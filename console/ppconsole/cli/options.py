@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from ppconsole.cli import exits
+
+if TYPE_CHECKING:
+    from ppconsole.model.filters import Filter
 
 Command = Callable[..., Any]
 SECONDS = click.FloatRange(min=0, min_open=True, max=1e6)
@@ -46,6 +51,23 @@ def engine_option(function: Command) -> Command:
     """Add `-e`."""
     text = "Id, unique id prefix or name of the engine."
     return click.option("-e", "--engine", metavar="ENGINE", help=text)(function)
+
+
+def filter_option(function: Command) -> Command:
+    """Add `--filter`, passed as `wanted`."""
+    text = "List the requests that it matches: 'stat:wait owner:alice blk>40'."
+    return click.option("--filter", "wanted", default="", metavar="FILTER", help=text)(function)
+
+
+def filter_of(text: str) -> Filter:
+    """Return the filter of requests that an option has. Raises Failure."""
+    from ppconsole.model.filters import FilterError
+    from ppconsole.model.request_fields import request_filter
+
+    try:
+        return request_filter(text)
+    except FilterError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
 
 
 def common_options(function: Command) -> Command:

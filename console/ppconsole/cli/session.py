@@ -176,27 +176,51 @@ async def has_ended(record: EngineRecord, within_s: float = 0.0) -> bool:
     return True
 
 
+class _First:
+    """The first snapshot that a source delivers."""
+
+    def __init__(self, common: Common) -> None:
+        self._limit = common.timeout or ATTACH_S
+        self._found: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether it is here."""
+        return self._found.done()
+
+    def take(self, update: Update) -> None:
+        """Take an update of the source."""
+        from ppengine.protocol.snapshot import Snapshot
+
+        if isinstance(update, Snapshot) and not self._found.done():
+            self._found.set_result(update)
+
+    async def get(self) -> Snapshot:
+        """Wait for it. Raises LinkLost."""
+        from ppconsole.link.source import LinkLost
+
+        try:
+            async with asyncio.timeout(self._limit):
+                return await self._found
+        except TimeoutError:
+            raise LinkLost(f"attached, but no snapshot within {self._limit:g} s", sent=False) from None
+
+
 async def one_snapshot(common: Common) -> Snapshot:
     """Return the first snapshot of a live engine, or the last one of an engine that has ended.
 
     Raises Failure, LinkLost.
     """
-    from ppengine.protocol.snapshot import Snapshot
-
-    from ppconsole.link.source import LinkLost
-
-    first: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
-
-    def take(update: Update) -> None:
-        if isinstance(update, Snapshot) and not first.done():
-            first.set_result(update)
-
-    limit = common.timeout or ATTACH_S
-    async with opened(common, take) as source:
-        if not source.live and not first.done():
+    first = _First(common)
+    async with opened(common, first.take) as source:
+        if not source.live and not first.arrived:
             raise exits.Failure("no picture of it was kept", exits.NOT_FOUND)
-        try:
-            async with asyncio.timeout(limit):
-                return await first
-        except TimeoutError:
-            raise LinkLost(f"attached, but no snapshot within {limit:g} s", sent=False) from None
+        return await first.get()
+
+
+@asynccontextmanager
+async def attached_with_snapshot(common: Common) -> AsyncIterator[tuple[EngineLink, Snapshot]]:
+    """Attach to a live engine, and yield the link and the first snapshot. Raises Failure, LinkLost."""
+    first = _First(common)
+    async with attached(common, first.take) as link:
+        yield link, await first.get()

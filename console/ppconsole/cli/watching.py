@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
-from ppconsole.cli.options import SECONDS, Common, common_options
+from ppconsole.cli.options import SECONDS, Common, common_options, filter_option
 from ppconsole.cli.session import attached, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
-    from ppengine.protocol.snapshot import Event
+    from ppengine.protocol.snapshot import Event, Snapshot
 
 _CLEAR = "\x1b[H\x1b[J"
 
@@ -21,12 +22,14 @@ _CLEAR = "\x1b[H\x1b[J"
 @click.command("status")
 @common_options
 @click.option("--requests", type=click.IntRange(0), default=20, show_default=True, help="Most requests to list.")
-def status_command(common: Common, requests: int) -> None:
+@filter_option
+def status_command(common: Common, requests: int, wanted: str) -> None:
     """Print one picture of the engine.
 
-    --json prints the whole snapshot.
+    --json prints the whole snapshot, with --filter the requests that it matches alone.
     """
-    snapshot = run(lambda: one_snapshot(common))
+    choose = _chooser(wanted)
+    snapshot = choose(run(lambda: one_snapshot(common)))
     if common.json:
         print_json(snapshot)
         return
@@ -39,15 +42,31 @@ def status_command(common: Common, requests: int) -> None:
 @common_options
 @click.option("--interval", type=SECONDS, default=1.0, show_default=True, metavar="S", help="Seconds between pictures.")
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after N events.")
-def watch_command(common: Common, interval: float, count: int | None) -> None:
+@filter_option
+def watch_command(common: Common, interval: float, count: int | None, wanted: str) -> None:
     """Print the status again and again.
 
     Goes on over a lost link. --json prints one snapshot a line.
     """
-    run(lambda: _watch(common, interval, count))
+    choose = _chooser(wanted)
+    run(lambda: _watch(common, interval, count, choose))
 
 
-async def _watch(common: Common, interval: float, count: int | None) -> None:
+def _chooser(wanted: str) -> Callable[[Snapshot], Snapshot]:
+    """Return a function that keeps the requests of a snapshot that a filter matches. Raises Failure."""
+    import msgspec
+
+    from ppconsole.cli.options import filter_of
+
+    found = filter_of(wanted)
+
+    def choose(snapshot: Snapshot) -> Snapshot:
+        return msgspec.structs.replace(snapshot, requests=[each for each in snapshot.requests if found.matches(each)])
+
+    return choose
+
+
+async def _watch(common: Common, interval: float, count: int | None, choose: Callable[[Snapshot], Snapshot]) -> None:
     from ppengine.protocol.recording import LinkState
     from ppengine.protocol.snapshot import Snapshot
 
@@ -59,7 +78,7 @@ async def _watch(common: Common, interval: float, count: int | None) -> None:
     def take(update: Update) -> None:
         nonlocal newest
         if isinstance(update, Snapshot):
-            newest = update
+            newest = choose(update)
             arrived.set()
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
             say(update.text if update.state == "ended" else f"{update.state}: {update.text}")

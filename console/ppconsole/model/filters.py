@@ -63,7 +63,7 @@ def parse(text: str, fields: Mapping[str, Field]) -> Filter:
 
 
 def quoted(value: str) -> str:
-    """Return a value as a filter writes it, whatever is in it."""
+    """Return a value as a filter writes it, with all its characters."""
     return '"' + value.replace('"', '""') + '"'
 
 

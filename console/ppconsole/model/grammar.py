@@ -50,6 +50,12 @@ def parameters(row: Row) -> list[click.Parameter]:
     return [_parameter(argument) for argument in row.arguments]
 
 
+def many_parameters(row: Row) -> list[click.Parameter]:
+    """Return click's parameters of a verb on any number of requests, which are passed as `requests`."""
+    requests = click.Argument(["requests"], nargs=-1, metavar="[REQUEST]...")
+    return [requests if argument.kind == "request" else _parameter(argument) for argument in row.arguments]
+
+
 class _NumberCommand(click.Command):
     """Command with a number among its words: `-5` is a value, not an option."""
 
@@ -139,23 +145,27 @@ def _value_name(argument: Argument) -> str:
 
 def words_of(verb: Verb) -> list[str]:
     """Return the words of the CLI that make `verb`; options at their defaults are left out."""
-    from ppengine.protocol.verbs import default_of, row_of, value_of
+    from ppengine.protocol.verbs import Many, default_of, row_of, value_of
 
-    row = row_of(verb)
+    one = verb.verbs[0] if isinstance(verb, Many) else verb
+    row = row_of(one)
+
+    def values(argument: Argument) -> list[str]:
+        if isinstance(verb, Many) and argument.kind == "request":
+            return verb.requests
+        return [_text(value_of(one, argument.field))]
+
     # A positional word that begins with a dash, except a number, is no option behind `--` alone.
-    positional = [argument for argument in row.arguments if not argument.option]
-    plain = [_text(value_of(verb, argument.field)) for argument in positional]
-    dashed = any(
-        word.startswith("-") and not _is_number(argument) for argument, word in zip(positional, plain, strict=True)
-    )
+    plain = [(argument, values(argument)) for argument in row.arguments if not argument.option]
+    dashed = any(word.startswith("-") and not _is_number(argument) for argument, each in plain for word in each)
     words = row.words.split()
     for argument in row.arguments:
-        value = value_of(verb, argument.field)
-        if argument.option and value is not None and value != default_of(verb, argument.field):
+        value = value_of(one, argument.field) if argument.option else None
+        if argument.option and value is not None and value != default_of(one, argument.field):
             words += _option(argument, value)
         elif not argument.option and not dashed:
-            words.append(_text(value))
-    return [*words, "--", *plain] if dashed else words
+            words += values(argument)
+    return [*words, "--", *(word for _, each in plain for word in each)] if dashed else words
 
 
 def _option(argument: Argument, value: Any) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ppconsole.model.request_fields import FIELDS
 from ppconsole.view import kvmap, marks, timeline
 
 
@@ -67,6 +68,12 @@ _REQUESTS = Section("REQUESTS", {
     "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
     "▲ ▼": "sorted by this column: smallest, largest first",
+})  # fmt: skip
+_FILTER = Section("FILTER  words after / and --filter; all must hold", {
+    "alice": "in the id or the owner", "stat:wait": "the text begins so; stat=waiting: is it",
+    "blk>40 age>=5m": "figures: : = != > >= < <=, with units k m g, ms s m h d, %",
+    "!word": "must not hold", '"a b"': "quotes keep spaces and signs",
+    **{field.name: field.help for field in FIELDS.values()},
 })  # fmt: skip
 _REQUEST_STATES = Section("STATE OF A REQUEST  column STAT", {
     "wait": "waiting for blocks or a slot", "run": "running", "swap": "swapped out to the host",
@@ -176,6 +183,7 @@ _CONFIRM = Section("CONFIRM", {
     "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
     "plan": "the engine's answer to a dry run", "shell": "the shell line that does the same",
     "CONFLICT": "the target has changed since the plan",
+    "not": "a request to which the verb does not apply; the others are done all the same",
 })  # fmt: skip
 _MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
     "util": "share of each device's memory: above 0, at most 1", "revision": "counts changes of the utilization",
@@ -221,8 +229,8 @@ _INCIDENTS = Section("INCIDENTS", {
 })  # fmt: skip
 
 SCREENS: dict[str, tuple[Section, ...]] = {
-    "main": (_STAGES, _STATES, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, _REQUEST_STATES, _TIMELINE, _KV_MAP, _STREAMS,
-             _LINES, _BANNER),
+    "main": (_STAGES, _STATES, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, _REQUEST_STATES, _FILTER, _TIMELINE, _KV_MAP,
+             _STREAMS, _LINES, _BANNER),
     "stage": (_STAGE_FIELDS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, _STATES, _MARKS),
     "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
     "diagnosis": (_DIAGNOSIS, _STEPS, _STATES, _MARKS),
@@ -233,7 +241,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "logs": (_LOGS,),
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
     "confirm": (_CONFIRM, _REQUEST_STATES),
-    "status": (_CLI_STATUS, _CLI_REQUESTS),
+    "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),
     "streams-command": (_CLI_STREAMS,),

@@ -98,7 +98,9 @@ class Conflict(msgspec.Struct, kw_only=True):
     """A request to which a verb on several did not apply."""
 
     request: str
+    """Its id."""
     code: ErrorCode
+    """Reason, as a refusal of the verb on this request alone would have it."""
     text: str
     """Reason, in one line."""
 

@@ -161,7 +161,7 @@ class Many(msgspec.Struct, tag="many", kw_only=True, forbid_unknown_fields=True)
     """One verb on up to 1,000 requests: one plan, one outcome. Each request is atomic, the whole is not."""
 
     verbs: list[RequestVerb]
-    """One a request, all of one kind."""
+    """One a request; they differ in the request alone."""
     revisions: list[int | None] = []
     """Revision that each request must have, in the order of `verbs`; null, or an empty list: any."""
 
@@ -173,6 +173,8 @@ class Many(msgspec.Struct, tag="many", kw_only=True, forbid_unknown_fields=True)
         kinds = sorted({str(verb.__struct_config__.tag) for verb in self.verbs})
         if len(kinds) > 1:
             raise ValueError(f"the verbs are {', '.join(kinds)}; they must be of one kind")
+        if any(msgspec.structs.replace(verb, request=self.verbs[0].request) != self.verbs[0] for verb in self.verbs):
+            raise ValueError(f"the verbs are not the same {kinds[0]}; they may differ in their request alone")
         if self.revisions and len(self.revisions) != count:
             raise ValueError(f"{len(self.revisions)} revisions for {count} requests; there must be one each, or none")
         twice = next((name for name, times in Counter(self.requests).items() if times > 1), None)
