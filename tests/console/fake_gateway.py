@@ -65,6 +65,8 @@ from ppengine.protocol.frames import (
 )
 from ppengine.protocol.inspection import (
     BlocksDetail,
+    FinishedDetail,
+    FinishedInfo,
     LogsDetail,
     RequestDetail,
     StacksDetail,
@@ -228,6 +230,7 @@ class FakeGateway:
         self.ring = 10_000
         self.slow_published = 0
         """Snapshots on the slow topic."""
+        self.finished: list[FinishedInfo] = []
         self.asked = 0
         """Fetches that came."""
         self.pid = os.getpid()
@@ -568,6 +571,8 @@ class FakeGateway:
             detail = LogsDetail(
                 lines=[line for line in lines if question.stage is None or f" {question.stage}:" in line]
             )
+        elif question.what == "finished":
+            detail = FinishedDetail(requests=self.finished)
         elif question.what == "ledger":
             detail = snapshots.ledger()
         else:

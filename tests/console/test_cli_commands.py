@@ -20,7 +20,8 @@ from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
 from ppconsole.view.commands import cli_line, shell_line
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
-from ppengine.protocol.snapshot import Snapshot, StreamInfo
+from ppengine.protocol.inspection import FinishedInfo
+from ppengine.protocol.snapshot import Latency, Quantiles, Snapshot, StreamInfo
 from ppengine.protocol.verbs import (
     Abort,
     Continue,
@@ -400,6 +401,45 @@ def test_unknown_outcome_says_that_it_may_have_happened(cli: Cli, fake: FakeGate
     assert run.code == 5
     assert "unknown outcome: sent, but an answer did not come within 0.5 s" in run.err
     assert "it may or may not have happened: see ppconsole show r-8f2c" in run.err
+
+
+def test_finished_lists_the_ended_requests_and_filters_them(cli: Cli, fake: FakeGateway) -> None:
+    run = cli("finished")
+    assert (run.code, run.err) == (0, "no request has ended\n")
+    fields = {"owner": "alice", "wall": 1e9, "prompt_tokens": 4, "output_tokens": 90, "took_s": 3.0}
+    fake.finished = [
+        FinishedInfo(id="r-3", ended_s=1.0, reason="length", queue_s=0.02, ttft_s=0.2, itl_ms=22.0, **fields),
+        FinishedInfo(id="r-2", ended_s=60.0, reason="abort", **fields),
+        FinishedInfo(id="r-1", ended_s=900.0, reason="stop", queue_s=2.0, ttft_s=2.5, itl_ms=50.0, **fields),
+    ]
+    run = cli("finished")
+    assert [line.split()[0] for line in run.out.splitlines()] == ["REQUEST", "r-3", "r-2", "r-1"]
+    assert run.out.splitlines()[1].split() == [
+        "r-3",
+        "alice",
+        "1.0s",
+        "3.0s",
+        "4",
+        "90",
+        "20ms",
+        "200ms",
+        "22ms",
+        "0",
+        "length",
+    ]
+    assert run.out.splitlines()[2].split()[6:9] == ["-", "-", "-"]
+    for wanted, ids in (("ttft>1s", ["r-1"]), ("!reason:abort", ["r-3", "r-1"]), ("ended<5m itl<=22ms", ["r-3"])):
+        assert [row["id"] for row in cli("finished", "--json", "--filter", wanted).rows] == ids
+    assert "... and 2 more" in cli("finished", "--last", "1").out
+    assert cli("finished", "--filter", "blk>3").code == 2
+    assert "none of 3 ended requests matches r-9" in cli("finished", "--filter", "r-9").err
+
+
+def test_status_has_the_latencies(cli: Cli, fake: FakeGateway) -> None:
+    assert "LATENCY" not in cli("status").out
+    times = Quantiles(p50=0.12, p90=0.4, p99=1.5, count=9)
+    fake.snapshot.latency = Latency(ttft_s=times, itl_ms=Quantiles(p50=22.0, p90=30.0, p99=41.0, count=99))
+    assert "LATENCY p50 p90 p99 of 5m: ttft 120ms 400ms 1.5s | itl 22ms 30ms 41ms\n" in cli("status").out
 
 
 # --- submit and follow --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.options import Common, common_options
+from ppconsole.cli.options import Common, common_options, filter_of
 from ppconsole.cli.session import find_any, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
@@ -39,6 +39,36 @@ def show_command(common: Common, request: str) -> None:
         print_json(detail)
     else:
         click.echo("\n".join(detail_lines(detail)))
+
+
+@click.command("finished")
+@common_options
+@click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="Most requests to list.")
+@click.option(
+    "--filter", "wanted", default="", metavar="FILTER", help="List those that it matches: 'ttft>1s'."
+)
+def finished_command(common: Common, last: int, wanted: str) -> None:
+    """Print the requests that have ended, the newest first.
+
+    The engine keeps 1,000. --json prints all that match, one a line.
+    """
+    from ppengine.protocol.inspection import FinishedDetail
+
+    from ppconsole.cli.render import finished_lines
+
+    choose = filter_of(wanted, finished=True)
+    detail = inspect(common, "finished")
+    assert isinstance(detail, FinishedDetail)
+    found = [request for request in detail.requests if choose.matches(request)]
+    if common.json:
+        for request in found:
+            print_json(request)
+        return
+    click.echo("\n".join(finished_lines(found[:last])))
+    if len(found) > last:
+        click.echo(f"... and {len(found) - last} more")
+    if not found:
+        say(f"none of {len(detail.requests)} ended requests matches {wanted}" if wanted else "no request has ended")
 
 
 @click.command("logs")

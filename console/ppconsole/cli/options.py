@@ -59,13 +59,13 @@ def filter_option(function: Command) -> Command:
     return click.option("--filter", "wanted", default="", metavar="FILTER", help=text)(function)
 
 
-def filter_of(text: str) -> Filter:
-    """Return the filter of requests that an option has. Raises Failure."""
+def filter_of(text: str, *, finished: bool = False) -> Filter:
+    """Return the filter of live or finished requests that an option has. Raises Failure."""
     from ppconsole.model.filters import FilterError
-    from ppconsole.model.request_fields import request_filter
+    from ppconsole.model.request_fields import finished_filter, request_filter
 
     try:
-        return request_filter(text)
+        return finished_filter(text) if finished else request_filter(text)
     except FilterError as error:
         raise exits.Failure(str(error), exits.USAGE) from None
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.incidents import Incident
-from ppengine.protocol.inspection import RequestDetail, StacksDetail
+from ppengine.protocol.inspection import FinishedInfo, RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
-from ppengine.protocol.snapshot import ChecksInfo, Event, RequestInfo, Snapshot, StageInfo, Verdict
+from ppengine.protocol.snapshot import ChecksInfo, Event, Latency, RequestInfo, Snapshot, StageInfo, Verdict
 
 from ppconsole.model.endings import clock_text, consequences, ended_text, follows_from, incident_words
 from ppconsole.model.facts import cordon_text, verdict_text
@@ -20,6 +20,7 @@ from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, per
 BAR = 10
 _STAGE_HEAD = "STG STATE MEMORY USED/LIMIT KV-USE/MAP/CAP SWAP IN>OUT MB STEP IDLE AGE OP"
 _REQUEST_HEAD = "REQUEST OWNER STATE AGE IN OUT BLK SWP REV WHY"
+_FINISHED_HEAD = "REQUEST OWNER ENDED TOOK IN OUT QUEUE TTFT ITL PRE REASON"
 _TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +", "missing: ")
 """Beginnings of facts that say more than the first one does."""
 
@@ -49,6 +50,8 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
     lines += [f"!{verdict_text(verdict)}" for verdict in snapshot.verdicts]
     if snapshot.stages:
         lines += ["", *stage_lines(snapshot.stages), pool_line(snapshot)]
+    if text := latency_line(snapshot.latency):
+        lines.append(text)
     if snapshot.requests:
         lines += ["", *request_lines(snapshot.requests[:max_requests])]
         hidden = snapshot.requests_total - min(max_requests, len(snapshot.requests))
@@ -147,6 +150,39 @@ def request_lines(requests: Sequence[RequestInfo]) -> list[str]:
         for request in requests
     ]  # fmt: skip
     return table(_REQUEST_HEAD, rows, ("AGE", "IN", "OUT", "BLK", "SWP", "REV"))
+
+
+def finished_lines(requests: Sequence[FinishedInfo]) -> list[str]:
+    """Return one line a request that has ended, under a head."""
+    rows = [
+        [
+            clean(request.id), clean(request.owner), age_text(request.ended_s), age_text(request.took_s),
+            str(request.prompt_tokens), str(request.output_tokens), seconds_text(request.queue_s),
+            seconds_text(request.ttft_s), _ms(request.itl_ms), str(request.preemptions), clean(request.reason),
+        ]
+        for request in requests
+    ]  # fmt: skip
+    return table(_FINISHED_HEAD, rows, ("ENDED", "TOOK", "IN", "OUT", "QUEUE", "TTFT", "ITL", "PRE"))
+
+
+def latency_line(latency: Latency) -> str:
+    """Return the quantiles of the last five minutes; empty while there are none."""
+    parts = [
+        f"{name} {_ms(each.p50, scale)} {_ms(each.p90, scale)} {_ms(each.p99, scale)}"
+        for name, each, scale in (
+            ("ttft", latency.ttft_s, 1e3), ("itl", latency.itl_ms, 1), ("queue", latency.queue_s, 1e3),
+        ) if each.count
+    ]  # fmt: skip
+    return f"LATENCY p50 p90 p99 of {age_text(latency.window_s)}: {' | '.join(parts)}" if parts else ""
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a latency given in seconds; `-` where there is none."""
+    return _ms(seconds, 1e3)
+
+
+def _ms(value: float | None, scale: float = 1) -> str:
+    return "-" if value is None else ms_text(value * scale)
 
 
 def why_text(request: RequestInfo) -> str:

@@ -13,6 +13,7 @@ from ppengine.protocol.inspection import (
     FaultDetail,
     FaultsDetail,
     FindingsDetail,
+    FinishedDetail,
     LedgerDetail,
     LogsDetail,
     RequestDetail,
@@ -24,7 +25,7 @@ from ppengine.protocol.verbs import Verb
 
 Detail = (
     RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
-    | AboutDetail | LedgerDetail | FaultsDetail
+    | AboutDetail | LedgerDetail | FaultsDetail | FinishedDetail
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ class InspectOptions(TypedDict, total=False):
 DETAILS: dict[InspectWhat, type[Detail]] = {
     "request": RequestDetail, "stacks": StacksDetail, "logs": LogsDetail, "blocks": BlocksDetail, "rings": RingsDetail,
     "fault": FaultDetail, "findings": FindingsDetail, "audit": AuditDetail, "about": AboutDetail,
-    "ledger": LedgerDetail, "faults": FaultsDetail,
+    "ledger": LedgerDetail, "faults": FaultsDetail, "finished": FinishedDetail,
 }  # fmt: skip
 """Types of the answers to `Inspect`."""
 Progress = Callable[[Accepted | Deferred], None]

@@ -32,12 +32,32 @@ FIELDS: dict[str, Field] = {
         Field("hit", "count", lambda request: request.cached_tokens, "tokens found in the prefix cache"),
         Field("pre", "count", lambda request: request.preemptions, "preemptions"),
         Field("pri", "count", lambda request: request.priority, "priority"),
+        Field("queue", "seconds", lambda request: request.queue_s, "time until it first got blocks"),
+        Field("ttft", "seconds", lambda request: request.ttft_s, "time to its first token"),
+        Field("itl", "milliseconds", lambda request: request.itl_ms, "mean time between its tokens"),
         Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
     )
 }
 """Fields of a request by name."""
 
+FINISHED_FIELDS: dict[str, Field] = {
+    field.name: field
+    for field in (
+        *(FIELDS[name] for name in ("id", "owner")),
+        Field("ended", "seconds", lambda request: request.ended_s, "time since its end"),
+        Field("took", "seconds", lambda request: request.took_s, "time from submission to the end"),
+        *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "pre")),
+        Field("reason", "text", lambda request: request.reason, "finish reason: stop, length, abort"),
+    )
+}
+"""Fields of a request that has ended, by name."""
+
 
 def request_filter(text: str) -> Filter:
     """Return the filter of requests that `text` writes. Raises FilterError."""
     return parse(text, FIELDS)
+
+
+def finished_filter(text: str) -> Filter:
+    """Return the filter of ended requests that `text` writes. Raises FilterError."""
+    return parse(text, FINISHED_FIELDS)

@@ -195,12 +195,19 @@ _CLI_STATUS = Section("STAGES", {
     "SWAP": "host blocks in use/all", "IN>OUT": "steps not begun > sends not done", "MB": "micro-batches in the stage",
     "STEP": "own work of a step, median", "IDLE": "share of time spent waiting", "AGE": "since the last progress",
     "OP": "open operation (and the peer)", "POOL": "KV blocks, requests by state, preemptions",
+    "LATENCY": "median, 90th and 99th percentile of time to first token, time between tokens, time in the queue",
     "OP o1": "operation under way, and its operator",
 })  # fmt: skip
 _CLI_REQUESTS = Section("REQUESTS", {
     "REQUEST": "id", "OWNER": "user", "STATE": "state", "AGE": "since it was submitted", "IN": "prompt tokens",
     "OUT": "output tokens", "BLK": "KV blocks", "SWP": "swap blocks", "REV": "revision, for --if-rev",
     "WHY": "why it does not run",
+})  # fmt: skip
+_CLI_FINISHED = Section("FINISHED  requests that have ended, the newest first", {
+    "REQUEST": "id", "OWNER": "user who submitted it", "ENDED": "time since its end",
+    "TOOK": "from submission to the end", "IN OUT": "prompt and output tokens",
+    "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
+    "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
 })  # fmt: skip
 _OPTIONS = Section("OPTIONS OF PROMPTS", {
     "OPTION": "an option of submit, without its dashes", "VALUE": "value that prompts are sent with",
@@ -244,8 +251,9 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),
+    "finished": (_CLI_FINISHED,),
     "streams-command": (_CLI_STREAMS,),
 }  # fmt: skip
 """Sections by screen; the last three are output of the commands."""
-COMMANDS = {"status": "status", "ls": "ls", "streams-command": "streams"}
+COMMANDS = {"status": "status", "ls": "ls", "finished": "finished", "streams-command": "streams"}
 """The output of these commands, by its key in `SCREENS`."""

@@ -1,4 +1,4 @@
-"""Answers to inspections: one request in full, the block map, the ledger."""
+"""Answers to inspections: one request in full, the ended ones, the block map, the ledger."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Details:
     _clock: Callable[[], float]
 
     def answer(self, question: Inspect) -> Inspected | Failed:
-        """Return the answer to an Inspect of a request, of the blocks or of the ledger."""
+        """Return the answer to an Inspect of requests, of the blocks or of the ledger."""
         detail: msgspec.Struct
         nonce = question.nonce
         try:
@@ -43,6 +43,8 @@ class Details:
             if question.stage is not None and question.stage >= len(self._stages):
                 return Failed(nonce=nonce, code="NOT_FOUND", text=self._stages.unknown(question.stage))
             detail = self._checks.ledger(question.stage)
+        elif question.what == "finished":
+            detail = self._requests.finished()
         elif question.what == "request":
             name = question.request or ""
             members, output = self._requests.members(name), self._outputs.get(name)

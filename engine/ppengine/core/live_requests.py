@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ppengine.core.events import Events
 from ppengine.core.health import Health
+from ppengine.core.latencies import Latencies
 from ppengine.core.outputs import OutputHub
-from ppengine.core.request_details import ending_of
+from ppengine.core.request_details import ending_of, finished_info
 from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
 from ppengine.protocol.control import Logprob
+from ppengine.protocol.inspection import FinishedDetail, FinishedInfo
+
+FINISHED_MOST = 1000
+"""Requests that have ended and are kept for a look."""
 
 
 @dataclass(eq=False)
@@ -25,6 +33,14 @@ class LiveRequests:
     _clock: Callable[[], float]
     prompt_tokens_total: int = field(init=False, default=0)
     output_tokens_total: int = field(init=False, default=0)
+    latencies: Latencies = field(init=False)
+    _finished: deque[tuple[float, FinishedInfo]] = field(
+        init=False, default_factory=lambda: deque(maxlen=FINISHED_MOST)
+    )  # fmt: skip
+    """Requests that have ended, the oldest first, with the time of the clock."""
+
+    def __post_init__(self) -> None:
+        self.latencies = Latencies(self._clock)
 
     def admit(self, serving: Serving, requests: list[Request], session: str) -> None:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
@@ -56,6 +72,7 @@ class LiveRequests:
     def retired(self, serving: Serving, retirement: Retirement) -> None:
         """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""
         self.prompt_tokens_total += retirement.prompt_tokens
+        self.latencies.retired(retirement)
         for request, token, logprob, top in retirement.tokens:
             self.output_tokens_total += 1
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
@@ -68,10 +85,18 @@ class LiveRequests:
 
     def ended(self, request: Request) -> None:
         """Close the output of a request that has ended."""
-        reason = request.finish_reason or "abort"
-        self._outputs.finish(request.group, request.sample, reason, ending_of(request, self._clock()))
+        reason, now = request.finish_reason or "abort", self._clock()
+        self._outputs.finish(request.group, request.sample, reason, ending_of(request, now))
+        self._finished.append((now, finished_info(request, now)))
         text = f"{request.id} {reason}, {len(request.output_ids)} tokens"
         self._event("request.finished", text, request=request.id)
+
+    def finished(self) -> FinishedDetail:
+        """Return the requests that have ended, the newest first."""
+        now = self._clock()
+        return FinishedDetail(
+            requests=[msgspec.structs.replace(info, ended_s=now - at) for at, info in reversed(self._finished)]
+        )  # fmt: skip
 
     def members(self, name: str) -> list[Request]:
         """Return the live samples of a request, or the one sample with this name."""

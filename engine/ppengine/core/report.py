@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ppengine.common.config import EngineConfig
 from ppengine.core.health import Health
+from ppengine.core.latencies import itl_ms, queue_s, ttft_s
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operations
@@ -49,6 +50,7 @@ class Reporter:
             operations=self._operations.infos(), throughput=self._throughput(),
             kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=self._tracker.numbers,
             preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
+            latency=self._requests.latencies.info(),
             findings=self._checks.findings(),
         )  # fmt: skip
         if serving is not None:
@@ -148,6 +150,9 @@ class Reporter:
             preemptions=request.preemptions,
             finish_reason=request.finish_reason,
             priority=request.priority,
+            queue_s=queue_s(request),
+            ttft_s=ttft_s(request),
+            itl_ms=itl_ms(request, self._clock()),
         )
 
     def _throughput(self) -> Throughput:

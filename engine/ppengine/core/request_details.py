@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
+from ppengine.core.latencies import itl_ms, queue_s, ttft_s
 from ppengine.core.outputs import Ending, Output
 from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
-from ppengine.protocol.inspection import RequestDetail
+from ppengine.protocol.inspection import FinishedInfo, RequestDetail
 
 
 def live_detail(scheduler: Scheduler, request: Request, output: Output | None, now: float) -> RequestDetail:
@@ -44,17 +47,34 @@ def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
     )
 
 
+def finished_info(request: Request, now: float) -> FinishedInfo:
+    """Return the line of a request that ended at `now` of the scheduler's clock."""
+    return FinishedInfo(
+        id=request.id,
+        owner=request.owner,
+        wall=time.time(),
+        ended_s=0.0,
+        took_s=now - request.arrival_time,
+        prompt_tokens=request.num_prompt,
+        output_tokens=len(request.output_ids),
+        reason=request.finish_reason or "abort",
+        queue_s=queue_s(request),
+        ttft_s=ttft_s(request),
+        itl_ms=itl_ms(request, now),
+        preemptions=request.preemptions,
+    )
+
+
 def _detail(request: Request, now: float) -> RequestDetail:
     """Return the part of a detail that stays when the request has ended."""
-    arrival, first, outputs = request.arrival_time, request.first_token_time, len(request.output_ids)
-    queued = request.admitted_time
+    arrival = request.arrival_time
     return RequestDetail(
         id=request.id,
         owner=request.owner,
         state=request.state,
         why="",
         prompt_tokens=request.num_prompt,
-        output_tokens=outputs,
+        output_tokens=len(request.output_ids),
         computed_tokens=request.num_computed,
         cached_tokens=request.num_cached,
         block_table=[],
@@ -64,9 +84,9 @@ def _detail(request: Request, now: float) -> RequestDetail:
         sampling=request.sampling,
         revision=request.revision,
         age_s=now - arrival,
-        queued_s=None if queued is None else queued - arrival,
-        first_token_s=None if first is None else first - arrival,
-        inter_token_ms=None if first is None or outputs < 2 else (now - first) / (outputs - 1) * 1e3,
+        queued_s=queue_s(request),
+        first_token_s=ttft_s(request),
+        inter_token_ms=itl_ms(request, now),
         preemptions=request.preemptions,
         swaps=request.swaps,
         priority=request.priority,

@@ -87,6 +87,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         requests=core.requests[:MAX_REQUESTS],
         operations=core.operations,
         throughput=core.throughput,
+        latency=core.latency,
         core_age_ms=_ms(inputs.mono_ns - core.mono_ns),
         preemptions_total=core.preemptions_total,
         prefix_hit_tokens_total=core.prefix_hit_tokens_total,

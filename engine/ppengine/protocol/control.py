@@ -199,7 +199,18 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
 
 
 InspectWhat = Literal[
-    "request", "stacks", "logs", "blocks", "rings", "fault", "findings", "audit", "about", "ledger", "faults"
+    "request",
+    "stacks",
+    "logs",
+    "blocks",
+    "rings",
+    "fault",
+    "findings",
+    "audit",
+    "about",
+    "ledger",
+    "faults",
+    "finished",
 ]
 
 
@@ -208,7 +219,7 @@ class Inspect(msgspec.Struct, tag="inspect", kw_only=True):
     alone, or of all), `logs`, `blocks` (states of all in `cells` cells at most, and where those of `request` are),
     `rings` (the last `lines` steps of every thread), `fault` (the record of the newest one), `findings` (of the live
     checks), `audit`, `about` (versions and profile), `ledger` (streams, hand-offs and buffers of `stage`, or all),
-    `faults` (the kinds of faults on demand)."""
+    `faults` (the kinds of faults on demand), `finished` (the last 1,000 requests that have ended)."""
 
     nonce: int
     what: InspectWhat

@@ -12,6 +12,7 @@ from ppengine.protocol.snapshot import (
     CordonInfo,
     EngineInfo,
     Event,
+    Latency,
     OperationInfo,
     Queues,
     RequestInfo,
@@ -144,6 +145,7 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     preemptions_total: int
     prefix_hit_tokens_total: int
     dropped_total: int = 0
+    latency: Latency = msgspec.field(default_factory=Latency)
     findings: list[Finding] = []
     """Findings of the live checks, oldest first; empty while they are off."""
 

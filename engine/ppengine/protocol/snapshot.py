@@ -230,6 +230,12 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     priority: int = 0
     """The smaller starts first of the requests that wait."""
+    queue_s: float | None = None
+    """Seconds until it first got blocks; null before."""
+    ttft_s: float | None = None
+    """Seconds until its first token; null before."""
+    itl_ms: float | None = None
+    """Mean milliseconds between its tokens up to now; null before the second."""
 
 
 class OperationInfo(msgspec.Struct, kw_only=True):
@@ -251,6 +257,32 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Output tokens a second."""
     window_s: float | None = None
     """Seconds of the rates."""
+
+
+class Quantiles(msgspec.Struct, kw_only=True):
+    """Quantiles of a duration; null while there is none. They are at most 2.2 % off."""
+
+    p50: float | None = None
+    """Median."""
+    p90: float | None = None
+    """90th percentile."""
+    p99: float | None = None
+    """99th percentile."""
+    count: int = 0
+    """Number of durations."""
+
+
+class Latency(msgspec.Struct, kw_only=True):
+    """Latencies of all requests over the last five minutes."""
+
+    queue_s: Quantiles = msgspec.field(default_factory=Quantiles)
+    """Seconds from submission to the first blocks, counted at the first token."""
+    ttft_s: Quantiles = msgspec.field(default_factory=Quantiles)
+    """Seconds from submission to the first token."""
+    itl_ms: Quantiles = msgspec.field(default_factory=Quantiles)
+    """Milliseconds between two tokens of a request; of a large step, some are measured."""
+    window_s: float = 300.0
+    """Seconds of the window."""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -310,6 +342,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     requests: list[RequestInfo] = []
     operations: list[OperationInfo] = []
     throughput: Throughput = msgspec.field(default_factory=Throughput)
+    latency: Latency = msgspec.field(default_factory=Latency)
+    """Quantiles of queue time, time to first token and time between tokens."""
     verdicts: list[Verdict] = []
     waits: list[WaitInfo] = []
     """Waits between stages, links and core, with and without a fault."""

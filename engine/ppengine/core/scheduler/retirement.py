@@ -21,6 +21,8 @@ class Retirement:
     number: int
     tokens: list[tuple[Request, int, float, list[tuple[int, float]]]] = field(default_factory=list)
     """(request, token, log-probability, best alternatives); none of ending requests."""
+    began: list[Request] = field(default_factory=list)
+    """Requests whose first token it has."""
     finished: list[Request] = field(default_factory=list)
     prompt_tokens: int = 0
     """Tokens that this step computed without a sample, or to catch up."""
@@ -82,6 +84,7 @@ class StepRetirer:
         count = len(outputs)
         if count == 1:
             request.first_token_time = self._fences.now()
+            result.began.append(request)
         if token in request.stops and count >= request.sampling.min_tokens:
             self._end(request, "stop")
         elif count >= request.max_tokens:

@@ -1,0 +1,160 @@
+"""Queue time, time to the first token, time between tokens: of each request, as quantiles, and after the end."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from core_world import CoreWorld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppengine.core.latencies import GAPS, SLICE_S, SLICES, WATCHED_STEPS, Histogram
+from ppengine.core.live_requests import FINISHED_MOST
+from ppengine.protocol.control import Inspect
+from ppengine.protocol.inspection import FinishedDetail
+from ppengine.protocol.snapshot import Quantiles
+from ppengine.protocol.verbs import Abort, Preempt, Release
+
+WIDTH = 2 ** (1 / 16)
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e5), st.integers(1, 5)), min_size=1, max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_quantiles_are_at_most_a_bucket_off(seen):
+    histogram = Histogram()
+    for value, count in seen:
+        histogram.add(value, count, 0.0)
+    values = sorted(value for value, count in seen for _ in range(count))
+    found = histogram.quantiles(1.0)
+    assert found.count == len(values)
+    for share, quantile in ((0.5, found.p50), (0.9, found.p90), (0.99, found.p99)):
+        exact = values[math.ceil(share * len(values)) - 1]
+        assert exact / WIDTH <= quantile <= exact * WIDTH
+
+
+def test_a_histogram_forgets_after_five_minutes_and_is_bounded():
+    histogram = Histogram()
+    assert histogram.quantiles(0.0) == Quantiles()
+    for second in range(2000):
+        histogram.add(1e-9 if second % 2 else 1e9, 1, float(second))
+        histogram.add(0.0, 1, float(second))
+    assert len(histogram._slices) <= SLICES + 1 and len(histogram._total) <= 2
+    assert 2 * SLICE_S * (SLICES - 1) <= histogram.quantiles(2000.0).count <= 2 * SLICE_S * (SLICES + 1)
+    histogram.add(3.0, 1, 2100.0)
+    assert histogram.quantiles(2285.0).count > 1
+    assert histogram.quantiles(2350.0).count == 1 and histogram.quantiles(2350.0).p50 == pytest.approx(3.0, rel=0.03)
+    assert histogram.quantiles(2401.0) == Quantiles()
+
+
+def near(value):
+    return pytest.approx(value, rel=0.025)
+
+
+def test_the_latencies_of_requests_and_their_quantiles():
+    world = CoreWorld(stages=1)
+
+    def info():
+        return {each.id: each for each in world.engine.reporter.build().requests}
+
+    world.submit([1, 2, 3], name="a", max_tokens=6)
+    assert (info()["a"].queue_s, info()["a"].ttft_s, info()["a"].itl_ms) == (None, None, None)
+    world.now += 0.5
+    world.engine.advance()
+    assert info()["a"].queue_s == near(0.5) and info()["a"].ttft_s is None
+    world.now += 0.2
+    world.retire()
+    assert info()["a"].ttft_s == near(0.7) and info()["a"].itl_ms is None
+    for gap in (0.02, 0.02, 0.1):
+        world.now += gap
+        world.retire()
+    assert info()["a"].itl_ms == near(140 / 3)
+    latency = world.engine.reporter.build().latency
+    assert (latency.queue_s.count, latency.ttft_s.count, latency.itl_ms.count) == (1, 1, 3)
+    assert (latency.queue_s.p50, latency.ttft_s.p99) == (near(0.5), near(0.7))
+    assert (latency.itl_ms.p50, latency.itl_ms.p99) == (near(20), near(100))
+    world.now += 400
+    assert world.engine.reporter.build().latency.itl_ms == Quantiles()
+
+
+def test_the_time_without_blocks_is_a_gap_between_tokens():
+    world = CoreWorld(stages=1)
+    world.submit([1, 2, 3], name="a", max_tokens=5)
+    world.engine.advance()
+    for number in range(20):
+        if number == 2:
+            world.say(Preempt(request="a", mode="recompute", hold=True))
+        elif not world.steps and number < 10:
+            world.now += 30
+            world.say(Release(request="a"))
+        world.engine.advance()
+        if world.steps:
+            world.now += 0.01
+            world.retire()
+    assert world.engine.requests.live() == []
+    assert world.engine.reporter.build().latency.itl_ms.p99 == near(30_010)
+
+
+def test_many_requests_cost_a_bounded_number_of_measured_gaps_and_each_is_measured_some_day():
+    world = CoreWorld(stages=2, max_num_seqs=64, utilization=1.0)
+    for number in range(40):
+        world.submit([number + 1, 2, 3], name=f"r{number}", max_tokens=50)
+    latencies, seen = world.engine.requests.latencies, set()
+    world.engine.advance()
+    while world.steps:
+        world.now += 0.01
+        world.retire()
+        assert len(latencies._watched) <= WATCHED_STEPS
+        assert all(len(watched.requests) <= GAPS for watched in latencies._watched)
+        seen |= {request.id for watched in latencies._watched for request, _ in watched.requests}
+    assert len(seen) == 40
+    quantiles = world.engine.reporter.build().latency.itl_ms
+    assert (quantiles.p50, quantiles.p90) == (near(20), near(20)) and quantiles.count > 100
+
+
+def test_fast_steps_are_not_measured_each():
+    world = CoreWorld(stages=1)
+    world.submit([1, 2, 3], name="a", max_tokens=60)
+    world.engine.advance()
+    while world.steps:
+        world.now += 0.001
+        world.retire()
+    quantiles = world.engine.reporter.build().latency.itl_ms
+    assert quantiles.p99 == near(1) and 5 <= quantiles.count <= 15
+
+
+def finished(world):
+    answer = world.engine.details.answer(Inspect(nonce=1, what="finished"))
+    return msgspec.msgpack.decode(answer.data, type=FinishedDetail).requests
+
+
+def test_requests_that_ended_are_kept_the_newest_first():
+    world = CoreWorld(stages=1)
+    assert finished(world) == []
+    world.submit([1, 2, 3], name="a", max_tokens=3)
+    world.now += 0.5
+    while world.steps or world.engine.requests.live():
+        world.engine.advance()
+        world.now += 0.25
+        world.retire()
+    world.submit([1, 2], name="b", n=2, max_tokens=30)
+    world.run(steps=3)
+    world.say(Abort(request="b"))
+    world.run()
+    world.now += 10
+    rows = finished(world)
+    assert sorted(row.id for row in rows[:2]) == ["b", "b.1"] and [row.id for row in rows[2:]] == ["a"]
+    last = rows[2]
+    assert (last.prompt_tokens, last.output_tokens, last.reason) == (3, 3, "length")
+    assert (last.queue_s, last.ttft_s, last.itl_ms) == (near(0.5), near(0.75), near(250))
+    assert last.took_s == near(1.25) and last.ended_s == near(10) and last.wall > 1e9
+    assert {row.reason for row in rows[:2]} == {"abort"}
+
+
+def test_a_thousand_are_kept_each_once():
+    world = CoreWorld(stages=1, max_num_seqs=64)
+    for number in range(FINISHED_MOST + 50):
+        world.submit([1], name=f"r{number}", max_tokens=1)
+    world.run()
+    ids = [row.id for row in finished(world)]
+    assert len(ids) == len(set(ids)) == FINISHED_MOST and "r0" not in ids
