@@ -142,12 +142,30 @@ def test_the_plan_of_many_swaps_counts_the_host_blocks_of_all():
     assert [(each.request, each.code, each.text) for each in plan.conflicts][:1] == [
         ("r2", "DOES_NOT_FIT", "r2 needs 3 host blocks, the others leave 0")
     ]
-    assert "takes 6 host blocks of 6 free" in plan.plan
+    assert "mode swap: takes 6 host blocks (0.1 KiB) of 6 free" in plan.plan
     world.say(many(SwapOut, names))
     world.run()
     end = world.answers[-1][1]
     held = [request.id for request in world.engine.requests.live() if request.state == "held"]
     assert held == ["r0", "r1"] or end.text.startswith("2 of 6")
+
+
+def test_a_preemption_without_room_for_all_on_the_host_recomputes_the_rest():
+    world = CoreWorld(serve=False, preemption="swap")
+    world.ready(swap_blocks=6)
+    world.run()
+    for number in range(4):
+        world.submit([number + 1] * 17, name=f"r{number}", max_tokens=40)
+    world.run(steps=6)
+    verbs = many(Preempt, [f"r{number}" for number in range(4)])
+    tokens = sum(world.scheduler.queues.requests[name].num_computed for name in ("r2", "r3"))
+    (plan,) = world.say(verbs, dry_run=True)
+    assert "mode swap: takes 6 host blocks (0.1 KiB) of 6 free" in plan.plan and plan.conflicts == []
+    assert f"mode recompute: {tokens} computed tokens (0.1 KiB) are computed again" in plan.plan
+    accepted = world.say(verbs)[0]
+    while world.steps and not isinstance(world.last(accepted.id), Outcome):
+        world.retire()
+    assert world.last(accepted.id).text == "4 of 4 requests"
 
 
 def test_a_request_that_ended_or_moved_on_meanwhile_is_a_conflict_and_the_others_go_on():

@@ -44,9 +44,7 @@ def show_command(common: Common, request: str) -> None:
 @click.command("finished")
 @common_options
 @click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="Most requests to list.")
-@click.option(
-    "--filter", "wanted", default="", metavar="FILTER", help="List those that it matches: 'ttft>1s'."
-)
+@click.option("--filter", "wanted", default="", metavar="FILTER", help="List those that it matches: 'ttft>1s'.")
 def finished_command(common: Common, last: int, wanted: str) -> None:
     """Print the requests that have ended, the newest first.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ppengine.common.sizes import size_text
 from ppengine.core.health import Health
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
@@ -48,6 +49,8 @@ class _Draft:
     """Blocks and places that the requests so far leave."""
     states: Counter[str] = field(default_factory=Counter)
     sums: Counter[str] = field(default_factory=Counter)
+    recomputed: Counter[str] = field(default_factory=Counter)
+    """Sums of the requests that go into no host block."""
     ids: list[str] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
 
@@ -66,6 +69,7 @@ class ManyRequests:
         actions = self._health.require().scheduler.actions
         draft = _Draft(actions.room())
         for verb, revision in _pairs(many):
+            host = draft.room.host
             try:
                 able = self._able(verb, revision)
                 lack = self._take_room(draft, verb, able)
@@ -79,14 +83,18 @@ class ManyRequests:
             draft.states[able[0].state] += 1
             for sample in able:
                 figures = actions.figures(sample)
-                draft.sums.update({name: int(figures[name]) for name in _SUMMED})
+                sums = {name: int(figures[name]) for name in _SUMMED}
+                draft.sums.update(sums)
+                if draft.room.host == host:
+                    draft.recomputed.update(sums)
         free = actions.room()
         total: dict[str, float] = {"requests": len(draft.ids), "conflicts": len(draft.conflicts)}
         if not isinstance(many.verbs[0], Priority):
             total |= {name: draft.sums[name] for name in _SUMMED}
             total |= {"blocks_free": free.device, "host_free": free.host}
+        lines = _lines(many, draft, free, self._health.require().memory.capacity.block_bytes)
         return Plan(
-            _lines(many, draft, free), lambda operation: self._begin(many, operation, command.by),
+            lines, lambda operation: self._begin(many, operation, command.by),
             target=f"{len(many.verbs)} requests", figures=total, conflicts=draft.conflicts,
         )  # fmt: skip
 
@@ -165,8 +173,8 @@ def _end_text(run: _Run) -> str:
     return f"{run.applied} of {run.count} requests" + (f"; not: {refused}" if refused else "")
 
 
-def _lines(many: Many, draft: _Draft, free: Room) -> list[str]:
-    """Return the plan in words: counts and sums first, then the first ids."""
+def _lines(many: Many, draft: _Draft, free: Room, block_bytes: int) -> list[str]:
+    """Return the plan in words: counts and sums first, then the first ids. `block_bytes`: of a block in all stages."""
     verb, sums, count = many.verbs[0], draft.sums, len(draft.ids)
     lines = [f"{label_of(many)} {count} of {len(many.verbs)} requests"]
     if draft.conflicts:
@@ -181,10 +189,11 @@ def _lines(many: Many, draft: _Draft, free: Room) -> list[str]:
     elif not isinstance(verb, Release):
         # A block that two of them share is in neither's count.
         lines.append(f"at least {sums['blocks_back']} device blocks come back")
-    if free.host > draft.room.host:
-        lines.append(f"takes {free.host - draft.room.host} host blocks of {free.host} free")
-    elif isinstance(verb, Preempt):
-        lines.append(f"{sums['computed_tokens']} computed tokens will be recomputed")
+    if host := free.host - draft.room.host:
+        lines.append(f"mode swap: takes {host} host blocks ({size_text(host * block_bytes)}) of {free.host} free")
+    if isinstance(verb, Preempt) and draft.recomputed["computed_tokens"]:
+        tokens, size = draft.recomputed["computed_tokens"], size_text(draft.recomputed["blocks"] * block_bytes)
+        lines.append(f"mode recompute: {tokens} computed tokens ({size}) are computed again")
     if sums["in_flight"]:
         lines.append("those in flight follow when their steps have retired")
     return [*lines, _some(draft.ids, _IDS_SHOWN)]
