@@ -87,6 +87,9 @@ def test_what_could_not_be_done_is_listed_and_exit_6(cli: Cli, fake: FakeGateway
     assert run.code == 6
     assert run.out == "abort applied: 2 of 3 requests\n  r-9: no such r-9 (NOT_FOUND)\n"
     assert "not r-9: no such r-9" in run.err
+    run = cli("abort", "r-3", *(f"x-{number}" for number in range(9)))
+    assert run.err.count("not x-") == 5 and "... and 4 more that cannot be done" in run.err
+    assert run.out.count("x-") == 18, "the outcome has all"
     run = cli("abort", "r-8", "r-9", "--json")
     assert (run.code, run.rows[0]["state"]) == (6, "failed")
     assert [each["request"] for each in run.rows[0]["conflicts"]] == ["r-8", "r-9"]

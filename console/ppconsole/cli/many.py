@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ppengine.protocol.verbs import Many, Verb
 
 STATES = ("waiting", "running", "swapped", "held", "loading")
+CONFLICTS_SHOWN = 5
+"""Most conflicts that are printed with a plan."""
 _MORE = """
     Several requests, or an option that chooses them, make one plan. It is printed first, and a terminal is asked. A
     request that cannot be done is a conflict (exit code 6), and the others are done all the same.
@@ -121,7 +123,10 @@ def _chosen(snapshot: Snapshot, text: str) -> tuple[list[str], list[int | None]]
 
 
 def _say_plan(plan: Outcome) -> None:
-    lines: Sequence[str] = [*plan.plan, *(f"not {each.request}: {each.text}" for each in plan.conflicts)]
+    """Print the plan and its first conflicts; the outcome has all."""
+    lines = [*plan.plan, *(f"not {each.request}: {each.text}" for each in plan.conflicts[:CONFLICTS_SHOWN])]
+    if (more := len(plan.conflicts) - CONFLICTS_SHOWN) > 0:
+        lines.append(f"... and {more} more that cannot be done")
     for line in lines:
         say(f"  {line}")
 
