@@ -169,6 +169,8 @@ def test_swap_out_keeps_device_blocks_until_the_copies_have_retired():
     assert world.scheduler.blocks.device.used == 0
     assert effect.state == "applied"
     assert effect.text == "swap-out by eve: 3 blocks swapped out, held"
+    fences = world.scheduler.fences
+    assert (fences.swaps_total, fences.preemptions_total) == (1, 1)
     assert request.slot is not None
 
 

@@ -61,6 +61,7 @@ class Reporter:
             report.kv_used, report.kv_cached, report.kv_free = device.used, device.cached, device.free
             report.swap_used = scheduler.blocks.host.used
             report.preemptions_total = scheduler.fences.preemptions_total
+            report.swaps_total = scheduler.fences.swaps_total
             report.prefix_hit_tokens_total = scheduler.blocks.hit_tokens_total
         return report
 

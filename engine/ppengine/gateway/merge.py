@@ -90,6 +90,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         latency=core.latency,
         core_age_ms=_ms(inputs.mono_ns - core.mono_ns),
         preemptions_total=core.preemptions_total,
+        swaps_total=core.swaps_total,
         prefix_hit_tokens_total=core.prefix_hit_tokens_total,
         dropped_total=inputs.dropped + core.dropped_total,
     )

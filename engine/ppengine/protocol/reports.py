@@ -144,6 +144,7 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     steps_in_flight: list[int]
     preemptions_total: int
     prefix_hit_tokens_total: int
+    swaps_total: int = 0
     dropped_total: int = 0
     latency: Latency = msgspec.field(default_factory=Latency)
     findings: list[Finding] = []

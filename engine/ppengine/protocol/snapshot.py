@@ -352,6 +352,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     core_age_ms: float | None = None
     """Age of the core's report inside this snapshot."""
     preemptions_total: int = 0
+    swaps_total: int = 0
+    """Requests swapped out to the host since the start."""
     prefix_hit_tokens_total: int = 0
     dropped_total: int = 0
     """Reports that were dropped because a queue was full (watching never blocks)."""

@@ -25,6 +25,8 @@ class Fences:
         """Results of swap-ins whose copies are in flight."""
         self.preemptions_total = 0
         """Requests that lost their device blocks and did not end, since boot."""
+        self.swaps_total = 0
+        """Those of them whose blocks went to the host."""
         self.retired_step = 0
         self._ended: list[Request] = []
         self._settled: list[ActionResult] = []
@@ -144,6 +146,7 @@ class Fences:
     def _swapped(self, request: Request, fence: Fence) -> None:
         self._queues.forget(request)
         request.swaps += 1
+        self.swaps_total += 1
         self._settle(request, fence, f"{fence.by}: {len(request.host_blocks)} blocks swapped out")
         if not fence.hold:
             self._queues.put_swapped(request)
