@@ -27,6 +27,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
 from ppconsole.screens.command_palette import ConsoleCommands
 from ppconsole.screens.following import Following
+from ppconsole.screens.hour import HourFeed
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.view.commands import shell_line, target_of
@@ -94,6 +95,7 @@ class ConsoleApp(App[int]):
         self._next: Timer | None = None
         self._fresh = False
         self._ticked_at = 0.0
+        self.hour = HourFeed(self)
         self._restarts: dict[str, Callable[[], object]] = {
             "link": self._start_source, "follow": self.following.start, "block map": self.main.block_map.start,
         }  # fmt: skip
@@ -135,6 +137,7 @@ class ConsoleApp(App[int]):
 
     async def on_unmount(self) -> None:
         """Close the source; the engine is not touched."""
+        self.hour.leave()
         await self.source.close()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
@@ -162,6 +165,8 @@ class ConsoleApp(App[int]):
             self.following.request = None
         if change.alarm:
             self.call_later(self.paint)
+        if change.first or change.epoch:
+            self.hour.start()
         if change.snapshot and not self._fresh:
             self._fresh = True
             early = TICK_S - EARLY_S - (self._clock() - self._ticked_at)

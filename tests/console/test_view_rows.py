@@ -313,7 +313,7 @@ def test_the_frame_uses_every_row(width, height, count):
     for wanted in (True, False):
         for number in (0, 3, 200):
             size = frame(width, height, count, wanted, number)
-            assert size.stages + size.requests + size.events + size.output + 7 == height
+            assert size.stages + size.requests + size.trends + size.events + size.output + 7 == height
             assert min(size.stages, size.requests, size.events, size.output) >= 1
             assert size.left + size.side + (1 if size.side else 0) == width
 

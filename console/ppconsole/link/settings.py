@@ -16,6 +16,8 @@ class _File(msgspec.Struct):
     """The file's content. Unknown keys are ignored, so that an older version reads a newer file."""
 
     prompt: dict[str, Any] = {}
+    panels: dict[str, bool] = {}
+    trends_s: int = 0
 
 
 class Settings:
@@ -23,6 +25,10 @@ class Settings:
 
     def __init__(self, path: Path | None = None) -> None:
         self.prompt = PromptOptions()
+        self.panels: Mapping[str, bool] = {}
+        """Panels of the main screen that were shown or hidden by a key."""
+        self.trends_s = 0
+        """Time span of the trends in seconds; 0: none was chosen."""
         self.problem = ""
         self._path = path
         if path is not None:
@@ -31,8 +37,16 @@ class Settings:
     def set_prompt(self, options: PromptOptions) -> None:
         """Use and keep `options`. Raises OSError if they cannot be kept; they are in effect all the same."""
         self.prompt = options
+        self._keep()
+
+    def set_view(self, panels: Mapping[str, bool], trends_s: int) -> None:
+        """Use and keep which panels are shown or hidden, and the span of the trends. Raises OSError."""
+        self.panels, self.trends_s = dict(panels), trends_s
+        self._keep()
+
+    def _keep(self) -> None:
         if self._path is not None:
-            _write(self._path, msgspec.json.encode(_File(dict(options.chosen))))
+            _write(self._path, msgspec.json.encode(_File(dict(self.prompt.chosen), dict(self.panels), self.trends_s)))
 
     def _load(self, path: Path) -> None:
         try:
@@ -42,6 +56,7 @@ class Settings:
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.problem = f"{path} is not in effect, the defaults are: {getattr(error, 'strerror', None) or error}"
             return
+        self.panels, self.trends_s = kept.panels, kept.trends_s
         try:
             self.prompt = _options(kept.prompt)
         except OptionError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.binding import Binding, BindingType
 
 from ppconsole.screens.line_screen import line_key, verb_keys
+from ppconsole.view.panels import PANELS, RESET_KEY, key_of
 
 MAIN: list[BindingType] = [
     *verb_keys("request", "memory", "engine", "stage", "check"),
@@ -18,6 +19,10 @@ MAIN: list[BindingType] = [
     Binding("v", "look('streams')", "streams", show=False), Binding("w", "look('engines')", "engines", show=False),
     Binding("I", "look('incidents')", "incidents", show=False), Binding("h", "look('history')", "past", show=False),
     Binding("question_mark", "look('help')", "help", show=False),
+    *(Binding(key_of(panel), f"panel({key_of(panel)})", f"{panel}: show or hide", show=False) for panel in PANELS),
+    Binding("t", "span", "time span of the trends", show=False),
+    Binding("T", "look('trends')", "trends", show=False),
+    Binding(RESET_KEY, "panel(0)", "panels by need", show=False),
     line_key("i", "prompt"), line_key("slash", "filter"), line_key("colon", "command"),
     Binding("escape", "clear_filter", "clear the filter, or leave the past", show=False),
     Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),

@@ -10,9 +10,10 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import verb_keys
 from ppconsole.screens.reader import Reader
-from ppconsole.view import drilldown, events, help_page, option_table
+from ppconsole.view import drilldown, events, help_page, option_table, trend_rows
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, Key, reader_keys
 
@@ -182,6 +183,39 @@ class EventsScreen(Reader):
         """Return one row an event."""
         rows = [events.event_row(event, width, full=True) for event in self.console.model.shown.events]
         return rows or [row(("  nothing has happened yet", "dim"))]
+
+
+class TrendsScreen(Reader):
+    """The trends on the whole screen."""
+
+    topic: ClassVar[str] = "trends"
+    keys: ClassVar[tuple[Key, ...]] = reader_keys((("t", "time span", False),), None)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "span", "time span", show=False), Binding("T", "dismiss_reader", "back", show=False),
+        *verb_keys("memory", "engine"),
+    ]  # fmt: skip
+
+    def __init__(self, console: Console, layout: Layout) -> None:
+        super().__init__(console)
+        self._panels = layout
+
+    def heading(self) -> str:
+        """Return the title and the span."""
+        return f"TRENDS  {trend_rows.span_line(self._panels.span_s, self.console.model.shown_trends)}"
+
+    def cli(self) -> str:
+        """Return the verb that prints the newest figures."""
+        return "status"
+
+    def body(self, width: int) -> list[Row]:
+        """Return one chart a figure, as tall as the screen allows."""
+        height = self.size.height - 2 - self.line.is_open
+        return trend_rows.rows(self.console.model.shown_trends, self._panels.span_s, width, height)
+
+    def action_span(self) -> None:
+        """Change the time span."""
+        self._panels.change_span()
+        self.paint()
 
 
 class OptionsScreen(Reader):

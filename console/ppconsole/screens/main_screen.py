@@ -13,11 +13,12 @@ from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
 from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.following import Following
+from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import LineScreen
-from ppconsole.view import board, commands, keys
+from ppconsole.view import board, commands, keys, trend_rows
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.cells import fit, row
-from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH, frame
+from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH
 from ppconsole.view.selection import Selection
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import Mode
@@ -35,6 +36,7 @@ class MainScreen(LineScreen):
         super().__init__(console)
         self.selection = Selection(console.model)
         self.block_map = BlockMapFeed(console, on_new_request=self.paint)
+        self.panels = Layout(console)
         self._following = following
         self._model = console.model
 
@@ -74,10 +76,11 @@ class MainScreen(LineScreen):
             return
         self.remove_class("tiny")
         state = model.shown
-        count = len({stage.index for stage in state.snapshot.stages}) if state.snapshot else 0
         arranged = model.arranged()
         followed = self._following.request
-        self.selection.frame = size = frame(width, height, count, followed is not None, len(arranged))
+        top_row = self.selection.requests.top
+        size = self.panels.fit((width, height), state, arranged, followed is not None, top_row)
+        self.selection.frame = size
         right = self.query_one("#right", Lines)
         right.display = size.side > 0
         right.styles.width = size.side
@@ -87,7 +90,8 @@ class MainScreen(LineScreen):
         top.append(verdict_line(state.snapshot, link, width, model.history))
         self.query_one("#top", Lines).show(top)
         grey = model.grey
-        self.query_one("#left", Lines).show(board.left(state, size, arranged, picked), faded=grey)
+        trends = trend_rows.rows(model.shown_trends, self.panels.span_s, size.left, size.trends)
+        self.query_one("#left", Lines).show(board.left(state, size, arranged, picked, trends), faded=grey)
         beside = board.right(state, size, height - 4, self.block_map.blocks, picked)
         right.show(beside.rows, faded=grey)
         if self.block_map.fit(beside.cells, picked.request):
@@ -102,7 +106,8 @@ class MainScreen(LineScreen):
         shown = keys.stage_keys(selection.stage()) if selection.on_stages else keys.REQUEST_KEYS
         if self._model.playback is not None:
             shown = keys.PAST_KEYS
-        note = self._model.title if len(self._model.title) <= width // 2 else ""
+        title = self._model.title if len(self._model.title) <= width // 2 else ""
+        note = self.panels.note() or title
         foot = keys.footer(shown, width, verbs=not self._model.verbs_off(), note=note)
         error = self._model.state.filter_error if self.line.is_open and self.line.mode == "filter" else ""
         wrong = row((fit(error, width), "warn")) if error else None
@@ -110,7 +115,12 @@ class MainScreen(LineScreen):
 
     def refresh_blocks(self) -> None:
         """Fetch the block map, while the right column is there and no other screen covers it."""
-        if self.selection.frame.side and self.is_current and not self._model.grey and self.console.source.live:
+        if (
+            self.selection.frame.shows("kv-map")
+            and self.is_current
+            and not self._model.grey
+            and self.console.source.live
+        ):
             self.block_map.fetch()
 
     def forget(self) -> None:
@@ -145,6 +155,17 @@ class MainScreen(LineScreen):
     def action_swap_focus(self) -> None:
         """Move between stages and requests."""
         self.selection.on_stages = not self.selection.on_stages
+        self.paint()
+
+    def action_panel(self, number: int) -> None:
+        """Show or hide a panel; 0: all by need."""
+        self.panels.toggle(number)
+        self.paint()
+        self.refresh_blocks()
+
+    def action_span(self) -> None:
+        """Change the time span of the trends."""
+        self.panels.change_span()
         self.paint()
 
     # --- mouse ------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Navigator:
             "logs": lambda: details.LogsScreen(console, stage),
             "events": lambda: details.EventsScreen(console),
             "diagnosis": lambda: DiagnosisScreen(console),
+            "trends": lambda: details.TrendsScreen(console, self._main.panels),
             "set": lambda: details.OptionsScreen(console),
             "streams": lambda: StreamsScreen(console),
             "help": lambda: details.HelpScreen(console, "main"),

@@ -34,21 +34,30 @@ def output_status(output: Output | None) -> str:
     return f"{output.tokens} tokens"
 
 
-def left(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], picked: Picked) -> list[Row]:
-    """Return stage rows, pool line, request table, event tail and output, each in the height that `frame` gives."""
+def left(
+    state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], picked: Picked, trends: Sequence[Row] = ()
+) -> list[Row]:
+    """Return stage rows, pool line, requests, trends, event tail and output, each in the height that `frame` gives.
+
+    `trends`: the rows of that panel.
+    """
     snapshot = state.snapshot
     if snapshot is None:
         return [EMPTY, row(("  waiting for the engine; the console stays until it answers", "dim"))]
     stage = picked.stage if picked.stages_focused else None
     request = None if picked.stages_focused else picked.request
-    lines = stage_table.rows(snapshot, frame.left, frame.stages, stage)
+    lines = stage_table.rows(snapshot, frame.left, frame.stages, stage) if frame.stages else []
     lines.append(request_table.pool(snapshot, frame.left))
-    table = request_table.rows(state, arranged, frame.left, request, picked.top, frame.requests)
-    lines += _exactly(table, frame.requests + 1)
-    lines += _exactly(events.tail(state.events, frame.left, frame.events), frame.events)
-    output = state.outputs.get(picked.followed) if picked.followed else None
-    text = output.text if output else ""
-    lines += events.output(picked.followed, text, output_status(output), frame.left, frame.output)
+    if frame.requests:
+        table = request_table.rows(state, arranged, frame.left, request, picked.top, frame.requests, frame.why_least)
+        lines += _exactly(table, frame.requests + 1)
+    lines += _exactly(list(trends), frame.trends)
+    if frame.events:
+        lines += _exactly(events.tail(state.events, frame.left, frame.events), frame.events)
+    if frame.output:
+        output = state.outputs.get(picked.followed) if picked.followed else None
+        text = output.text if output else ""
+        lines += events.output(picked.followed, text, output_status(output), frame.left, frame.output)
     return lines
 
 
@@ -69,12 +78,14 @@ def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top
     """Return the thing at cell `x` of row `y`. `top`: first visible position of the request table."""
     if state.snapshot is None:
         return Spot()
-    stages, rest = stage_table.fold(state.snapshot, frame.stages)
-    if 1 <= y <= len(stages):
-        return Spot(stage=stages[y - 1].index)
-    title = 1 + len(stages) + bool(rest) + 1  # header, rows, the folded rest, the pool line
-    if y == title:
-        key = column_at(place(request_table.COLUMNS, frame.left), x)
+    title = 1  # below the pool line
+    if frame.stages:
+        stages, rest = stage_table.fold(state.snapshot, frame.stages)
+        if 1 <= y <= len(stages):
+            return Spot(stage=stages[y - 1].index)
+        title += 1 + len(stages) + bool(rest)  # header, rows, the folded rest
+    if frame.requests and y == title:
+        key = column_at(place(request_table.columns(frame.why_least), frame.left), x)
         return Spot(sort=next((each for each in SORT_KEYS if each == key), None))
     at = top + y - title - 1
     inside = y > title and y <= title + frame.requests
@@ -83,7 +94,7 @@ def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top
 
 def shown_stages(state: ConsoleState, frame: Frame) -> list[StageInfo]:
     """Return the stages that have a row."""
-    return stage_table.fold(state.snapshot, frame.stages)[0] if state.snapshot else []
+    return stage_table.fold(state.snapshot, frame.stages)[0] if state.snapshot and frame.stages else []
 
 
 class Beside(NamedTuple):
@@ -100,14 +111,16 @@ def right(
     snapshot, width = state.snapshot, frame.side
     if snapshot is None or not width:
         return Beside([], 0)
-    shown = shown_stages(state, frame)
-    lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)]
+    shown = stage_table.fold(snapshot, max(1, frame.lanes or frame.stages))[0]
+    lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)] if frame.lanes else []
     stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
     tail = events.streams(stage, width) if stage is not None else []
     room = height - len(lines)
     reserved = len(tail) if frame.streams and room > 14 else 0
-    lines += kvmap.rows(blocks, width, room - reserved, picked.request)
+    if frame.kv_map:
+        lines += kvmap.rows(blocks, width, room - reserved, picked.request)
     if len(lines) + len(tail) + 1 > height and not reserved:
         tail = []
     lines += [EMPTY] * (height - len(lines) - len(tail))
-    return Beside([clip(line, width) for line in (*lines, *tail)], kvmap.room(width, room - reserved))
+    cells = kvmap.room(width, room - reserved) if frame.kv_map else 0
+    return Beside([clip(line, width) for line in (*lines, *tail)], cells)

@@ -37,6 +37,7 @@ SCREENS: dict[str, str] = {
     "incidents": "faults that were", "history": "the last hour, to go back in",
     "diagnosis": "which stage is stuck, and why",
     "streams": "streams, live checks and their findings", "show": "one request in detail: show REQUEST",
+    "trends": "rates, queues, KV use and swaps of the last hour",
     "set": "options of prompts: set NAME VALUE, set NAME default", "engines": "choose another engine",
     "help": "keys and letters", "quit": "leave the console; the engine stays",
 }  # fmt: skip

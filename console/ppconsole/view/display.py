@@ -16,6 +16,7 @@ from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
 from ppconsole.model.state import SORT_KEYS, ConsoleState, SortKey
+from ppconsole.model.trends import Trends
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
 from ppconsole.view.playback import Playback
@@ -45,6 +46,7 @@ class DisplayModel:
         self.problem = ""
         """A failure inside the console itself, for the banner."""
         self.history: deque[float] = deque(maxlen=HISTORY)
+        self.trends = Trends()
         self.lines: dict[str, list[str]] = {}
         """Lines that were entered, by mode."""
         self.playback: Playback | None = None
@@ -52,6 +54,7 @@ class DisplayModel:
         self._clock = clock
         self._frozen: ConsoleState | None = None
         self._frozen_at = 0.0
+        self._frozen_trends = self.trends
 
     def restart(self) -> None:
         """Forget one engine before the console attaches to another; order and filter stay."""
@@ -60,6 +63,7 @@ class DisplayModel:
         self.title = self.problem = ""
         self.playback = None
         self.history.clear()
+        self.trends = Trends()
         self._frozen = None
 
     def take(self, update: Update) -> Change:
@@ -70,6 +74,8 @@ class DisplayModel:
         epoch = old.epoch is not None and self.state.epoch != old.epoch
         if epoch:
             self._frozen = None
+        if self.state.snapshot is not None and self.state.snapshot is not old.snapshot:
+            self.trends.take(self.state.snapshot)
         alarm = old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state)
         return Change(self.state.snapshot is not old.snapshot, old.snapshot is None, alarm, epoch)
 
@@ -90,6 +96,10 @@ class DisplayModel:
         if snapshot is not None and not self.grey:
             self.history.append(snapshot.throughput.output_tok_s or 0.0)
 
+    def now(self) -> float:
+        """Return the present time of the clock."""
+        return self._clock()
+
     # --- the view of it -----------------------------------------------------------------------------------------
 
     @property
@@ -98,6 +108,11 @@ class DisplayModel:
         if self._frozen is None:
             return self.state
         return _arranged_as(self._frozen, self.state)
+
+    @property
+    def shown_trends(self) -> Trends:
+        """The trends on the display: those up to now, or up to the freeze."""
+        return self.trends if self._frozen is None else self._frozen_trends
 
     @property
     def grey(self) -> bool:
@@ -142,6 +157,7 @@ class DisplayModel:
         """Freeze the display while figures still arrive, or thaw it."""
         self._frozen = None if self._frozen is not None else self.state
         self._frozen_at = self._clock()
+        self._frozen_trends = self.trends.copy() if self._frozen is not None else self.trends
 
     def set_filter(self, text: str) -> None:
         """Show only the requests that match `text`."""

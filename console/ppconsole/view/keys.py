@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ppengine.protocol.verb_table import ROWS, Target
 
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
+from ppconsole.view.panels import PANELS, RESET_KEY, key_of
 
 Key = tuple[str, str, bool]
 """Key, meaning, and whether it is a verb: verbs are offered only while they are possible."""
@@ -22,7 +23,7 @@ REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), *_verbs("request", "memory"), ("?", "help", False), ("⏎", "show", False),
     ("/", "filter", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
     ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
-    ("q", "quit", False),
+    ("1-7", "panels", False), ("q", "quit", False),
 )  # fmt: skip
 
 
@@ -126,10 +127,14 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("VERBS  each shows its plan and waits for a confirm", (
         *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None), (":", "command line"),
     )),
+    ("PANELS  show or hide", (
+        *((key_of(panel), panel) for panel in PANELS), (RESET_KEY, "all by need"),
+    )),
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
         ("I", "incidents"), ("h", "the last hour"),
+        ("T", "trends"), ("t", "time span of the trends"),
         ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"),
         ("Space", "freeze the display"), ("y", "copy the CLI line"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),

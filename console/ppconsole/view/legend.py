@@ -89,6 +89,14 @@ _KV_MAP = Section("KV MAP  a cell is one block or more", {
     "■": "used by one request", "▓": "shared by several requests", "░": "cached: kept for a prefix", "·": "free",
     "×": "reserved", "█": "of the selected request",
 }, dict((*kvmap.GLYPHS.values(), kvmap.SELECTED)))  # fmt: skip
+_TRENDS = Section("TRENDS  time to the right, now at the right edge", {
+    "tok/s out": "output tokens a second", "waiting": "requests that wait", "running": "requests that run",
+    "KV use": "used share of the mapped KV blocks, from 0 to 100 %", "preempt/s": "preemptions a second",
+    "swaps/s": "requests swapped out to the host, a second",
+    "memory": "used share of the memory limit, of the fullest stage, from 0 to 100 %",
+    "SCALE": "end of the scale: 100 %, or the maximum shown; it begins at 0", "▁ █": "0, and the end of the scale",
+    "last": "time span: 1, 5, 15 or 60 min",
+})  # fmt: skip
 _LINES = Section("LINES", {
     "LOG": "newest events", "●": "an event; green: done",
     "E W": "an error, a warning", "OUT": "text of the followed request",
@@ -237,7 +245,7 @@ _INCIDENTS = Section("INCIDENTS", {
 
 SCREENS: dict[str, tuple[Section, ...]] = {
     "main": (_STAGES, _STATES, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, _REQUEST_STATES, _FILTER, _TIMELINE, _KV_MAP,
-             _STREAMS, _LINES, _BANNER),
+             _STREAMS, _TRENDS, _LINES, _BANNER),
     "stage": (_STAGE_FIELDS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, _STATES, _MARKS),
     "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
     "diagnosis": (_DIAGNOSIS, _STEPS, _STATES, _MARKS),
@@ -249,6 +257,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
     "confirm": (_CONFIRM, _REQUEST_STATES),
     "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
+    "trends": (_TRENDS,),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),
     "finished": (_CLI_FINISHED,),

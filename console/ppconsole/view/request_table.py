@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Queues, RequestInfo, Snapshot
 
+from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures
-from ppconsole.view.cells import FLEX, Cell, Column, Placed, Row, Seg, cut, fit, place, row, spread, table_row
+from ppconsole.view.cells import FLEX, Cell, Column, Placed, Row, Seg, cut, fit, place, row, spread, table_row, width_of
 from ppconsole.view.marks import request_mark
 
 UP, DOWN = "▲", "▼"
@@ -32,6 +33,11 @@ COLUMNS = (
 """Keys that are also keys of `model.state.SortKey` mark the sorted column."""
 
 
+def columns(why_least: int) -> list[Column]:
+    """Return the columns, WHY with at least `why_least` cells: those behind it in priority drop out for it."""
+    return [each._replace(width=max(each.width, why_least)) if each.key == "why" else each for each in COLUMNS]
+
+
 def why(request: RequestInfo, where: dict[int, int]) -> str:
     """Return why the request waits, with the numbers; of a running one, where its micro-batch is."""
     if request.why is not None:
@@ -50,6 +56,13 @@ def why(request: RequestInfo, where: dict[int, int]) -> str:
     return ""
 
 
+def is_cut(snapshot: Snapshot, shown: Sequence[RequestInfo], width: int) -> bool:
+    """Whether the WHY of one of the requests `shown` does not fit a table of `width`."""
+    room = next((each.width for each in place(COLUMNS, width) if each.column.key == "why"), 0)
+    where = locate(snapshot)
+    return any(width_of(clean(why(request, where))) > room for request in shown)
+
+
 def locate(snapshot: Snapshot) -> dict[int, int]:
     """Return the last stage that holds each micro-batch, by its number."""
     return {number: stage.index for stage in snapshot.stages for number in stage.micro_batches}
@@ -57,10 +70,10 @@ def locate(snapshot: Snapshot) -> dict[int, int]:
 
 def rows(
     state: ConsoleState, arranged: Sequence[RequestInfo], width: int, selected: str | None = None,
-    top: int = 0, height: int = 1000,
+    top: int = 0, height: int = 1000, why_least: int = 0,
 ) -> list[Row]:  # fmt: skip
     """Return the header and the rows `[top, top + height)` of `arranged`. Only visible rows are formatted."""
-    placed = place(COLUMNS, width)
+    placed = place(columns(why_least), width)
     lines = [_title(placed, state, arranged)]
     snapshot = state.snapshot
     if not arranged or snapshot is None:

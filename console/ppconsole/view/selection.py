@@ -28,7 +28,9 @@ class Selection:
         self.stages.forget()
 
     def request(self) -> str | None:
-        """Return the selected request; None if it is gone or there is none."""
+        """Return the selected request; None if it is gone, there is none, or the table is hidden."""
+        if not self.frame.requests:
+            return None
         return self.requests.sync(self._request_ids())
 
     def stage(self) -> int | None:
@@ -49,7 +51,8 @@ class Selection:
     def picked(self, arranged: Sequence[RequestInfo], followed: str | None) -> board.Picked:
         """Anchor both cursors again, with the selected request in view, and return what they select."""
         ids = [request.id for request in arranged]
-        request = self.requests.sync(ids)
+        request = self.requests.sync(ids) if self.frame.requests else None
+        self.on_stages = self.frame.stages > 0 and (self.on_stages or not self.frame.requests)
         top = self.requests.window(len(ids), self.frame.requests)
         return board.Picked(request, self.stage(), self.on_stages, followed, top)
 

@@ -181,14 +181,17 @@ class Recording:
 
     def frames(self) -> Iterator[Recorded]:
         """Yield every frame once. Raises RecordingError if the file is cut short or malformed."""
-        number = 0
+        for number, body in enumerate(self.bodies(), 1):
+            try:
+                yield decode_as(Recorded, body)
+            except ProtocolError as error:
+                raise RecordingError(f"{self.path}: update {number} is {error}") from None
+
+    def bodies(self) -> Iterator[bytes]:
+        """Yield every frame once as bytes of msgpack. Raises RecordingError if the file is cut short."""
         with self._file:
             while (body := self._frame()) is not None:
-                number += 1
-                try:
-                    yield decode_as(Recorded, body)
-                except ProtocolError as error:
-                    raise RecordingError(f"{self.path}: update {number} is {error}") from None
+                yield body
 
     def outlines(self) -> Iterator[Outline]:
         """Yield where every frame is, for `read`. Raises RecordingError if the file is cut short or malformed."""

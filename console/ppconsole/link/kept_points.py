@@ -1,0 +1,67 @@
+"""Points of the last hour from the files that an engine keeps (`protocol/kept_files.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from ppengine.protocol.frames import ProtocolError, decode_as
+from ppengine.protocol.recording import Recording, RecordingError
+from ppengine.protocol.snapshot import Snapshot
+
+from ppconsole.model.trends import PERIOD_S, POINTS_MOST, Point, Trends
+
+READ_S = 5.0
+"""Seconds after which reading ends, with as much of the newest past as was read by then."""
+
+
+class _Outline(msgspec.Struct):
+    """A frame whose snapshot is decoded only if it is wanted."""
+
+    at_s: float
+    snapshot: msgspec.Raw = msgspec.Raw()
+
+
+def read_points(folder: Path, before: float, leaving: threading.Event, read_s: float = READ_S) -> list[Point]:
+    """Return the points of the hour before `before` (Unix seconds) in `folder`, a point a second.
+
+    For a thread: it ends early once `leaving` is set. The newest segments are read first; one that is damaged or
+    still written counts up to its cut.
+    """
+    until = time.monotonic() + read_s
+
+    def over() -> bool:
+        return leaving.is_set() or time.monotonic() >= until
+
+    parts: list[list[Point]] = []
+    for path in sorted(folder.glob("*.rec"), reverse=True):
+        part = list(_segment(path, before, over))
+        if part and part[0].wall < before - POINTS_MOST * PERIOD_S:
+            break
+        parts.append(part)
+        if over():
+            break
+    return [point for part in reversed(parts) for point in part]
+
+
+def _segment(path: Path, before: float, over: Callable[[], bool]) -> list[Point]:
+    """Return the points of one segment."""
+    trends, due = Trends(), float("-inf")
+    with contextlib.suppress(RecordingError, ProtocolError):
+        recording = Recording(path)
+        for number, body in enumerate(recording.bodies()):
+            if number % 64 == 0 and over():
+                recording.close()
+                break
+            outline = decode_as(_Outline, body)
+            if outline.at_s < due or not bytes(outline.snapshot):
+                continue
+            due = outline.at_s + PERIOD_S - 0.05
+            snapshot = decode_as(Snapshot, bytes(outline.snapshot))
+            if snapshot.sampled_at < before:
+                trends.take(snapshot)
+    return list(trends.points)
