@@ -31,6 +31,7 @@ def test_every_command_and_key_is_there() -> None:
     assert "## `restart-stage`" in pages["cli.md"] and "--dry-run" in pages["cli.md"]
     assert "| `memory.utilization` | number | `0.9` |" in pages["profile.md"]
     assert "| `waiting_on` | [Waiting](#waiting) or null |" in pages["status-json.md"]
+    assert "| `thresholds[].for_s` | number | `5.0` |" in pages["config.md"]
     assert "| 10 | fault found |" in pages["exit-codes.md"]
 
 

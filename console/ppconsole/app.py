@@ -18,6 +18,7 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
+from ppconsole.link.config_file import ConfigFileError, config_path, read_config
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.settings import Settings, settings_path
 from ppconsole.link.source import Source
@@ -25,6 +26,8 @@ from ppconsole.link.unattached import Unattached
 from ppconsole.model import grammar
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
+from ppconsole.model.thresholds import AlarmConfig
+from ppconsole.screens.alarm_effects import AlarmEffects
 from ppconsole.screens.command_palette import ConsoleCommands
 from ppconsole.screens.following import Following
 from ppconsole.screens.hour import HourFeed
@@ -78,6 +81,7 @@ class ConsoleApp(App[int]):
         title: str = "",
         clock: Callable[[], float] = time.monotonic,
         theme: str | None = None,
+        alarms: AlarmConfig | None = None,
     ) -> None:
         # Chosen first: Textual takes NO_COLOR out of the environment. Without it colours become greys, not nothing.
         wanted = theme or choose_theme(os.environ)
@@ -96,6 +100,7 @@ class ConsoleApp(App[int]):
         self._fresh = False
         self._ticked_at = 0.0
         self.hour = HourFeed(self)
+        self.alarms = AlarmEffects(self, alarms or AlarmConfig(), self.bell)
         self._restarts: dict[str, Callable[[], object]] = {
             "link": self._start_source, "follow": self.following.start, "block map": self.main.block_map.start,
         }  # fmt: skip
@@ -128,6 +133,7 @@ class ConsoleApp(App[int]):
         await self.source.close()
         self.source = EngineLink(record, read_only=self.model.state.read_only, slow=True)
         self.model.restart()
+        self.alarms.forget()
         self.following.request = None
         self.main.forget()
         while self.screen is not self.main:
@@ -138,6 +144,7 @@ class ConsoleApp(App[int]):
     async def on_unmount(self) -> None:
         """Close the source; the engine is not touched."""
         self.hour.leave()
+        await self.alarms.close()
         await self.source.close()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
@@ -163,6 +170,8 @@ class ConsoleApp(App[int]):
         if change.epoch:
             self.main.forget()
             self.following.request = None
+        if change.snapshot:
+            self.alarms.look()
         if change.alarm:
             self.call_later(self.paint)
         if change.first or change.epoch:
@@ -283,7 +292,12 @@ def run_console(source: Source | None, *, read_only: bool, title: str) -> int:
     `PPCONSOLE_THEME` (dark, light, terminal) sets the colours. `PPCONSOLE_MOUSE=1` takes the mouse; otherwise the
     terminal keeps it, so that text can be selected and copied.
     """
-    app = ConsoleApp(source, settings=Settings(settings_path()), read_only=read_only, title=title)
+    settings, alarms = Settings(settings_path()), AlarmConfig()
+    try:
+        alarms = read_config(config_path())
+    except ConfigFileError as error:
+        settings.problem = f"no thresholds are in effect: {error}"
+    app = ConsoleApp(source, settings=settings, read_only=read_only, title=title, alarms=alarms)
     app.driver_class = ConsoleDriver
     app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1")
     return app.return_code or 0

@@ -18,6 +18,7 @@ import click
 import msgspec
 from ppconsole.cli import exits, ppconsole
 from ppconsole.cli.environment import VARIABLES
+from ppconsole.model.thresholds import AlarmConfig, OnIncident, Threshold
 from ppengine.common.config import Profile
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.sampling import SamplingParams
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
     """Return the pages by file name."""
     made = {
         "cli.md": cli_page(),
+        "config.md": config_page(),
         "environment.md": environment_page(),
         "exit-codes.md": exit_page(),
         "profile.md": profile_page(),
@@ -58,6 +60,18 @@ def environment_page() -> str:
     """Return the environment variables that ppconsole reads."""
     rows = [[f"`{name}`", f"{meaning}."] for name, meaning in VARIABLES]
     return "# Environment variables\n\n" + _table(("variable", "meaning"), rows)
+
+
+def config_page() -> str:
+    """Return the keys of the console's `config.toml`."""
+    intro = (
+        "# Keys of config.toml\n\n`$XDG_CONFIG_HOME/ppconsole/config.toml` is read when a console or"
+        "\n`ppconsole watch --thresholds` begins. An unknown key is an error that lists the known ones.\n"
+    )
+    parts = [intro, _struct(AlarmConfig, "Top level", defaults=True)]
+    parts.append(_struct(Threshold, "`thresholds`", defaults=True, prefix="thresholds[]."))
+    parts.append(_struct(OnIncident, "`on_incident`", defaults=True, prefix="on_incident."))
+    return "\n".join(parts)
 
 
 def exit_page() -> str:

@@ -177,6 +177,23 @@ def test_nothing_from_outside_moves_the_cursor(cli: Cli, fake: FakeGateway) -> N
     assert run.rows[0]["engine"]["message"] == fake.snapshot.engine.message
 
 
+def test_watch_thresholds_prints_an_alarm_and_runs_its_command(
+    cli: Cli, fake: FakeGateway, folder, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    out = folder / "out"
+    (folder / "ppconsole").mkdir(exist_ok=True)
+    (folder / "ppconsole" / "config.toml").write_text(
+        f"""thresholds = [{{metric = "waiting", above = -1, for_s = 0, command = ["cp", "/dev/null", "{out}"]}}]"""
+    )
+    run = cli("watch", "--thresholds", "--json", "-n", "1")
+    assert run.code == 0 and out.exists()
+    assert [(row["state"], row["metric"], row["engine"]) for row in run.rows] == [("raised", "waiting", fake.record.id)]
+    assert "thresholds[0]: cp ended with 0" in run.err
+    run = cli("watch", "--thresholds", "-n", "1")
+    assert "raised waiting is" in run.out
+
+
 def test_watch_prints_snapshots_as_lines(cli: Cli, fake: FakeGateway) -> None:
     run = cli("watch", "--json", "-n", "3", "--interval", "0.05")
     assert run.code == 0

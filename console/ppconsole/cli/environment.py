@@ -19,5 +19,6 @@ VARIABLES = (
     Variable("PPCONSOLE_AUDIT_DIR", "Folder in which an engine keeps its audit log when it has ended"),
     Variable("NO_COLOR", "Set: no colours; bold, dim and reverse remain"),
     Variable("XDG_RUNTIME_DIR", "Its folder ppconsole/ has the engines that run; /tmp/ppconsole-UID if not set"),
+    Variable("XDG_CONFIG_HOME", "Its folder ppconsole/ has config.toml: thresholds; ~/.config if not set"),
     Variable("XDG_STATE_HOME", "Its folder ppconsole/ keeps options of prompts and panels; ~/.local/state if not set"),
 )

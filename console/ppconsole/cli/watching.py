@@ -41,13 +41,19 @@ def status_command(common: Common, requests: int, wanted: str) -> None:
 @click.command("watch")
 @common_options
 @click.option("--interval", type=SECONDS, default=1.0, show_default=True, metavar="S", help="Seconds between pictures.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after N events.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after N of them.")
+@click.option("--thresholds", is_flag=True, help="Print alarms of config.toml, and run their commands, in place of it.")
 @filter_option
-def watch_command(common: Common, interval: float, count: int | None, wanted: str) -> None:
+def watch_command(common: Common, interval: float, count: int | None, thresholds: bool, wanted: str) -> None:
     """Print the status again and again.
 
-    Goes on over a lost link. --json prints one snapshot a line.
+    Goes on over a lost link. --json prints one snapshot, or alarm, a line.
     """
+    if thresholds:
+        from ppconsole.cli.alarms import watch_thresholds
+
+        run(lambda: watch_thresholds(common, count))
+        return
     choose = _chooser(wanted)
     run(lambda: _watch(common, interval, count, choose))
 

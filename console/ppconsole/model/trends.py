@@ -55,20 +55,26 @@ class Trend(NamedTuple):
     """One figure over time. `top`: end of its scale where that is known; else the scale ends at the maximum shown."""
 
     title: str
-    value: Callable[[Point], float | None]
+    metric: str
+    """Its name in `Point` and in thresholds."""
     top: float | None = None
     peaks: bool = True
     """A cell of several points shows their maximum; otherwise their mean."""
 
+    def value(self, point: Point) -> float | None:
+        """Return the figure at one time."""
+        found: float | None = getattr(point, self.metric)
+        return found
+
 
 TRENDS = (
-    Trend("tok/s out", lambda point: point.output_tok_s, peaks=False),
-    Trend("waiting", lambda point: point.waiting),
-    Trend("KV use", lambda point: point.kv_use, 100.0),
-    Trend("running", lambda point: point.running),
-    Trend("preempt/s", lambda point: point.preemptions_s),
-    Trend("swaps/s", lambda point: point.swaps_s),
-    Trend("memory", lambda point: point.stage_memory_use, 100.0),
+    Trend("tok/s out", "output_tok_s", peaks=False),
+    Trend("waiting", "waiting"),
+    Trend("KV use", "kv_use", 100.0),
+    Trend("running", "running"),
+    Trend("preempt/s", "preemptions_s"),
+    Trend("swaps/s", "swaps_s"),
+    Trend("memory", "stage_memory_use", 100.0),
 )
 """In the order in which a panel with few rows shows them."""
 

@@ -210,7 +210,8 @@ class TrendsScreen(Reader):
     def body(self, width: int) -> list[Row]:
         """Return one chart a figure, as tall as the screen allows."""
         height = self.size.height - 2 - self.line.is_open
-        return trend_rows.rows(self.console.model.shown_trends, self._panels.span_s, width, height)
+        model = self.console.model
+        return trend_rows.rows(model.shown_trends, self._panels.span_s, width, height, model.marks)
 
     def action_span(self) -> None:
         """Change the time span."""

@@ -90,7 +90,7 @@ class MainScreen(LineScreen):
         top.append(verdict_line(state.snapshot, link, width, model.history))
         self.query_one("#top", Lines).show(top)
         grey = model.grey
-        trends = trend_rows.rows(model.shown_trends, self.panels.span_s, size.left, size.trends)
+        trends = trend_rows.rows(model.shown_trends, self.panels.span_s, size.left, size.trends, model.marks)
         self.query_one("#left", Lines).show(board.left(state, size, arranged, picked, trends), faded=grey)
         beside = board.right(state, size, height - 4, self.block_map.blocks, picked)
         right.show(beside.rows, faded=grey)

@@ -34,6 +34,8 @@ class Link(NamedTuple):
     text: str = ""
     read_only: bool = False
     frozen_s: float | None = None
+    alarms: tuple[str, ...] = ()
+    """Metrics past a threshold, with its level."""
     problem: str = ""
     """A failure inside the console itself."""
     position: tuple[Seg, ...] = ()
@@ -60,6 +62,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         *link_segs(link),
         (" ", ""),
         badge,
+        *((f" {text} ", "chip.warn") for text in link.alarms),
     ]
     if old := (snapshot.core_age_ms or 0.0) > OLD_CORE_MS:
         head += [(f" core silent {figures.age(snapshot.core_age_ms)}", "warn")]

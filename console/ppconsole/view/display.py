@@ -47,6 +47,8 @@ class DisplayModel:
         """A failure inside the console itself, for the banner."""
         self.history: deque[float] = deque(maxlen=HISTORY)
         self.trends = Trends()
+        self.marks: dict[str, str] = {}
+        """Metrics past a threshold that marks them, with the level in words."""
         self.lines: dict[str, list[str]] = {}
         """Lines that were entered, by mode."""
         self.playback: Playback | None = None
@@ -135,6 +137,7 @@ class DisplayModel:
             read_only=self.state.read_only or not self.state.live_source,
             frozen_s=None if self._frozen is None else now - self._frozen_at,
             problem=self.problem,
+            alarms=tuple(f"{metric} {level}" for metric, level in self.marks.items()),
             position=() if self.playback is None else tuple(self.playback.segs()),
         )
 

@@ -24,6 +24,7 @@ _BANNER = Section("BANNER", {
     "REPLAY": "position in a past, minutes of all, speed", "vs": "figures since the marked moment",
     "last fault": "the newest incident, for an hour after it: I lists them",
     "CORDON": "cordoned stages: no request begins", "live": "state of the link and age of the newest sample",
+    "waiting above 100": "a figure that is past its threshold in config.toml",
     "RO RW": "read-only console, or one that may send verbs", "util": "memory utilization: share of each device",
     "r7": "revision of the memory utilization", "step": "number of the newest scheduled step",
     "tok/s": "output tokens a second; the window follows", "ops": "operations under way",
@@ -95,7 +96,7 @@ _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
     "swaps/s": "requests swapped out to the host, a second",
     "memory": "used share of the memory limit, of the fullest stage, from 0 to 100 %",
     "SCALE": "end of the scale: 100 %, or the maximum shown; it begins at 0", "▁ █": "0, and the end of the scale",
-    "last": "time span: 1, 5, 15 or 60 min",
+    "last": "time span: 1, 5, 15 or 60 min", "!": "past its threshold in config.toml",
 })  # fmt: skip
 _LINES = Section("LINES", {
     "LOG": "newest events", "●": "an event; green: done",

@@ -18,14 +18,14 @@ def rows(trends: Trends, span_s: int, width: int, height: int, alarms: Collectio
     """Return the trends in exactly `height` rows, with a header from three rows on.
 
     Figures share the rows: the first ones are shown if there are few, all get taller if there are many.
-    `alarms`: titles of figures past a threshold.
+    `alarms`: metrics past a threshold.
     """
     lines = [_header(span_s, width)] if height > 2 else []
     room = height - len(lines)
     shown = TRENDS[:room]
     for index, trend in enumerate(shown):
         tall = room // len(shown) + (index < room % len(shown))
-        lines += _figure(trends, trend, span_s, width, tall, trend.title in alarms)
+        lines += _figure(trends, trend, span_s, width, tall, trend.metric in alarms)
     return [*lines, *[EMPTY] * (height - len(lines))]
 
 

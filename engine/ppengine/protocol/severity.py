@@ -11,7 +11,19 @@ Level = Literal["error", "warning", "info"]
 
 _ERRORS = ("dead", "failed", "fault", "killed", "lost", "error", "mismatch", "crashed", "non_finite", "stream_order",
            "stream_owner")  # fmt: skip
-_WARNINGS = ("refused", "stopped", "stalled", "restart", "degraded", "ended", "gap", "new-epoch", "superseded", "abort")
+_WARNINGS = (
+    "refused",
+    "stopped",
+    "stalled",
+    "restart",
+    "degraded",
+    "ended",
+    "gap",
+    "new-epoch",
+    "superseded",
+    "abort",
+    "alarm.raised",
+)
 _RAISED = "verdict.raised"
 _WARNED = ("starved", "blocked", "undetermined", "straggler")
 """Causes of verdicts that warn; the others are errors."""
