@@ -139,8 +139,8 @@ def test_an_incident_is_raised_once_and_cleared_once():
 # --- commands -------------------------------------------------------------------------------------------------
 
 
-def alarm(*command: str, raised: bool = True, number: int | None = None) -> Alarm:
-    return Alarm("thresholds[0]", "waiting", raised, "101", "text", False, command, number)
+def alarm(*command: str, raised: bool = True, number: int | None = None, metric: str = "waiting") -> Alarm:
+    return Alarm("thresholds[0]", metric, raised, "101", "text", False, command, number)
 
 
 SHOW = "import os; print(*[os.environ['PPCONSOLE_' + n] for n in ('METRIC', 'VALUE', 'ENGINE', 'INCIDENT', 'STATE')])"
@@ -181,13 +181,13 @@ async def test_one_command_runs_at_a_time_and_none_too_soon(tmp_path):
     said: list[str] = []
     commands = AlarmCommands(lambda text, failed: said.append(text))
     for raised in (True, False, True, False):
-        commands.run(alarm(sys.executable, "-c", program, str(out), raised=raised), "e1")
+        commands.run(alarm(sys.executable, "-c", program, str(out), raised=raised, number=7), "e1")
     await commands.finished()
     assert out.read_text() == "<raised><cleared>", "the second pair comes within a minute"
     assert any("no command, the last one began" in text for text in said)
     out.write_text("")
     for raised in (True, False) * 2:  # incidents are rare and each counts
-        commands.run(alarm(sys.executable, "-c", program, str(out), raised=raised, number=1), "e1")
+        commands.run(alarm(sys.executable, "-c", program, str(out), raised=raised, number=1, metric="incident"), "e1")
     await commands.finished()
     assert out.read_text() == "<raised><cleared>" * 2
 

@@ -66,7 +66,7 @@ class AlarmCommands:
             return out
         now = time.monotonic()
         last = self._begun.get(alarm.key)
-        if last is not None and now - last < self._apart_s and alarm.incident is None:
+        if last is not None and now - last < self._apart_s and alarm.metric != "incident":
             self._left_out.add(alarm.key)
             self._report(f"{alarm.key}: no command, the last one began {now - last:.0f} s ago", False)
             return True
