@@ -26,6 +26,9 @@ class _Outline(msgspec.Struct):
     snapshot: msgspec.Raw = msgspec.Raw()
 
 
+_outlines = msgspec.msgpack.Decoder(_Outline)
+
+
 def read_points(folder: Path, before: float, leaving: threading.Event, read_s: float = READ_S) -> list[Point]:
     """Return the points of the hour before `before` (Unix seconds) in `folder`, a point a second.
 
@@ -51,14 +54,14 @@ def read_points(folder: Path, before: float, leaving: threading.Event, read_s: f
 def _segment(path: Path, before: float, over: Callable[[], bool]) -> list[Point]:
     """Return the points of one segment."""
     trends, due = Trends(), float("-inf")
-    with contextlib.suppress(RecordingError, ProtocolError):
+    with contextlib.suppress(RecordingError, ProtocolError, msgspec.MsgspecError):
         recording = Recording(path)
         for number, body in enumerate(recording.bodies()):
             if number % 64 == 0 and over():
                 recording.close()
                 break
-            outline = decode_as(_Outline, body)
-            if outline.at_s < due or not bytes(outline.snapshot):
+            outline = _outlines.decode(body)
+            if outline.at_s < due or not len(memoryview(outline.snapshot)):
                 continue
             due = outline.at_s + PERIOD_S - 0.05
             snapshot = decode_as(Snapshot, bytes(outline.snapshot))

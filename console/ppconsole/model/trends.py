@@ -15,7 +15,7 @@ POINTS_MOST = 3600
 PERIOD_S = 1.0
 SPANS_S = (60, 300, 900, 3600)
 """Time spans of the display in seconds."""
-_REDRAWN = 8
+_REDRAWN = 4
 """A series of long cells is computed again after this part of a cell."""
 _HELD_S = 11.0
 """A point counts until the next one, at most this long: a large engine keeps a snapshot every 10 s."""
