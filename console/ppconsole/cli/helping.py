@@ -36,10 +36,12 @@ def help_command(context: click.Context, topic: str | None, as_json: bool) -> No
 
 
 def _print_legend(as_json: bool) -> None:
-    from ppconsole.view import help_page, legend
+    from ppconsole.view import colours, help_page, legend
 
     if as_json:
         sections = {screen: {each.title: dict(each.rows) for each in found} for screen, found in legend.SCREENS.items()}
+        named = map(colours.section, ("pp-dark", "pp-light", "ansi-dark", "mono"))
+        sections["all"] = {each.title: dict(each.rows) for each in named}
         print_json(sections)
     else:
         click.echo("\n".join(help_page.text()).rstrip())

@@ -24,6 +24,9 @@ class Selected(NamedTuple):
     stage: int | None = None
 
 
+NOTHING_SELECTED = Selected()
+
+
 class Navigation(Protocol):
     """Opens screens and begins verbs."""
 
@@ -45,8 +48,8 @@ class Navigation(Protocol):
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""
 
-    def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
-        """Open the legend of `screen` and its `keys`."""
+    def open_help(self, screen: str, keys: tuple[Key, ...], selected: Selected = NOTHING_SELECTED) -> None:
+        """Open the help of `screen`: the `selected` row in words, the legend, its `keys`."""
 
 
 class Console(Protocol):

@@ -9,11 +9,11 @@ from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 
 from ppconsole.model.safe import clean
-from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import verb_keys
 from ppconsole.screens.reader import Reader
-from ppconsole.view import drilldown, events, help_page, option_table, trend_rows
+from ppconsole.view import drilldown, events, help_page, meaning, option_table, trend_rows
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, Key, reader_keys
 
@@ -234,14 +234,16 @@ class OptionsScreen(Reader):
 
 
 class HelpScreen(Reader):
-    """Keys and legend of one screen. Tab goes to the next section."""
+    """The selected row in words, keys and legend of one screen. Tab goes to the next section."""
 
     keys: ClassVar[tuple[Key, ...]] = HELP_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "section", "next section", show=False)]
 
-    def __init__(self, console: Console, screen: str, keys: tuple[Key, ...] = ()) -> None:
+    def __init__(
+        self, console: Console, screen: str, keys: tuple[Key, ...] = (), selected: Selected = NOTHING_SELECTED
+    ) -> None:
         super().__init__(console)
-        self._screen, self._keys = screen, keys
+        self._screen, self._keys, self._selected = screen, keys, selected
         self._headings: tuple[int, ...] = (0,)
 
     def heading(self) -> str:
@@ -254,7 +256,9 @@ class HelpScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the help."""
-        made = help_page.page(self._screen, self._keys, width)
+        selected = meaning.of_selection(self.console.model.shown.snapshot, *self._selected)
+        theme = "mono" if self.app.no_color else self.app.theme
+        made = help_page.page(self._screen, self._keys, width, selected, theme)
         self._headings = made.headings
         return made.rows
 

@@ -16,6 +16,7 @@ from textual.screen import Screen
 from ppconsole.link.history import History, segments
 from ppconsole.link.replay import ReplaySource
 from ppconsole.model.prompt_options import OptionError
+from ppconsole.screens.console import NOTHING_SELECTED, Selected
 from ppconsole.screens.following import Following
 from ppconsole.screens.line_screen import LineScreen
 from ppconsole.screens.main_screen import MainScreen
@@ -60,7 +61,7 @@ class Navigator:
             "trends": lambda: details.TrendsScreen(console, self._main.panels),
             "set": lambda: details.OptionsScreen(console),
             "streams": lambda: StreamsScreen(console),
-            "help": lambda: details.HelpScreen(console, "main"),
+            "help": lambda: details.HelpScreen(console, "main", (), self._main.selected()),
             "show": lambda: details.RequestScreen(console, request),
             "incidents": lambda: IncidentsScreen(console),
         }
@@ -103,11 +104,11 @@ class Navigator:
             text = "no history of this engine is kept here; its profile may have console.history_minutes: 0"
             self._console.report(text, bad=True)
 
-    def open_help(self, screen: str, keys: tuple[Key, ...]) -> None:
-        """Open the legend of `screen` and its `keys`."""
+    def open_help(self, screen: str, keys: tuple[Key, ...], selected: Selected = NOTHING_SELECTED) -> None:
+        """Open the help of `screen`: the `selected` row in words, the legend, its `keys`."""
         from ppconsole.screens.detail_screens import HelpScreen
 
-        self._app.push_screen(HelpScreen(self._console, screen, keys))
+        self._app.push_screen(HelpScreen(self._console, screen, keys, selected))
 
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""

@@ -254,7 +254,7 @@ class Reader(LineScreen):
 
     def action_help(self) -> None:
         """Open the keys and the legend of this screen."""
-        self.console.navigation.open_help(self.topic, self.shown_keys())
+        self.console.navigation.open_help(self.topic, self.shown_keys(), self.selected())
 
     def action_copy_cli(self) -> None:
         """Copy the shell line that shows the same."""

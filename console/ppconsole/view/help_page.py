@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ppconsole.view import colours
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, text_of, width_of, wrap
 from ppconsole.view.keys import Key, help_rows
 from ppconsole.view.legend import COMMANDS, SCREENS, Section
@@ -20,10 +21,16 @@ class Page(NamedTuple):
     headings: tuple[int, ...]
 
 
-def page(screen: str, keys: Sequence[Key], width: int) -> Page:
-    """Return the help of `screen`: on the main screen its keys come first, elsewhere the legend does."""
-    sections = [_section(section, width) for section in SCREENS[screen]]
+def page(
+    screen: str, keys: Sequence[Key], width: int, selected: Sequence[Section] = (), theme: str = "pp-dark"
+) -> Page:  # fmt: skip
+    """Return the help of `screen`: the `selected` row in words, then legend and keys.
+
+    On the main screen the keys come before the legend. Colours have the names of `theme`.
+    """
+    sections = [_section(section, width) for section in (*SCREENS[screen], colours.section(theme))]
     parts = [help_rows(width), *sections] if screen == "main" else [*sections, _key_rows(keys, width)]
+    parts = [*(_section(section, width, most=1) for section in selected), *parts]
     rows: list[Row] = []
     headings = []
     for part in parts:
@@ -42,15 +49,23 @@ def text() -> Iterator[str]:
             if known != screen:
                 yield f"  {section.title}: as on the {known} screen"
                 continue
-            yield f"  {section.title}"
-            yield from (f"  {text_of(line)}".rstrip() for line in _terms(section, TEXT_WIDTH - 2, 1))
+            yield from _printed(section)
         yield ""
+    yield "all screens"
+    for theme in ("pp-dark", "pp-light", "ansi-dark", "mono"):
+        yield from _printed(colours.section(theme))
 
 
-def _section(section: Section, width: int) -> list[Row]:
-    """Return a heading and the terms, in as many columns as fit."""
+def _printed(section: Section) -> Iterator[str]:
+    """Yield the lines of one section."""
+    yield f"  {section.title}"
+    yield from (f"  {text_of(line)}".rstrip() for line in _terms(section, TEXT_WIDTH - 2, 1))
+
+
+def _section(section: Section, width: int, most: int = 3) -> list[Row]:
+    """Return a heading and the terms, in as many columns as fit, at most `most`."""
     longest = max(map(width_of, section.rows.values()))
-    across = max(1, min(3, (width - 1) // (_label(section) + longest + 1)))
+    across = max(1, min(most, (width - 1) // (_label(section) + longest + 1)))
     return [row((fit(f" {section.title}", width), ""), fill="head"), *_terms(section, width, across)]
 
 

@@ -32,7 +32,7 @@ _BANNER = Section("BANNER", {
     "up": "time since the start", "pp tp": "pipeline stages, and tensor ranks of a stage",
     "epoch": "run of the engine; a restart begins another",
 })  # fmt: skip
-_STATES = Section("STATE OF A STAGE  column S", {
+STAGE_STATES = Section("STATE OF A STAGE  column S", {
     "L": "loading weights", "I": "idle: no step to run", "R": "receiving hidden states", "C": "computing",
     "T": "transmitting to the next stage", "W": "swapping KV blocks", "Z": "resizing the KV cache",
     "B": "blocked: the next stage does not receive", "S": "starved: the stage before does not send",
@@ -53,6 +53,15 @@ _STAGES = Section("STAGES", {
     "STREAM:OP": "longest open operation and its stream; <1 from stage 1, >2 to stage 2",
     "LAYERS": "layers of the stage, first-last", "PID": "process id", "HOST": "host of the process",
     "DEVICE": "device of the stage", "AGE": "time since the last progress",
+})  # fmt: skip
+OPERATIONS = Section("OPERATION  column STREAM:OP", {
+    "idle": "waits for a step from the core", "recv": "waits to receive hidden states",
+    "embed": "computes the embedding of tokens", "fwd": "computes its layers",
+    "head": "computes the output head", "sample": "samples tokens", "send": "hands a message to the next stage",
+    "room": "waits until the next stage takes earlier messages", "token": "waits for sampled tokens of the last stage",
+    "out": "swaps KV blocks out to the host", "in": "swaps KV blocks in from the host", "copy": "moves KV blocks",
+    "map": "maps or unmaps memory", "coll": "waits for a neighbour to meet it", "device": "waits for its GPU",
+    "load": "loads weights", "<1 >2": "from stage 1, to stage 2", "m412": "of micro-batch (step) 412",
 })  # fmt: skip
 _MEMORY_BAR = Section("MEMORY BAR", {
     "█": "in use", "▒": "mapped for the KV cache, free", "·": "not in use", "│": "limit: total × utilization",
@@ -76,7 +85,7 @@ _FILTER = Section("FILTER  words after / and --filter; all must hold", {
     "!word": "must not hold", '"a b"': "quotes keep spaces and signs",
     **{field.name: field.help for field in FIELDS.values()},
 })  # fmt: skip
-_REQUEST_STATES = Section("STATE OF A REQUEST  column STAT", {
+REQUEST_STATES = Section("STATE OF A REQUEST  column STAT", {
     "wait": "waiting for blocks or a slot", "run": "running", "swap": "swapped out to the host",
     "held": "held until an operator releases it", "load": "its blocks are being swapped in", "done": "finished",
 }, {mark.text: mark.style for mark in marks.REQUEST.values()})  # fmt: skip
@@ -99,7 +108,7 @@ _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
     "last": "time span: 1, 5, 15 or 60 min", "!": "past its threshold in config.toml",
 })  # fmt: skip
 _LINES = Section("LINES", {
-    "LOG": "newest events", "●": "an event; green: done",
+    "LOG": "newest events", "●": "an event; in the colour of work: something is done",
     "E W": "an error, a warning", "OUT": "text of the followed request",
     "PROMPT": "the line to type in: a prompt, FILTER or COMMAND",
 })  # fmt: skip
@@ -186,7 +195,9 @@ _STACKS = Section("STACKS", {
     "stages 0, 1": "these stages have the same frames", "core": "the engine core", "MainThread": "the step loop",
     "holds the GIL": "the thread that runs Python code", "note": "how the stacks were taken",
 })  # fmt: skip
-_LOGS = Section("LOGS", {"red": "an error", "yellow": "a warning"}, {"red": "bad", "yellow": "warn"})
+_LOGS = Section("LOGS", {
+    "a fault's colour": "a line with an error or a traceback", "a warning's colour": "a line with a warning",
+}, {"a fault's colour": "bad", "a warning's colour": "warn"})  # fmt: skip
 _CONFIRM = Section("CONFIRM", {
     "effect": "effect of the verb", "target": "the request, stage or engine", "now": "the present state of the target",
     "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
@@ -245,18 +256,18 @@ _INCIDENTS = Section("INCIDENTS", {
 })  # fmt: skip
 
 SCREENS: dict[str, tuple[Section, ...]] = {
-    "main": (_STAGES, _STATES, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, _REQUEST_STATES, _FILTER, _TIMELINE, _KV_MAP,
-             _STREAMS, _TRENDS, _LINES, _BANNER),
-    "stage": (_STAGE_FIELDS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, _STATES, _MARKS),
+    "main": (_STAGES, STAGE_STATES, OPERATIONS, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, REQUEST_STATES, _FILTER,
+             _TIMELINE, _KV_MAP, _STREAMS, _TRENDS, _LINES, _BANNER),
+    "stage": (_STAGE_FIELDS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, STAGE_STATES, _MARKS),
     "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
-    "diagnosis": (_DIAGNOSIS, _STEPS, _STATES, _MARKS),
+    "diagnosis": (_DIAGNOSIS, _STEPS, STAGE_STATES, _MARKS),
     "streams": (_CHECKS, _STREAMS, _LEDGER, _MARKS),
     "events": (_EVENTS,),
     "incidents": (_INCIDENTS,),
     "stacks": (_STACKS,),
     "logs": (_LOGS,),
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
-    "confirm": (_CONFIRM, _REQUEST_STATES),
+    "confirm": (_CONFIRM, REQUEST_STATES),
     "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
     "trends": (_TRENDS,),
     "set": (_OPTIONS,),

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot, StageInfo, StreamInfo
 
 from ppconsole.model.units import UNKNOWN, count_text
 from ppconsole.view import figures
@@ -42,11 +42,12 @@ _WIDE_FROM = 100
 _WIDE_COLUMNS = tuple(column._replace(width=20) if column.key == "op" else column for column in COLUMNS)
 """With room the whole operation comes before columns that rarely change."""
 
-_SHORT = {
+SHORT = {
     "receive": "recv", "forward": "fwd", "token_return": "token", "swap_out": "out", "swap_in": "in",
     "collective": "coll",
 }  # fmt: skip
-_OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
+"""Kinds of operations by the shorter word that the column has for them."""
+OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
 """Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
 
 
@@ -77,21 +78,26 @@ def kv_figures(stage: StageInfo) -> Cell:
     return (text + ("*" if kv.binding else ""), "warn" if full and (kv.free or 0) == 0 else "")
 
 
+def open_stream(stage: StageInfo) -> StreamInfo | None:
+    """Return the stream with the longest open operation; None if there is none."""
+    busy = [stream for stream in stage.streams if stream.op]
+    return max(busy, key=lambda each: each.age_ms or 0.0, default=None)
+
+
 def operation(stage: StageInfo, brief: bool = False) -> str:
     """Return the longest open operation of the stage, its stream, and the peer that it waits for.
 
     `brief` leaves out the number of the micro-batch.
     """
-    busy = [stream for stream in stage.streams if stream.op]
-    stream = max(busy, key=lambda each: each.age_ms or 0.0, default=None)
+    stream = open_stream(stage)
     text = (stream.op if stream else stage.op) or figures.NOTHING
-    found = _OPERATION.fullmatch(text)
+    found = OPERATION.fullmatch(text)
     if found is not None:
         word, peer, rest = found[1], found[2] or "", found[3]
         waiting = stage.waiting_on
         if not peer and waiting is not None and waiting.stage is not None:
             peer = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
-        text = f"{_SHORT.get(word, word)}{peer}{'' if brief else rest}"
+        text = f"{SHORT.get(word, word)}{peer}{'' if brief else rest}"
     return f"{stream.name}:{text}" if stream else text
 
 

@@ -1,0 +1,98 @@
+"""The selected row in words: the state, the reason, and the open operation behind its letters."""
+
+from __future__ import annotations
+
+from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, Why
+
+from ppconsole.model.facts import cordon_text
+from ppconsole.model.units import count_text
+from ppconsole.view import figures, request_table, stage_table
+from ppconsole.view.legend import OPERATIONS, REQUEST_STATES, STAGE_STATES, Section
+from ppconsole.view.marks import CORDONED, faulty_stages, request_mark, stage_mark
+
+_REASONS = {
+    "fenced": "a verb takes effect when the step in flight has retired; until then nothing new is scheduled",
+    "held": "that verb holds it; release or swap-in lets it go on",
+    "in_flight": "its step is in the pipeline; the next one is scheduled when that has retired",
+    "paused": "the engine is paused; resume lets it run",
+    "blocks": "KV blocks are missing; it goes on when others finish, are swapped out, or memory grows",
+    "turn": "a later step takes it",
+    "behind": "another request is before it; that one's reason follows",
+    "cordoned": "no request begins until the cordon is lifted",
+    "max_num_seqs": "as many requests run as the profile's max_num_seqs allows",
+    "token_budget": "the step has no room for its prompt tokens; a later one takes it",
+}
+"""Meaning by the code of a reason."""
+
+
+def of_selection(snapshot: Snapshot | None, request: str | None, stage: int | None) -> list[Section]:
+    """Return the meaning of the selected request, or of each rank of the selected stage; empty without a selection."""
+    if snapshot is None:
+        return []
+    if stage is not None:
+        return [of_stage(snapshot, each) for each in snapshot.stages if each.index == stage]
+    return [of_request(snapshot, each) for each in snapshot.requests if each.id == request]
+
+
+def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
+    """Return the state of a request and its WHY, in words."""
+    mark = request_mark(request.state)
+    rows = {mark.text: REQUEST_STATES.rows.get(mark.text, request.state)}
+    shown = request_table.why(request, request_table.locate(snapshot))
+    if request.why is not None:
+        rows["WHY"] = f"{shown}: {_reason(request.why)}"
+    elif request.in_flight:
+        rows["WHY"] = f"{shown}: the newest stage that has its step; +1 is one more step in flight"
+    elif shown:
+        rows["WHY"] = f"{shown}: the reason why it ended"
+    if request.blocks or request.swap_blocks:
+        rows["BLK SWP"] = f"{request.blocks} KV blocks on the device, {request.swap_blocks} on the host"
+    if request.preemptions:
+        rows["PRE"] = f"its blocks were taken {_times(request.preemptions)}; it was recomputed or swapped"
+    return Section(f"SELECTED  request {request.id}", rows, {mark.text: mark.style, "WHY": "warn"})
+
+
+def of_stage(snapshot: Snapshot, stage: StageInfo) -> Section:
+    """Return the state of a stage, its verdict, wait and open operation, in words."""
+    faulty = faulty_stages(snapshot)
+    mark = stage_mark(stage, faulty)
+    rows = {mark.text: STAGE_STATES.rows.get(mark.text, stage.state)}
+    for verdict in snapshot.verdicts:
+        if verdict.stage == stage.index:
+            rows["!" if verdict.root else verdict.cause] = f"{verdict.cause}: {verdict.summary}"
+    if text := cordon_text(stage):
+        rows[CORDONED] = f"{text}: no request begins"
+    rows["STREAM:OP"] = f"{stage_table.operation(stage)}: {_operation(stage)}"
+    if (waiting := stage.waiting_on) is not None:
+        peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
+        rows["waits for"] = f"{peer} ({waiting.what}), for {figures.millis(waiting.since_ms)}"
+    kv = stage.kv_blocks
+    limit = "; no other stage can hold fewer" if kv.binding else ""
+    counts = (f"{count_text(kv.used)} in use, {count_text(kv.mapped)} mapped", f"{count_text(kv.capacity)} at most")
+    rows["KV"] = f"blocks: {', '.join(counts)}{limit}"
+    rows["AGE"] = f"last progress {figures.age(stage.progress_age_ms)} ago"
+    if (stage.sample_age_ms or 0.0) > stage_table.OLD_SAMPLE_MS:
+        rows["~"] = f"these figures are {figures.age(stage.sample_age_ms)} old"
+    name = f"{stage.index}.{stage.tensor_rank}" if stage.tensor_rank else f"{stage.index}"
+    styles = {mark.text: mark.style, "!": "bad", CORDONED: "warn", "~": "warn"}
+    return Section(f"SELECTED  stage {name}", rows, styles)
+
+
+def _reason(why: Why) -> str:
+    """Return the meaning of a reason; an engine that is newer than this console may have others."""
+    return _REASONS.get(why.code, f"the engine's reason is {why.code}")
+
+
+def _operation(stage: StageInfo) -> str:
+    """Return the open operation in words, with its age if the stream reports one."""
+    busy = stage_table.open_stream(stage)
+    found = stage_table.OPERATION.fullmatch((busy.op if busy else stage.op) or "")
+    if found is None:
+        return "no open operation"
+    kind = stage_table.SHORT.get(found[1], found[1])
+    words = OPERATIONS.rows.get(kind, kind)
+    return words if busy is None or busy.age_ms is None else f"{words}; open for {figures.millis(busy.age_ms)}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

@@ -1,0 +1,101 @@
+"""`?` explains the selected row first, and names the colours of the theme."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import snapshots
+from ppconsole.screens.detail_screens import HelpScreen
+from ppconsole.view import colours, help_page, legend, marks, meaning, stage_table
+from ppconsole.view.cells import text_of
+from ppconsole.widgets.theme import PALETTES
+from ppengine.common.ring.layout import Kind
+from ppengine.protocol.snapshot import CordonInfo, Why
+from test_tui_console import console
+
+
+def words(section: legend.Section) -> str:
+    return " ".join(f"{term} {text}" for term, text in section.rows.items())
+
+
+@pytest.mark.parametrize("state", marks.REQUEST)
+def test_a_request_has_its_state_in_words(state: str) -> None:
+    picture = snapshots.snapshot(4, 8)
+    request = msgspec.structs.replace(picture.requests[0], state=state)
+    found = meaning.of_request(picture, request)
+    letter = marks.request_mark(state).text
+    assert next(iter(found.rows)) == letter
+    assert found.rows[letter] == legend.REQUEST_STATES.rows[letter]
+
+
+def test_why_is_repeated_and_explained() -> None:
+    picture = snapshots.snapshot(4, 8)
+    why = Why(code="blocks", need=121, have=100, text="need 121, have 100")
+    waiting = msgspec.structs.replace(picture.requests[0], state="waiting", why=why)
+    text = meaning.of_request(picture, waiting).rows["WHY"]
+    assert "need 121, have 100" in text and "KV blocks are missing" in text
+    newer = msgspec.structs.replace(waiting, why=Why(code="moonphase", text="wait"))
+    assert "moonphase" in meaning.of_request(picture, newer).rows["WHY"]
+
+
+def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:
+    picture = snapshots.stuck()
+    root = next(verdict for verdict in picture.verdicts if verdict.root)
+    stage = next(stage for stage in picture.stages if stage.index == root.stage)
+    stage.cordon = CordonInfo(by="eve", since_s=1.0)
+    found = meaning.of_stage(picture, stage)
+    letter = marks.stage_mark(stage, marks.faulty_stages(picture)).text
+    assert next(iter(found.rows.items())) == (letter, legend.STAGE_STATES.rows[letter])
+    assert root.summary in found.rows["!"] and "eve" in found.rows[marks.CORDONED]
+    receiving = snapshots.stage(1)
+    text = meaning.of_stage(picture, receiving).rows["STREAM:OP"]
+    assert stage_table.operation(receiving) in text and legend.OPERATIONS.rows["recv"] in text
+    assert "open for 4ms" in text
+    assert "stage 0 (receive)" in meaning.of_stage(picture, receiving).rows["waits for"]
+
+
+def test_each_operation_of_a_stage_has_words() -> None:
+    shown = {kind.name.lower() for kind in Kind} - {"step", "on_device"}  # these are records, no open operation
+    assert {stage_table.SHORT.get(kind, kind) for kind in shown} <= set(legend.OPERATIONS.rows)
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+def test_colours_have_their_names_in_each_theme(theme: str) -> None:
+    found = colours.section(theme)
+    palette = PALETTES[theme]
+    assert set(colours.NAMES) == set(PALETTES)
+    looks = {term: palette.style(style) for term, style in found.styles.items()}
+    assert set(looks) == set(found.rows) and len({str(look) for look in looks.values()}) == len(looks)
+    names = colours.NAMES[theme]
+    assert all(palette.style(style) == looks[name] for style, name in names.items())
+
+
+def test_help_columns_names_the_colours() -> None:
+    lines = list(help_page.text())
+    assert all(any(colours.section(theme).title in line for line in lines) for theme in PALETTES)
+
+
+async def test_the_help_begins_with_the_selected_row_and_keeps_up_with_it() -> None:
+    async with console(size=(80, 24)) as rig:
+        rig.app.main.selection.requests.choose("r-0003")
+        await rig.pilot.press("question_mark")
+        await rig.until(lambda: isinstance(rig.app.screen, HelpScreen))
+        first = rig.board("reader-body").splitlines()
+        assert "SELECTED  request r-0003" in first[0] and "wait" in first[1]
+        rig.source.picture.requests[3].state = "finished"
+        rig.source.send(rig.source.picture)
+        rig.app.tick()
+        assert "finished" in rig.board("reader-body").splitlines()[1]
+        await rig.pilot.press("escape", "tab", "down", "question_mark")
+        await rig.until(lambda: "SELECTED  stage 1" in rig.board("reader-body"))
+        assert "receiving hidden states" in rig.board("reader-body").splitlines()[1]
+        await rig.pilot.press("escape", "enter", "question_mark")
+        await rig.until(lambda: "HELP: STAGE" in rig.board("reader-title"))
+        assert "SELECTED  stage 1" in rig.board("reader-body").splitlines()[0]
+
+
+def test_a_page_without_a_selection_begins_as_before() -> None:
+    made = help_page.page("main", (), 80)
+    assert "MOVE" in text_of(made.rows[0])
+    assert meaning.of_selection(snapshots.snapshot(4, 2), None, None) == []
+    assert meaning.of_selection(snapshots.snapshot(4, 2), "gone", None) == []
