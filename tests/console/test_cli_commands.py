@@ -272,7 +272,7 @@ def test_streams_begins_with_how_far_devices_are(cli: Cli, fake: FakeGateway) ->
     idle = StreamInfo(name="upload", owner="main", pending=0, on_device=True)
     fake.snapshot.stages[1].streams = [*fake.snapshot.stages[1].streams, at_work, idle]
     head, first, second, empty, ledger = cli("streams").out.splitlines()[:5]
-    assert head.split() == ["STAGE", "STREAM", "BEGUN", "DONE", "PENDING", "AGE", "WAITS-FOR"]
+    assert head.split() == ["STG", "STREAM", "BEGUN", "DONE", "PEND", "AGE", "WAITS-FOR"]
     assert first.split() == ["1", "compute", "m8", "m7", "1", "6.0s"]
     assert second.split()[:5] == ["1", "upload", "-", "-", "0"]
     assert empty == "" and ledger.startswith("stage 1: 1 findings, reported ")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import snapshots
 from ppconsole.screens.detail_screens import HelpScreen
-from ppconsole.view import colours, help_page, legend, marks, meaning, stage_table
+from ppconsole.view import colours, help_page, legend, marks, meaning, wording
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.theme import PALETTES
 from ppengine.common.ring.layout import Kind
@@ -49,14 +49,14 @@ def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:
     assert root.summary in found.rows["!"] and "eve" in found.rows[marks.CORDONED]
     receiving = snapshots.stage(1)
     text = meaning.of_stage(picture, receiving).rows["STREAM:OP"]
-    assert stage_table.operation(receiving) in text and legend.OPERATIONS.rows["recv"] in text
+    assert wording.operation(receiving) in text and legend.OPERATIONS.rows["recv"] in text
     assert "open for 4ms" in text
     assert "stage 0 (receive)" in meaning.of_stage(picture, receiving).rows["waits for"]
 
 
 def test_each_operation_of_a_stage_has_words() -> None:
     shown = {kind.name.lower() for kind in Kind} - {"step", "on_device"}  # these are records, no open operation
-    assert {stage_table.SHORT.get(kind, kind) for kind in shown} <= set(legend.OPERATIONS.rows)
+    assert {wording.SHORT.get(kind, kind) for kind in shown} <= set(legend.OPERATIONS.rows)
 
 
 @pytest.mark.parametrize("theme", PALETTES)
@@ -88,7 +88,7 @@ async def test_the_help_begins_with_the_selected_row_and_keeps_up_with_it() -> N
         assert "finished" in rig.board("reader-body").splitlines()[1]
         await rig.pilot.press("escape", "tab", "down", "question_mark")
         await rig.until(lambda: "SELECTED  stage 1" in rig.board("reader-body"))
-        assert "receiving hidden states" in rig.board("reader-body").splitlines()[1]
+        assert "receiving: takes hidden states" in rig.board("reader-body").splitlines()[1]
         await rig.pilot.press("escape", "enter", "question_mark")
         await rig.until(lambda: "HELP: STAGE" in rig.board("reader-title"))
         assert "SELECTED  stage 1" in rig.board("reader-body").splitlines()[0]

@@ -171,7 +171,7 @@ async def test_esc_clears_a_filter_on_the_main_screen():
 
 async def test_every_column_that_sorts_shows_its_arrow():
     async with console(size=(120, 36)) as rig:
-        for wanted in ("REQ 8▲", "OWNER▲", "STA▲", "AGE▼", "IN▼", "OUT▼", "BLK▼", "SWP▼"):
+        for wanted in ("REQ 8▲", "OWNER▲", "STAT▲", "AGE▼", "IN▼", "OUT▼", "BLK▼", "SWP▼"):
             await rig.pilot.press("S")
             head = next(row for row in rig.board("left").splitlines() if row.startswith("  REQ"))
             assert wanted in head.split("  ") or wanted in head.split() or wanted in head, head

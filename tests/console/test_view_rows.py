@@ -8,7 +8,18 @@ import snapshots
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
-from ppconsole.view import banner, board, diagnosis, drilldown, events, kvmap, request_table, stage_table, timeline
+from ppconsole.view import (
+    banner,
+    board,
+    diagnosis,
+    drilldown,
+    events,
+    kvmap,
+    request_table,
+    stage_table,
+    timeline,
+    wording,
+)
 from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
@@ -29,11 +40,11 @@ def table(picture, width, **more):
 
 def test_stage_rows_at_80_columns():
     assert texts(stage_table.rows(snapshots.stuck(), 80, selected=2)) == [
-        "  ST S MEMORY     USED KV use/map/cap  SWAP   I>O   MB STEP IDLE STREAM:OP   AGE",
-        "   0 B █████▒│···  56% 812/1024/1377*    12   0>4 m412 22ms  21% p2p:send>1 6.2s",
-        "   1 B █████▒│···  55% 812/1024/1414     12   1>4 m411 23ms  24% p2p:send>2 6.2s",
-        "!  2 X █████·│···  55% 812/1024/1390     12   2>1 m410 6.2s   0% comp:fwd   6.2s",
-        "   3 S █████·│···  54% 812/1024/1427     12   0>0    - 25ms  98% p2p:recv<2 6.2s",
+        "  STG S MEMORY     USED KV-USE/MAP/CAP  SWAP  I>O   MB STEP IDLE STREAM:OP   AGE",
+        "    0 B █████▒│···  56% 812/1024/1377*    12  0>4 m412 22ms  21% p2p:send>1 6.2s",
+        "    1 B █████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2 6.2s",
+        "!   2 X █████·│···  55% 812/1024/1390     12  2>1 m410 6.2s   0% comp:fwd   6.2s",
+        "    3 S █████·│···  54% 812/1024/1427     12  0>0    - 25ms  98% p2p:recv<2 6.2s",
     ]
 
 
@@ -42,8 +53,8 @@ def test_a_cordon_is_told_without_colour_in_every_place():
     picture.stages[2].cordon = CordonInfo(by="eve", since_s=190.0, reason="fan")
     rows = texts(stage_table.rows(picture, 80, selected=2))
     assert rows[2:4] == [
-        "   1 B  █████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2 6.2s",
-        "!  2 X# █████·│···  55% 812/1024/1390     12  2>1 m410 6.2s   0% comp:fwd   6.2s",
+        "    1 B  █████▒│···  55% 812/1024/1414     12 1>4 m411 23ms  24% p2p:send>2 6.2s",
+        "!   2 X# █████·│···  55% 812/1024/1390     12 2>1 m410 6.2s   0% comp:fwd   6.2s",
     ]
     assert text_of(banner.banner(picture, LIVE, 80)) == (
         " opt@n0  DEGRADED  CORDON 2  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"
@@ -94,13 +105,13 @@ def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
 
 def test_request_rows_at_80_columns():
     assert table(snapshots.snapshot(4, 6), 80, selected="r-0003") == [
-        "  REQ 6      OWNER    STAT   AGE    IN   OUT   BLK  SWP WHY                     ",
-        "  r-0000     alice    run     5m  1745   198   122    0 m409 at stage 3         ",
-        "  r-0001     bob      run     5m   291   292    37    0 m410 at stage 2         ",
-        "  r-0002     eve      run     5m  1973    29   126    0 m411 at stage 1         ",
-        "> r-0003     nightly… wait    5m   503     0     0    0 need 121, have 100      ",
-        "  r-0004     ci       run     5m   499   156    41    0 m409 at stage 3         ",
-        "  r-0005     alice    swap    5m  1291   131     0   89 need 89, have 100: swap…",
+        "  REQ 6      OWNER    STATE   AGE    IN   OUT   BLK  SWP WHY                    ",
+        "  r-0000     alice    run      5m  1745   198   122    0 m409 at stage 3        ",
+        "  r-0001     bob      run      5m   291   292    37    0 m410 at stage 2        ",
+        "  r-0002     eve      run      5m  1973    29   126    0 m411 at stage 1        ",
+        "> r-0003     nightly… wait     5m   503     0     0    0 need 121, have 100     ",
+        "  r-0004     ci       run      5m   499   156    41    0 m409 at stage 3        ",
+        "  r-0005     alice    swap     5m  1291   131     0   89 need 89, have 100: swa…",
     ]
 
 
@@ -187,7 +198,7 @@ def test_more_than_eight_stages_fold_and_the_faulty_one_stays():
     picture = snapshots.stuck(64, 41)
     rows = texts(stage_table.rows(picture, 80))
     assert len(rows) == 1 + 8
-    assert any(row.startswith("! 41 X") for row in rows)
+    assert any(row.startswith("!  41 X") for row in rows)
     assert rows[-1].strip().startswith("… 57 more: 35 B  22 S")
 
 
@@ -322,7 +333,7 @@ def test_what_is_old_says_so():
     picture = snapshots.snapshot(2, 0, core_age_ms=3200.0)
     picture.stages[1].sample_age_ms = 5000.0
     rows = stage_table.rows(picture, 80)
-    assert text_of(rows[2]).startswith("~  1 R") and {style for _, style in rows[2].segs} == {"warn", "dim"}
+    assert text_of(rows[2]).startswith("~   1 R") and {style for _, style in rows[2].segs} == {"warn", "dim"}
     assert "core silent 3.2s" in text_of(banner.banner(picture, LIVE, 100))
     line = text_of(banner.verdict_line(picture, LIVE, 80))
     assert line.startswith("! no samples of stage 1 for 5.0s: the agent may hang (l logs)")
@@ -337,8 +348,8 @@ def test_an_operation_under_way_is_seen():
 
 def test_an_operation_is_short_where_it_is_narrow():
     stage = snapshots.stage(1, 4, streams=[], op="receive<0 m18411", waiting_on=None)
-    assert stage_table.operation(stage) == "recv<0 m18411" and stage_table.operation(stage, brief=True) == "recv<0"
+    assert wording.operation(stage) == "recv<0 m18411" and wording.operation(stage, brief=True) == "recv<0"
     stage.op = "token_return m7"
-    assert stage_table.operation(stage) == "token m7"
+    assert wording.operation(stage) == "token m7"
     stage.op = None
-    assert stage_table.operation(stage) == "-"
+    assert wording.operation(stage) == "-"

@@ -26,7 +26,7 @@ def test_streams_findings_and_checks_at_80_columns():
     lines = [line.rstrip() for line in texts(stream_table.rows(checked(ledger=True), snapshots.findings(), "", 80))]
     assert lines[1] == "  1 ledger  ON   hand-offs between streams and threads"
     assert lines[2].startswith("  2 strict  off")
-    assert lines[5].split() == ["STG", "STREAM", "OWNER", "THREAD", "OPERATION", "AGE", "PEND", "WAITS", "FOR"]
+    assert lines[5].split() == ["STG", "STREAM", "OWNER", "OPERATION", "AGE", "PEND", "WAITS-FOR"]
     root = next(line for line in lines if line.startswith(" ! 2"))
     assert root.split() == ["!", "2", "comp", "main", "!", "forward", "m18410", "6.2s", "3"]
     text = "\n".join(lines)
@@ -51,12 +51,12 @@ def test_the_ledger_of_a_stage_at_80_columns():
     lines = [line.rstrip() for line in texts(stream_table.rows(checked(ledger=True), [], "", 80, known=known))]
     assert lines[lines.index(" LEDGER") + 1 :] == [
         " stage 1  2 streams, 1 of 2 buffers in use, 1 finding  0.4s ago",
-        "  STREAM         OWNER THREAD   OPERATION                AGE PEND FOR",
+        "  STREAM         OWNER          OPERATION                AGE PEND FOR",
         "  send>2         send           send of m7              0.4s    1 send",
         "  compute        main           ! attention m7          2.5s    3 compute cuda:0",
-        "  PRODUCER                 CONSUMER                 ORDERED BY             TIMES",
+        "  PRODUCER                 CONSUMER                 ORDERED-BY             TIMES",
         "  thread main              thread send              queue                      7",
-        "  BUFFER                 GEN  SIZE LAST WRITER                    READ NOW BY",
+        "  BUFFER                 GEN  SIZE LAST-WRITER                    READ-NOW-BY",
         "  send>2 buffer 0          7  2.0K main: result of m7             send>2: send …",
     ]
 

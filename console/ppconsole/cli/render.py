@@ -16,11 +16,17 @@ from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, who
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
+from ppconsole.view.wording import REQUEST, STAGE, locate, operation, why
 
 BAR = 10
-_STAGE_HEAD = "STG STATE MEMORY USED/LIMIT KV-USE/MAP/CAP SWAP IN>OUT MB STEP IDLE AGE OP"
-_REQUEST_HEAD = "REQUEST OWNER STATE AGE IN OUT BLK SWP REV WHY"
-_FINISHED_HEAD = "REQUEST OWNER ENDED TOOK IN OUT QUEUE TTFT ITL PRE REASON"
+_STAGE_HEAD = " ".join(
+    [
+        *(STAGE[key] for key in ("stage", "state", "memory")), "USED/LIMIT",
+        *(STAGE[key] for key in ("kv", "swap", "io", "micro", "step", "idle", "age", "op")),
+    ]
+)  # fmt: skip
+_REQUEST_HEAD = " ".join([*(title for key, title in REQUEST.items() if key != "why"), "REV", REQUEST["why"]])
+_FINISHED_HEAD = "REQ OWNER ENDED TOOK IN OUT QUEUE TTFT ITL PRE REASON"
 _TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +", "missing: ")
 """Beginnings of facts that say more than the first one does."""
 
@@ -53,12 +59,12 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
     if text := latency_line(snapshot.latency):
         lines.append(text)
     if snapshot.requests:
-        lines += ["", *request_lines(snapshot.requests[:max_requests])]
+        lines += ["", *request_lines(snapshot.requests[:max_requests], locate(snapshot))]
         hidden = snapshot.requests_total - min(max_requests, len(snapshot.requests))
         if hidden > 0:
             lines.append(f"... and {hidden} more")
-    for operation in snapshot.operations:
-        line = f"OP {operation.id} {operation.verb} by {operation.by}: {operation.state} {operation.progress}"
+    for each in snapshot.operations:
+        line = f"OP {each.id} {each.verb} by {each.by}: {each.state} {each.progress}"
         lines.append(clean(line).rstrip())
     return lines
 
@@ -90,7 +96,7 @@ def engine_line(snapshot: Snapshot) -> str:
 
 def stage_lines(stages: Sequence[StageInfo]) -> list[str]:
     """Return one line a stage under a head. `*`: this stage sets the number of blocks."""
-    right = ("KV-USE/MAP/CAP", "SWAP", "IN>OUT", "STEP", "IDLE", "AGE")
+    right = [STAGE[key] for key in ("kv", "swap", "io", "step", "idle", "age")]
     return table(_STAGE_HEAD, [_stage_row(stage) for stage in stages], right)
 
 
@@ -98,10 +104,6 @@ def _stage_row(stage: StageInfo) -> list[str]:
     memory, blocks = stage.memory, stage.kv_blocks
     binding = "*" if blocks.binding else ""
     age = None if stage.progress_age_ms is None else stage.progress_age_ms / 1000
-    waiting = stage.waiting_on
-    op = clean(stage.op or "-")
-    if waiting is not None:
-        op = f"{op} ({waiting.what} {'core' if waiting.stage is None else waiting.stage})"
     return [
         f"{stage.index}" if not stage.tensor_rank else f"{stage.index}.{stage.tensor_rank}",
         stage.state if stage.cordon is None else f"{stage.state},cordoned",
@@ -114,7 +116,7 @@ def _stage_row(stage: StageInfo) -> list[str]:
         ms_text(stage.step_ms.p50),
         percent_text(stage.idle_fraction),
         age_text(age),
-        op,
+        clean(operation(stage)),
     ]
 
 
@@ -139,13 +141,13 @@ def pool_line(snapshot: Snapshot) -> str:
     )
 
 
-def request_lines(requests: Sequence[RequestInfo]) -> list[str]:
-    """Return one line a request under a head."""
+def request_lines(requests: Sequence[RequestInfo], where: dict[int, int] | None = None) -> list[str]:
+    """Return one line a request under a head. `where`: the stage of each micro-batch."""
     rows = [
         [
             clean(request.id), clean(request.owner), request.state, age_text(request.age_s),
             str(request.prompt_tokens), str(request.output_tokens), str(request.blocks), str(request.swap_blocks),
-            str(request.revision), why_text(request),
+            str(request.revision), clean(why(request, where or {})),
         ]
         for request in requests
     ]  # fmt: skip
@@ -183,17 +185,6 @@ def seconds_text(seconds: float | None) -> str:
 
 def _ms(value: float | None, scale: float = 1) -> str:
     return "-" if value is None else ms_text(value * scale)
-
-
-def why_text(request: RequestInfo) -> str:
-    """Return why a request does not run, with the numbers."""
-    why = request.why
-    if why is None:
-        return clean(request.finish_reason or "")
-    if why.text:
-        return clean(why.text)
-    numbers = f": need {why.need}, have {why.have}" if why.need is not None else ""
-    return f"{clean(why.code)}{numbers}"
 
 
 def event_line(event: Event) -> str:

@@ -49,6 +49,7 @@ def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
     from ppconsole.cli.render import table
     from ppconsole.model.safe import clean
     from ppconsole.model.units import ms_text
+    from ppconsole.view.wording import STREAM
 
     def step(number: int | None) -> str:
         return "-" if number is None else f"m{number}"
@@ -60,8 +61,9 @@ def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
         for s in one.streams
         if s.on_device and stage in (None, one.index)
     ]  # fmt: skip
-    right = ("STAGE", "PENDING", "AGE")
-    return [clean(line) for line in table("STAGE STREAM BEGUN DONE PENDING AGE WAITS-FOR", rows, right)] if rows else []
+    titles = (STREAM["stage"], STREAM["name"], "BEGUN", "DONE", *(STREAM[key] for key in ("pending", "age", "waits")))
+    right = [STREAM[key] for key in ("stage", "pending", "age")]
+    return [clean(line) for line in table(" ".join(titles), rows, right)] if rows else []
 
 
 def ledger_lines(detail: LedgerDetail) -> list[str]:
@@ -78,6 +80,7 @@ def _stage_lines(ledger: StageLedger) -> list[str]:
     from ppconsole.cli.render import table
     from ppconsole.model.safe import clean
     from ppconsole.model.units import age_text, bytes_text, ms_text
+    from ppconsole.view.wording import BUFFER, HANDOFF, STREAM
 
     streams = [
         [s.name, s.owner, s.device, s.purpose, "yes" if s.alive else "no", str(s.pending), ms_text(s.age_ms), s.op]
@@ -90,9 +93,10 @@ def _stage_lines(ledger: StageLedger) -> list[str]:
         for b in ledger.buffers
     ]  # fmt: skip
     lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings, reported {age_text(ledger.age_s)} ago"]
-    lines += table("STREAM OWNER DEVICE PURPOSE ALIVE PENDING AGE OP", streams, ("PENDING", "AGE"))
-    lines += table("PRODUCER CONSUMER BY COUNT", handoffs, ("COUNT",))
-    lines += table("BUFFER BYTES GEN LAST-WRITER READERS-IN-FLIGHT STATE", buffers, ("BYTES", "GEN"))
+    head = (STREAM["name"], STREAM["owner"], "DEVICE FOR ALIVE", *(STREAM[key] for key in ("pending", "age", "op")))
+    lines += table(" ".join(head), streams, (STREAM["pending"], STREAM["age"]))
+    lines += table(" ".join(HANDOFF.values()), handoffs, (HANDOFF["count"],))
+    lines += table(" ".join([*BUFFER.values(), "STATE"]), buffers, (BUFFER["bytes"], BUFFER["generation"]))
     for finding in ledger.findings:
         lines += [f"! {finding.cause}: {finding.summary}", *(f"    {fact}" for fact in finding.evidence)]
     return [clean(line) for line in lines]

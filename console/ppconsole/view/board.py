@@ -85,7 +85,7 @@ def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top
             return Spot(stage=stages[y - 1].index)
         title += 1 + len(stages) + bool(rest)  # header, rows, the folded rest
     if frame.requests and y == title:
-        key = column_at(place(request_table.columns(frame.why_least), frame.left), x)
+        key = column_at(place(request_table.columns(frame.left, frame.why_least), frame.left), x)
         return Spot(sort=next((each for each in SORT_KEYS if each == key), None))
     at = top + y - title - 1
     inside = y > title and y <= title + frame.requests

@@ -12,7 +12,7 @@ from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
-from ppconsole.view import events, figures, stage_table, timeline
+from ppconsole.view import events, figures, stage_table, timeline, wording
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
 
@@ -159,7 +159,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
             rows += field(verdict.cause, verdict.summary, "bad" if verdict.root else "warn", width)
     if text := cordon_text(stage):
         rows += field("cordon", f"{text}: no request begins", "warn", width)
-    rows += field("operation", f"{stage_table.operation(stage)}", "", width)
+    rows += field("operation", f"{wording.operation(stage)}", "", width)
     waiting = stage.waiting_on
     if waiting is not None:
         peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"

@@ -14,6 +14,7 @@ from ppconsole.model.units import count_text
 from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, wrap
 from ppconsole.view.marks import Mark
+from ppconsole.view.wording import STREAM
 
 _GOOD = ("applied", "finished", "ready", "serving", "live")
 
@@ -75,12 +76,12 @@ def output(request: str | None, text: str, status: str, width: int, height: int)
 
 
 STREAM_COLUMNS = (
-    Column("name", "STREAM", 8, 0),
-    Column("owner", "OWNER", 8, 3, grow=6),
-    Column("op", "OPERATION", 14, 1, grow=FLEX),
-    Column("age", "AGE", 5, 2, ">"),
-    Column("pending", "PEND", 4, 4, ">"),
-    Column("waits", "WAITS FOR", 10, 5, grow=10),
+    Column("name", STREAM["name"], 8, 0),
+    Column("owner", STREAM["owner"], 8, 3, grow=6),
+    Column("op", STREAM["op"], 14, 1, grow=FLEX),
+    Column("age", STREAM["age"], 5, 2, ">"),
+    Column("pending", STREAM["pending"], 4, 4, ">"),
+    Column("waits", STREAM["waits"], 10, 5, grow=10),
 )
 
 

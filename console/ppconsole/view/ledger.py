@@ -9,31 +9,32 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, bytes_text
 from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Cell, Column, Row, clip, fit, header, place, row, table_row
+from ppconsole.view.wording import BUFFER, HANDOFF, STREAM
 
 OLD_S, OLD_MS = 3.0, 2000.0
 """A stage reports its ledger once a second: after three missing reports its figures are old. And an old operation."""
 MOST_BUFFERS = 8
 """Buffers shown of a stage; `ppconsole streams` prints more."""
 _STREAMS = (
-    Column("name", "STREAM", 12, 0, grow=2),
-    Column("owner", "OWNER THREAD", 12, 3, grow=2),
-    Column("op", "OPERATION", 14, 1, grow=20),
-    Column("age", "AGE", 5, 2, ">"),
-    Column("pending", "PEND", 4, 4, ">"),
+    Column("name", STREAM["name"], 12, 0, grow=2),
+    Column("owner", STREAM["owner"], 12, 3, grow=2),
+    Column("op", STREAM["op"], 14, 1, grow=20),
+    Column("age", STREAM["age"], 5, 2, ">"),
+    Column("pending", STREAM["pending"], 4, 4, ">"),
     Column("purpose", "FOR", 8, 5, grow=6),
 )
 _HANDOFFS = (
-    Column("producer", "PRODUCER", 18, 0, grow=6),
-    Column("consumer", "CONSUMER", 18, 1, grow=6),
-    Column("event", "ORDERED BY", 12, 2, grow=20),
-    Column("count", "TIMES", 8, 3, ">"),
+    Column("producer", HANDOFF["producer"], 18, 0, grow=6),
+    Column("consumer", HANDOFF["consumer"], 18, 1, grow=6),
+    Column("event", HANDOFF["event"], 12, 2, grow=20),
+    Column("count", HANDOFF["count"], 8, 3, ">"),
 )
 _BUFFERS = (
-    Column("name", "BUFFER", 16, 0, grow=4),
-    Column("generation", "GEN", 5, 3, ">"),
-    Column("bytes", "SIZE", 5, 4, ">"),
-    Column("writer", "LAST WRITER", 26, 1, grow=10),
-    Column("readers", "READ NOW BY", 14, 2, grow=FLEX),
+    Column("name", BUFFER["name"], 16, 0, grow=4),
+    Column("generation", BUFFER["generation"], 5, 3, ">"),
+    Column("bytes", BUFFER["bytes"], 5, 4, ">"),
+    Column("writer", BUFFER["writer"], 26, 1, grow=10),
+    Column("readers", BUFFER["readers"], 14, 2, grow=FLEX),
 )
 
 

@@ -32,11 +32,12 @@ _BANNER = Section("BANNER", {
     "up": "time since the start", "pp tp": "pipeline stages, and tensor ranks of a stage",
     "epoch": "run of the engine; a restart begins another",
 })  # fmt: skip
-STAGE_STATES = Section("STATE OF A STAGE  column S", {
-    "L": "loading weights", "I": "idle: no step to run", "R": "receiving hidden states", "C": "computing",
-    "T": "transmitting to the next stage", "W": "swapping KV blocks", "Z": "resizing the KV cache",
+STAGE_STATES = Section("STATE OF A STAGE  column STATE, or S if it is narrow", {
+    "L": "loading: loads weights", "I": "idle: no step to run", "R": "receiving: takes hidden states",
+    "C": "computing: runs its layers", "T": "sending: transmits to the next stage", "W": "swapping: moves KV blocks",
+    "Z": "resizing: maps or unmaps the KV cache",
     "B": "blocked: the next stage does not receive", "S": "starved: the stage before does not send",
-    "H": "halted by a signal", "D": "dead: no process", "X": "faulty: the root of a fault",
+    "H": "stopped: halted by a signal", "D": "dead: no process", "X": "faulty: the root of a fault",
 }, {mark.text: mark.style for mark in (*marks.STAGE.values(), marks.FAULT)})  # fmt: skip
 _MARKS = Section("MARKS", {
     ">": "the selected row", "!": "the root of a fault", "~": "the sample is older than 2 s",
@@ -44,9 +45,9 @@ _MARKS = Section("MARKS", {
     "?": "unknown", "-": "nothing", "m412": "micro-batch (step) 412; above 999 the last three digits",
 }, {"!": "bad", "~": "warn", marks.CORDONED: "warn"})  # fmt: skip
 _STAGES = Section("STAGES", {
-    "ST": "stage; 1.2 is tensor rank 2 of stage 1", "S": "state letter, see below",
+    "STG": "stage; 1.2 is tensor rank 2 of stage 1", "STATE S": "state, or its letter if it is narrow; see below",
     "MEMORY": "device memory from 0 to its total, see below", "USED": "memory in use, share of the total",
-    "KV use/map/cap": "KV blocks in use, mapped, and the most that this stage can hold",
+    "KV-USE/MAP/CAP": "KV blocks in use, mapped, and the most that this stage can hold",
     "SWAP": "swap blocks in use on the host", "I>O": "steps not begun > sends not done",
     "MB": "micro-batch in the stage", "STEP": "own work of a step, median of 10 s",
     "P99": "own work of a step, 99th percentile", "IDLE": "share of time spent waiting for others",
@@ -73,7 +74,8 @@ _POOL = Section("POOL", {
 })  # fmt: skip
 _REQUESTS = Section("REQUESTS", {
     "REQ": "request id; the head shows how many, or shown/all with a filter", "OWNER": "user who submitted it",
-    "STAT": "state, see below", "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
+    "STATE": "state, shortened if it is narrow; see below",
+    "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
     "BLK": "KV blocks on the device", "SWP": "swap blocks on the host",
     "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
@@ -85,9 +87,10 @@ _FILTER = Section("FILTER  words after / and --filter; all must hold", {
     "!word": "must not hold", '"a b"': "quotes keep spaces and signs",
     **{field.name: field.help for field in FIELDS.values()},
 })  # fmt: skip
-REQUEST_STATES = Section("STATE OF A REQUEST  column STAT", {
-    "wait": "waiting for blocks or a slot", "run": "running", "swap": "swapped out to the host",
-    "held": "held until an operator releases it", "load": "its blocks are being swapped in", "done": "finished",
+REQUEST_STATES = Section("STATE OF A REQUEST  column STATE", {
+    "wait": "waiting: for blocks or a slot", "run": "running", "swap": "swapped: its blocks are on the host",
+    "held": "held: until an operator releases it", "load": "loading: its blocks are being swapped in",
+    "done": "finished",
 }, {mark.text: mark.style for mark in marks.REQUEST.values()})  # fmt: skip
 _TIMELINE = Section("TIMELINE  a row a stage, time to the right", {
     "0-9": "computes a micro-batch: the last digit of its number", "<": "waits to receive", ">": "sends, or waits to",
@@ -114,9 +117,9 @@ _LINES = Section("LINES", {
 })  # fmt: skip
 _STREAMS = Section("STREAMS", {
     "STG": "stage", "STREAM": "stream of a device, or a thread that works",
-    "OWNER THREAD": "thread that submits to it", "OPERATION": "open operation; ! for more than 2 s",
+    "OWNER": "thread that submits to it", "OPERATION": "open operation; ! for more than 2 s",
     "AGE": "time since the operation began", "PEND": "operations submitted and not done",
-    "WAITS FOR": "the event or stage that it waits for",
+    "WAITS-FOR": "the event or stage that it waits for",
 })  # fmt: skip
 _STAGE_FIELDS = Section("STATE", {
     "operation": "longest open operation and its stream", "waits for": "the peer that it waits for, and for how long",
@@ -181,9 +184,9 @@ _CHECKS = Section("LIVE CHECKS AND FINDINGS", {
 })  # fmt: skip
 _LEDGER = Section("LEDGER", {
     "FOR": "purpose and device of the stream", "PRODUCER CONSUMER": "streams that hand over and take",
-    "ORDERED BY": "the event or wait that orders the hand-off", "TIMES": "how often",
+    "ORDERED-BY": "the event or wait that orders the hand-off", "TIMES": "how often",
     "BUFFER": "name of the buffer", "GEN": "generation: how often it was reused", "SIZE": "bytes",
-    "LAST WRITER": "stream and operation that wrote it last", "READ NOW BY": "streams that read it now",
+    "LAST-WRITER": "stream and operation that wrote it last", "READ-NOW-BY": "streams that read it now",
 })  # fmt: skip
 _EVENTS = Section("EVENTS", {
     "E W ●": "error, warning, information", "#17": "number of the event",
@@ -212,19 +215,19 @@ _MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
 _CLI_STATUS = Section("STAGES", {
     "STG": "stage", "STATE": "state of the stage", "MEMORY": "[##|..] device memory: # in use, | limit",
     "USED/LIMIT": "bytes in use and limit", "KV-USE/MAP/CAP": "KV blocks in use, mapped, most that fit",
-    "SWAP": "host blocks in use/all", "IN>OUT": "steps not begun > sends not done", "MB": "micro-batches in the stage",
+    "SWAP": "host blocks in use/all", "I>O": "steps not begun > sends not done", "MB": "micro-batches in the stage",
     "STEP": "own work of a step, median", "IDLE": "share of time spent waiting", "AGE": "since the last progress",
-    "OP": "open operation (and the peer)", "POOL": "KV blocks, requests by state, preemptions",
+    "STREAM:OP": "longest open operation and its stream", "POOL": "KV blocks, requests by state, preemptions",
     "LATENCY": "median, 90th and 99th percentile of time to first token, time between tokens, time in the queue",
     "OP o1": "operation under way, and its operator",
 })  # fmt: skip
 _CLI_REQUESTS = Section("REQUESTS", {
-    "REQUEST": "id", "OWNER": "user", "STATE": "state", "AGE": "since it was submitted", "IN": "prompt tokens",
+    "REQ": "request id", "OWNER": "user", "STATE": "state", "AGE": "since it was submitted", "IN": "prompt tokens",
     "OUT": "output tokens", "BLK": "KV blocks", "SWP": "swap blocks", "REV": "revision, for --if-rev",
-    "WHY": "why it does not run",
+    "WHY": "why it does not run, or where its step is",
 })  # fmt: skip
 _CLI_FINISHED = Section("FINISHED  requests that have ended, the newest first", {
-    "REQUEST": "id", "OWNER": "user who submitted it", "ENDED": "time since its end",
+    "REQ": "request id", "OWNER": "user who submitted it", "ENDED": "time since its end",
     "TOOK": "from submission to the end", "IN OUT": "prompt and output tokens",
     "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
     "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
@@ -239,12 +242,12 @@ _CLI_ENGINES = Section("ENGINES", {
     "ENDED": "end of an engine (--all)", "REASON": "why it ended",
 })  # fmt: skip
 _CLI_STREAMS = Section("STREAMS AND LEDGER", {
-    "STAGE": "stage", "STREAM": "stream", "BEGUN": "newest step begun", "DONE": "newest step done",
-    "PENDING": "operations not done", "AGE": "since the operation began", "WAITS-FOR": "event or stage",
-    "OWNER": "thread that submits", "DEVICE": "device", "PURPOSE": "use of the stream",
-    "ALIVE": "no after it was destroyed", "OP": "open operation", "PRODUCER CONSUMER": "streams of a hand-off",
-    "BY": "the event that orders it", "COUNT": "how often", "BUFFER": "buffer", "BYTES": "size", "GEN": "generation",
-    "LAST-WRITER": "stream that wrote it last", "READERS-IN-FLIGHT": "streams that read it now",
+    "STG": "stage", "STREAM": "stream", "BEGUN": "newest step begun", "DONE": "newest step done",
+    "PEND": "operations not done", "AGE": "since the operation began", "WAITS-FOR": "event or stage",
+    "OWNER": "thread that submits", "DEVICE": "device", "FOR": "use of the stream",
+    "ALIVE": "no after it was destroyed", "OPERATION": "open operation", "PRODUCER CONSUMER": "streams of a hand-off",
+    "ORDERED-BY": "the event that orders it", "TIMES": "how often", "BUFFER": "buffer", "SIZE": "bytes",
+    "GEN": "generation", "LAST-WRITER": "stream that wrote it last", "READ-NOW-BY": "streams that read it now",
     "STATE": "free, or nothing while it is used",
 })  # fmt: skip
 

@@ -30,10 +30,8 @@ STAGE: dict[str, Mark] = {
 FAULT = Mark("X", "bad")
 CORDONED = "#"
 """The mark beside the letter of a cordoned stage."""
-STAGE_WORDS = {
-    "L": "loading", "I": "idle", "R": "receiving", "C": "computing", "T": "transmitting", "W": "swapping",
-    "Z": "resizing", "B": "blocked", "S": "starved", "H": "halted by a signal", "D": "dead", "X": "faulty",
-}  # fmt: skip
+STAGE_WORDS = {mark.text: state for state, mark in STAGE.items()} | {FAULT.text: "faulty"}
+"""States of a stage by letter, in the words of `status --json`."""
 
 REQUEST: dict[str, Mark] = {
     "waiting": Mark("wait", "warn"),

@@ -6,7 +6,7 @@ from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, Why
 
 from ppconsole.model.facts import cordon_text
 from ppconsole.model.units import count_text
-from ppconsole.view import figures, request_table, stage_table
+from ppconsole.view import figures, stage_table, wording
 from ppconsole.view.legend import OPERATIONS, REQUEST_STATES, STAGE_STATES, Section
 from ppconsole.view.marks import CORDONED, faulty_stages, request_mark, stage_mark
 
@@ -38,7 +38,7 @@ def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
     """Return the state of a request and its WHY, in words."""
     mark = request_mark(request.state)
     rows = {mark.text: REQUEST_STATES.rows.get(mark.text, request.state)}
-    shown = request_table.why(request, request_table.locate(snapshot))
+    shown = wording.why(request, wording.locate(snapshot))
     if request.why is not None:
         rows["WHY"] = f"{shown}: {_reason(request.why)}"
     elif request.in_flight:
@@ -62,7 +62,7 @@ def of_stage(snapshot: Snapshot, stage: StageInfo) -> Section:
             rows["!" if verdict.root else verdict.cause] = f"{verdict.cause}: {verdict.summary}"
     if text := cordon_text(stage):
         rows[CORDONED] = f"{text}: no request begins"
-    rows["STREAM:OP"] = f"{stage_table.operation(stage)}: {_operation(stage)}"
+    rows["STREAM:OP"] = f"{wording.operation(stage)}: {_operation(stage)}"
     if (waiting := stage.waiting_on) is not None:
         peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
         rows["waits for"] = f"{peer} ({waiting.what}), for {figures.millis(waiting.since_ms)}"
@@ -85,11 +85,11 @@ def _reason(why: Why) -> str:
 
 def _operation(stage: StageInfo) -> str:
     """Return the open operation in words, with its age if the stream reports one."""
-    busy = stage_table.open_stream(stage)
-    found = stage_table.OPERATION.fullmatch((busy.op if busy else stage.op) or "")
+    busy = wording.open_stream(stage)
+    found = wording.OPERATION.fullmatch((busy.op if busy else stage.op) or "")
     if found is None:
         return "no open operation"
-    kind = stage_table.SHORT.get(found[1], found[1])
+    kind = wording.SHORT.get(found[1], found[1])
     words = OPERATIONS.rows.get(kind, kind)
     return words if busy is None or busy.age_ms is None else f"{words}; open for {figures.millis(busy.age_ms)}"
 

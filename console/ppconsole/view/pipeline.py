@@ -99,7 +99,7 @@ def _box(stage: StageInfo, snapshot: Snapshot, is_root: bool, width: int) -> lis
     title = f" {stage.index}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
     inner = width - 2
     old = (stage.sample_age_ms or 0.0) > 2000
-    word = STAGE_WORDS.get(mark.text, stage.state) if mark.text not in ("H", "T") else stage.state
+    word = STAGE_WORDS.get(mark.text, stage.state)
     body: list[tuple[str, str, str]] = [
         (mark.text, f" {word}{' ~' if old else ''}", mark.style),
         ("", stage.op or _last(stage), "strong" if is_root else ""),

@@ -9,63 +9,49 @@ from ppengine.protocol.snapshot import Queues, RequestInfo, Snapshot
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import age_text, count_text
-from ppconsole.view import figures
+from ppconsole.view import figures, wording
 from ppconsole.view.cells import FLEX, Cell, Column, Placed, Row, Seg, cut, fit, place, row, spread, table_row, width_of
 from ppconsole.view.marks import request_mark
+from ppconsole.view.wording import REQUEST as TITLES
 
 UP, DOWN = "▲", "▼"
 """Marks of the sorted column: the smallest first, the largest first."""
 COLUMNS = (
     Column("mark", "", 1, 0),
-    Column("id", "REQUEST", 10, 0, grow=8),
-    Column("owner", "OWNER", 8, 8, grow=6),
-    Column("state", "STAT", 4, 1),
-    Column("age", "AGE", 5, 5, ">"),
-    Column("in", "IN", 5, 6, ">"),
-    Column("out", "OUT", 5, 2, ">"),
-    Column("blocks", "BLK", 5, 3, ">"),
-    Column("swap", "SWP", 4, 7, ">"),
+    Column("id", TITLES["id"], 10, 0, grow=8),
+    Column("owner", TITLES["owner"], 8, 8, grow=6),
+    Column("state", TITLES["state"], 5, 1),
+    Column("age", TITLES["age"], 5, 5, ">"),
+    Column("in", TITLES["in"], 5, 6, ">"),
+    Column("out", TITLES["out"], 5, 2, ">"),
+    Column("blocks", TITLES["blocks"], 5, 3, ">"),
+    Column("swap", TITLES["swap"], 4, 7, ">"),
     Column("done", "DONE", 4, 9, ">"),
     Column("cached", "HIT", 5, 10, ">"),
     Column("preempted", "PRE", 3, 11, ">"),
-    Column("why", "WHY", 24, 4, grow=FLEX),
+    Column("why", TITLES["why"], 23, 4, grow=FLEX),
 )
 """Keys that are also keys of `model.state.SortKey` mark the sorted column."""
+_WIDE_FROM = 100
+_WORD = 8
+_WIDE_COLUMNS = tuple(column._replace(width=_WORD) if column.key == "state" else column for column in COLUMNS)
+"""With room the state is a whole word."""
 
 
-def columns(why_least: int) -> list[Column]:
-    """Return the columns, WHY with at least `why_least` cells: those behind it in priority drop out for it."""
-    return [each._replace(width=max(each.width, why_least)) if each.key == "why" else each for each in COLUMNS]
+def columns(width: int, why_least: int = 0) -> list[Column]:
+    """Return the columns to place in `width` cells, WHY with at least `why_least`.
 
-
-def why(request: RequestInfo, where: dict[int, int]) -> str:
-    """Return why the request waits, with the numbers; of a running one, where its micro-batch is."""
-    if request.why is not None:
-        reason = request.why
-        if reason.need is not None and reason.have is not None:
-            figure = f"need {count_text(reason.need)}, have {count_text(reason.have)}"
-            return figure if not reason.text or figure in reason.text else f"{figure}: {reason.text}"
-        return reason.text or reason.code
-    if request.in_flight:
-        number = request.in_flight[0]
-        place_of = f" at stage {where[number]}" if number in where else ""
-        ahead = f" +{len(request.in_flight) - 1}" if len(request.in_flight) > 1 else ""
-        return f"{figures.micro_batch(number)}{place_of}{ahead}"
-    if request.finish_reason:
-        return request.finish_reason
-    return ""
+    Those behind it in priority drop out for it.
+    """
+    found = COLUMNS if width < _WIDE_FROM else _WIDE_COLUMNS
+    return [each._replace(width=max(each.width, why_least)) if each.key == "why" else each for each in found]
 
 
 def is_cut(snapshot: Snapshot, shown: Sequence[RequestInfo], width: int) -> bool:
     """Whether the WHY of one of the requests `shown` does not fit a table of `width`."""
-    room = next((each.width for each in place(COLUMNS, width) if each.column.key == "why"), 0)
-    where = locate(snapshot)
-    return any(width_of(clean(why(request, where))) > room for request in shown)
-
-
-def locate(snapshot: Snapshot) -> dict[int, int]:
-    """Return the last stage that holds each micro-batch, by its number."""
-    return {number: stage.index for stage in snapshot.stages for number in stage.micro_batches}
+    room = next((each.width for each in place(columns(width), width) if each.column.key == "why"), 0)
+    where = wording.locate(snapshot)
+    return any(width_of(clean(wording.why(request, where))) > room for request in shown)
 
 
 def rows(
@@ -73,17 +59,18 @@ def rows(
     top: int = 0, height: int = 1000, why_least: int = 0,
 ) -> list[Row]:  # fmt: skip
     """Return the header and the rows `[top, top + height)` of `arranged`. Only visible rows are formatted."""
-    placed = place(columns(why_least), width)
+    placed = place(columns(width, why_least), width)
     lines = [_title(placed, state, arranged)]
     snapshot = state.snapshot
     if not arranged or snapshot is None:
         some = snapshot is not None and bool(snapshot.requests)
         text = "no request matches the filter; / changes it" if some else "no requests; i writes a prompt"
         return [*lines, row((fit(f"  {text}", width), "dim"))]
-    where = locate(snapshot)
+    where = wording.locate(snapshot)
     for request in arranged[top : top + height]:
         mine = request.id == selected
-        lines.append(table_row(placed, _cells(request, where, mine), fill="select" if mine else ""))
+        cells = _cells(request, where, mine, width >= _WIDE_FROM)
+        lines.append(table_row(placed, cells, fill="select" if mine else ""))
     return lines
 
 
@@ -95,9 +82,9 @@ def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[Req
         column, mine = each.column, state.sort == each.column.key
         name = column.title
         if column.key == "id":
-            name = f"REQ {len(arranged)}/{total}" if len(arranged) != total else f"REQ {total}"
+            name = f"{name} {len(arranged)}/{total}" if len(arranged) != total else f"{name} {total}"
         if column.key == "why" and state.filter:
-            name = f"WHY  /{state.filter}"
+            name = f"{name}  /{state.filter}"
         if mine:  # always visible: a title without room for it loses its last letter
             name = cut(name, each.width)[: each.width - 1] + (DOWN if state.descending else UP)
         segs.append((fit(name, each.width, column.align), "head.on" if mine else ""))
@@ -105,8 +92,8 @@ def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[Req
     return Row(tuple(segs[:-1]), "head")
 
 
-def _cells(request: RequestInfo, where: dict[int, int], selected: bool) -> dict[str, Cell]:
-    """Return the cells of one request row."""
+def _cells(request: RequestInfo, where: dict[int, int], selected: bool, in_words: bool) -> dict[str, Cell]:
+    """Return the cells of one request row. `in_words`: the state as a whole word."""
     mark = request_mark(request.state)
     faint = "dim" if request.state == "finished" else ""
     goal = request.prompt_tokens + request.output_tokens
@@ -116,7 +103,7 @@ def _cells(request: RequestInfo, where: dict[int, int], selected: bool) -> dict[
         "mark": (">" if selected else " ", "accent"),
         "id": (request.id, faint or "strong"),
         "owner": (request.owner, "dim"),
-        "state": mark,
+        "state": (request.state, mark.style) if in_words else mark,
         "age": (age_text(request.age_s), faint),
         "in": (count_text(request.prompt_tokens), faint),
         "out": (count_text(request.output_tokens), faint),
@@ -125,7 +112,7 @@ def _cells(request: RequestInfo, where: dict[int, int], selected: bool) -> dict[
         "done": (done, "dim"),
         "cached": (count_text(request.cached_tokens), "dim"),
         "preempted": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
-        "why": (why(request, where), "warn" if waits else faint),
+        "why": (wording.why(request, where), "warn" if waits else faint),
     }
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ppengine.protocol.snapshot import Snapshot, StageInfo, StreamInfo
+from ppengine.protocol.snapshot import Snapshot, StageInfo
 
 from ppconsole.model.units import UNKNOWN, count_text
-from ppconsole.view import figures
+from ppconsole.view import figures, wording
 from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, runs, table_row
-from ppconsole.view.marks import CORDONED, STAGE, faulty_stages, stage_mark
+from ppconsole.view.marks import CORDONED, STAGE, STAGE_WORDS, faulty_stages, stage_mark
+from ppconsole.view.wording import STAGE as TITLES
 
 MAX_ROWS = 8
 OLD_SAMPLE_MS = 2000.0
@@ -19,36 +19,32 @@ OLD_SAMPLE_MS = 2000.0
 
 COLUMNS = (
     Column("mark", "", 1, 0),
-    Column("stage", "ST", 2, 0, ">"),
+    Column("stage", TITLES["stage"], 3, 0, ">"),
     Column("state", "S", 1, 0),
-    Column("memory", "MEMORY", 10, 2, grow=14),
+    Column("memory", TITLES["memory"], 10, 2, grow=14),
     Column("used", "USED", 4, 3, ">"),
-    Column("kv", "KV use/map/cap", 15, 1, grow=3),
-    Column("swap", "SWAP", 4, 9, ">"),
-    Column("io", "I>O", 3, 7, ">", grow=2),
-    Column("micro", "MB", 4, 6, ">"),
-    Column("step", "STEP", 4, 4, ">"),
-    Column("idle", "IDLE", 4, 8, ">"),
-    Column("op", "STREAM:OP", 10, 5, grow=FLEX),
+    Column("kv", TITLES["kv"], 15, 1, grow=3),
+    Column("swap", TITLES["swap"], 4, 9, ">"),
+    Column("io", TITLES["io"], 3, 7, ">", grow=2),
+    Column("micro", TITLES["micro"], 4, 6, ">"),
+    Column("step", TITLES["step"], 4, 4, ">"),
+    Column("idle", TITLES["idle"], 4, 8, ">"),
+    Column("op", TITLES["op"], 10, 5, grow=FLEX),
     Column("p99", "P99", 4, 11, ">"),
     Column("layers", "LAYERS", 7, 10),
     Column("pid", "PID", 7, 12, ">"),
     Column("host", "HOST", 8, 13),
     Column("device", "DEVICE", 10, 14),
-    Column("age", "AGE", 4, 1, ">"),
+    Column("age", TITLES["age"], 4, 1, ">"),
 )
 
 _WIDE_FROM = 100
-_WIDE_COLUMNS = tuple(column._replace(width=20) if column.key == "op" else column for column in COLUMNS)
-"""With room the whole operation comes before columns that rarely change."""
-
-SHORT = {
-    "receive": "recv", "forward": "fwd", "token_return": "token", "swap_out": "out", "swap_in": "in",
-    "collective": "coll",
-}  # fmt: skip
-"""Kinds of operations by the shorter word that the column has for them."""
-OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
-"""Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
+_WIDER = {"op": 20, "state": 9}
+_WIDE_COLUMNS = tuple(
+    column._replace(width=_WIDER.get(column.key, column.width), title=TITLES.get(column.key, column.title))
+    for column in COLUMNS
+)
+"""With room the state's word and the whole operation come before columns that rarely change."""
 
 
 def bar(stage: StageInfo, width: int) -> tuple[Seg, ...]:
@@ -76,29 +72,6 @@ def kv_figures(stage: StageInfo) -> Cell:
     text = "/".join(count_text(value) for value in (kv.used, kv.mapped, kv.capacity))
     full = kv.used is not None and kv.mapped is not None and kv.used + (kv.cached or 0) > 0.98 * kv.mapped
     return (text + ("*" if kv.binding else ""), "warn" if full and (kv.free or 0) == 0 else "")
-
-
-def open_stream(stage: StageInfo) -> StreamInfo | None:
-    """Return the stream with the longest open operation; None if there is none."""
-    busy = [stream for stream in stage.streams if stream.op]
-    return max(busy, key=lambda each: each.age_ms or 0.0, default=None)
-
-
-def operation(stage: StageInfo, brief: bool = False) -> str:
-    """Return the longest open operation of the stage, its stream, and the peer that it waits for.
-
-    `brief` leaves out the number of the micro-batch.
-    """
-    stream = open_stream(stage)
-    text = (stream.op if stream else stage.op) or figures.NOTHING
-    found = OPERATION.fullmatch(text)
-    if found is not None:
-        word, peer, rest = found[1], found[2] or "", found[3]
-        waiting = stage.waiting_on
-        if not peer and waiting is not None and waiting.stage is not None:
-            peer = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
-        text = f"{SHORT.get(word, word)}{peer}{'' if brief else rest}"
-    return f"{stream.name}:{text}" if stream else text
 
 
 def severity(stage: StageInfo, faulty: set[int]) -> tuple[float, ...]:
@@ -135,11 +108,12 @@ def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | 
     placed = place(_columns(snapshot, width), width)
     faulty = faulty_stages(snapshot)
     lines = [header(placed)]
+    in_words = width >= _WIDE_FROM
     widths = {each.column.key: each.width for each in placed}
     bar_width, op_width = widths.get("memory", 0), widths.get("op", 0)
     for stage in shown:
         old = (stage.sample_age_ms or 0.0) > OLD_SAMPLE_MS
-        cells = _cells(stage, faulty, bar_width, op_width, stage.index == selected)
+        cells = _cells(stage, faulty, bar_width, op_width, stage.index == selected, in_words)
         line = table_row(placed, cells, fill="select" if stage.index == selected else "")
         lines.append(_as_old(line) if old else line)
     if rest:
@@ -150,11 +124,11 @@ def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | 
 
 
 def _columns(snapshot: Snapshot, width: int) -> Sequence[Column]:
-    """Return the columns for `width`; the state's letter has room for a mark where a stage is cordoned."""
+    """Return the columns for `width`; the state has room for a mark where a stage is cordoned."""
     columns = COLUMNS if width < _WIDE_FROM else _WIDE_COLUMNS
     if all(stage.cordon is None for stage in snapshot.stages):
         return columns
-    return [column._replace(width=2) if column.key == "state" else column for column in columns]
+    return [column._replace(width=column.width + 1) if column.key == "state" else column for column in columns]
 
 
 def _as_old(line: Row) -> Row:
@@ -162,9 +136,12 @@ def _as_old(line: Row) -> Row:
     return Row((("~", "warn"), *((text, "dim") for text, _ in line.segs[1:])), line.fill)
 
 
-def _cells(stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, selected: bool) -> dict[str, Cell]:
-    """Return the cells of one stage row."""
+def _cells(
+    stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, selected: bool, in_words: bool
+) -> dict[str, Cell]:
+    """Return the cells of one stage row. `in_words`: the state as a word, else its letter."""
     mark = stage_mark(stage, faulty)
+    state = STAGE_WORDS.get(mark.text, stage.state) if in_words else mark.text
     bad = stage.index in faulty
     micro = figures.micro_batch(stage.micro_batches[0]) if stage.micro_batches else figures.NOTHING
     flow = f"{count_text(stage.inbox)}>{count_text(stage.outbox)}"
@@ -177,7 +154,7 @@ def _cells(stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, se
     return {
         "mark": ("!", "bad") if bad else (">" if selected else " ", "accent"),
         "stage": (name, style or "strong"),
-        "state": ((mark.text, mark.style), (CORDONED, "warn")) if stage.cordon else (mark.text, mark.style),
+        "state": ((state, mark.style), (CORDONED, "warn")) if stage.cordon else (state, mark.style),
         "memory": bar(stage, bar_width),
         "used": (figures.percent(stage.memory.used, stage.memory.total), "bad" if over else ""),
         "kv": kv_figures(stage),
@@ -187,7 +164,7 @@ def _cells(stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, se
         "step": (figures.millis(stage.step_ms.p50), ""),
         "p99": (figures.millis(stage.step_ms.p99), "dim"),
         "idle": (UNKNOWN if idle is None else f"{idle:.0f}%", "dim"),
-        "op": (operation(stage, brief=op_width < 16), style or STAGE.get(stage.state, mark).style),
+        "op": (wording.operation(stage, brief=op_width < 16), style or STAGE.get(stage.state, mark).style),
         "layers": (layers, "dim"),
         "pid": (UNKNOWN if stage.pid is None else str(stage.pid), "dim"),
         "host": (stage.host, "dim"),

@@ -13,6 +13,7 @@ from ppconsole.view import figures, ledger
 from ppconsole.view.cells import EMPTY, FLEX, Column, Placed, Row, Seg, clip, fit, header, place, row, table_row, wrap
 from ppconsole.view.drilldown import heading
 from ppconsole.view.marks import faulty_stages
+from ppconsole.view.wording import STREAM
 
 CHECKS: tuple[tuple[CheckName, str], ...] = (
     ("ledger", "hand-offs between streams and threads"),
@@ -24,13 +25,13 @@ SHADOW_SHARE = 0.01
 """Share of the steps when the key switches the shadow check on; the command line takes any."""
 FINDINGS, LEDGER = "FINDINGS", "LEDGER"
 _COLUMNS = (
-    Column("stage", "STG", 4, 0),
-    Column("name", "STREAM", 12, 1, grow=6),
-    Column("owner", "OWNER THREAD", 12, 4, grow=6),
-    Column("op", "OPERATION", 16, 2, grow=FLEX),
-    Column("age", "AGE", 5, 3, ">"),
-    Column("pending", "PEND", 4, 5, ">"),
-    Column("waits", "WAITS FOR", 12, 6, grow=16),
+    Column("stage", STREAM["stage"], 4, 0),
+    Column("name", STREAM["name"], 12, 1, grow=6),
+    Column("owner", STREAM["owner"], 12, 4, grow=6),
+    Column("op", STREAM["op"], 16, 2, grow=FLEX),
+    Column("age", STREAM["age"], 5, 3, ">"),
+    Column("pending", STREAM["pending"], 4, 5, ">"),
+    Column("waits", STREAM["waits"], 12, 6, grow=16),
 )
 
 

@@ -1,0 +1,89 @@
+"""The words that the console and the commands share: titles of columns, states, reasons, open operations.
+
+It imports nothing that draws, because the commands print with it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, StreamInfo
+
+from ppconsole.model.units import count_text
+from ppconsole.view import figures
+
+STAGE = {
+    "stage": "STG", "state": "STATE", "memory": "MEMORY", "kv": "KV-USE/MAP/CAP", "swap": "SWAP", "io": "I>O",
+    "micro": "MB", "step": "STEP", "idle": "IDLE", "age": "AGE", "op": "STREAM:OP",
+}  # fmt: skip
+"""Titles of the stage table by column."""
+REQUEST = {
+    "id": "REQ", "owner": "OWNER", "state": "STATE", "age": "AGE", "in": "IN", "out": "OUT", "blocks": "BLK",
+    "swap": "SWP", "why": "WHY",
+}  # fmt: skip
+"""Titles of the request table by column."""
+STREAM = {
+    "stage": "STG", "name": "STREAM", "owner": "OWNER", "op": "OPERATION", "age": "AGE", "pending": "PEND",
+    "waits": "WAITS-FOR",
+}  # fmt: skip
+"""Titles of tables of streams by column."""
+HANDOFF = {"producer": "PRODUCER", "consumer": "CONSUMER", "event": "ORDERED-BY", "count": "TIMES"}
+"""Titles of the ledger's table of hand-offs by column."""
+BUFFER = {
+    "name": "BUFFER", "bytes": "SIZE", "generation": "GEN", "writer": "LAST-WRITER", "readers": "READ-NOW-BY",
+}  # fmt: skip
+"""Titles of the ledger's table of buffers by column."""
+
+SHORT = {
+    "receive": "recv", "forward": "fwd", "token_return": "token", "swap_out": "out", "swap_in": "in",
+    "collective": "coll",
+}  # fmt: skip
+"""Kinds of operations by the shorter word that STREAM:OP has for them."""
+OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
+"""Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
+
+
+def open_stream(stage: StageInfo) -> StreamInfo | None:
+    """Return the stream with the longest open operation; None if there is none."""
+    busy = [stream for stream in stage.streams if stream.op]
+    return max(busy, key=lambda each: each.age_ms or 0.0, default=None)
+
+
+def operation(stage: StageInfo, brief: bool = False) -> str:
+    """Return the longest open operation of the stage, its stream, and the peer that it waits for.
+
+    `brief` leaves out the number of the micro-batch.
+    """
+    stream = open_stream(stage)
+    text = (stream.op if stream else stage.op) or figures.NOTHING
+    found = OPERATION.fullmatch(text)
+    if found is not None:
+        word, peer, rest = found[1], found[2] or "", found[3]
+        waiting = stage.waiting_on
+        if not peer and waiting is not None and waiting.stage is not None:
+            peer = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
+        text = f"{SHORT.get(word, word)}{peer}{'' if brief else rest}"
+    return f"{stream.name}:{text}" if stream else text
+
+
+def why(request: RequestInfo, where: dict[int, int]) -> str:
+    """Return why the request waits, with the numbers; of a running one, where its micro-batch is."""
+    if request.why is not None:
+        reason = request.why
+        if reason.need is not None and reason.have is not None:
+            figure = f"need {count_text(reason.need)}, have {count_text(reason.have)}"
+            return figure if not reason.text or figure in reason.text else f"{figure}: {reason.text}"
+        return reason.text or reason.code
+    if request.in_flight:
+        number = request.in_flight[0]
+        place_of = f" at stage {where[number]}" if number in where else ""
+        ahead = f" +{len(request.in_flight) - 1}" if len(request.in_flight) > 1 else ""
+        return f"{figures.micro_batch(number)}{place_of}{ahead}"
+    if request.finish_reason:
+        return request.finish_reason
+    return ""
+
+
+def locate(snapshot: Snapshot) -> dict[int, int]:
+    """Return the last stage that holds each micro-batch, by its number."""
+    return {number: stage.index for stage in snapshot.stages for number in stage.micro_batches}

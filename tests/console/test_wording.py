@@ -1,0 +1,83 @@
+"""One set of words: the console and the commands name columns, states, reasons and operations alike."""
+
+from __future__ import annotations
+
+import pytest
+import snapshots
+from ppconsole.cli import render, streams
+from ppconsole.model.rows import visible_requests
+from ppconsole.model.state import ConsoleState
+from ppconsole.view import events, ledger, legend, marks, request_table, stage_table, stream_table, wording
+from ppconsole.view.cells import Row, text_of
+from ppengine.protocol.snapshot import Snapshot
+
+PRINTED_ALONE = {"USED/LIMIT", "REV", "BEGUN", "DONE", "DEVICE", "ALIVE", "STATE"}
+"""Columns that a command has and the console shows elsewhere, or not at all."""
+
+
+def titles(rows: list[Row]) -> set[str]:
+    return set(text_of(rows[0]).split())
+
+
+def request_rows(picture: Snapshot, width: int) -> list[Row]:
+    state = ConsoleState(snapshot=picture)
+    return request_table.rows(state, visible_requests(state), width)
+
+
+def test_a_column_of_status_has_the_title_that_the_console_has() -> None:
+    picture = snapshots.stuck()
+    shown = titles(stage_table.rows(picture, 300)) | titles(request_rows(picture, 300))
+    printed = {*render.stage_lines(picture.stages)[0].split(), *render.request_lines(picture.requests)[0].split()}
+    assert printed - PRINTED_ALONE <= shown and {"STG", "STATE", "STREAM:OP", "REQ"} <= shown & printed
+
+
+def test_a_column_of_streams_has_the_title_that_the_console_has() -> None:
+    picture = snapshots.stuck()
+    for stage in picture.stages:
+        stage.streams[0].on_device = True
+    picture.engine.checks.ledger = True
+    rows = stream_table.rows(picture, [], "", 300, known=snapshots.ledger())
+    shown = {word for line in rows if text_of(line).isupper() for word in text_of(line).split()}
+    lines = [*streams.device_lines(picture), *streams.ledger_lines(snapshots.ledger())]
+    printed = {word for line in lines if line.isupper() for word in line.split()}
+    assert len(printed) > 12 and printed - PRINTED_ALONE <= shown
+    assert all(column.title in wording.STREAM.values() for column in events.STREAM_COLUMNS)
+    assert len(ledger._HANDOFFS) == len(wording.HANDOFF) and len(ledger._BUFFERS) == len(wording.BUFFER)
+
+
+@pytest.mark.parametrize("state", marks.STAGE)
+def test_a_stage_state_is_one_word_everywhere_and_its_letter_means_that_word(state: str) -> None:
+    picture = snapshots.snapshot(2, 0)
+    picture.verdicts = []
+    picture.stages[1].state = state
+    printed = render.stage_lines(picture.stages)[2].split()[1]
+    assert printed == state
+    wide, narrow = stage_table.rows(picture, 120)[2], stage_table.rows(picture, 80)[2]
+    letter = marks.STAGE[state].text
+    assert text_of(wide).split()[1] == state and text_of(narrow).split()[1] == letter
+    meaning = legend.STAGE_STATES.rows[letter]
+    assert meaning == state or meaning.startswith(f"{state}:")
+
+
+@pytest.mark.parametrize("state", marks.REQUEST)
+def test_a_request_state_is_one_word_everywhere_and_its_short_form_means_that_word(state: str) -> None:
+    picture = snapshots.snapshot(2, 1)
+    picture.requests[0].state = state
+    assert render.request_lines(picture.requests)[1].split()[2] == state
+    wide, narrow = request_rows(picture, 140)[1], request_rows(picture, 80)[1]
+    short = marks.REQUEST[state].text
+    words = [text_of(line).split() for line in (wide, narrow)]
+    assert state in words[0] and short in words[1]
+    meaning = legend.REQUEST_STATES.rows[short]
+    assert meaning == state or meaning.startswith(f"{state}:")
+
+
+def test_status_prints_the_operation_and_the_reason_of_the_console() -> None:
+    picture = snapshots.snapshot(4, 8)
+    lines = render.status_lines(picture)
+    where = wording.locate(picture)
+    for stage in picture.stages:
+        assert any(line.endswith(f" {wording.operation(stage)}") for line in lines)
+    for request in picture.requests:
+        assert any(line.startswith(request.id) and line.endswith(wording.why(request, where)) for line in lines)
+    assert any("at stage" in line for line in lines)
