@@ -623,3 +623,24 @@ async def test_ends_of_several_stages_are_one_line():
         assert len(lines) == 1 and "dead: stages 0 to 3 were killed by SIGKILL" in lines[0]
         await rig.pilot.press("e")
         assert rig.screen().count("was killed by SIGKILL") == 4, "the list of events has each"
+
+
+async def test_keys_change_the_scale_of_the_timeline_and_nothing_else_does():
+    async with console(size=(140, 40)) as rig:
+        assert "TIMELINE  last 200 ms" in rig.board("right")
+        await rig.pilot.press("Z")
+        assert "TIMELINE  last 500 ms" in rig.board("right")
+        picture = copy.deepcopy(rig.source.picture)
+        picture.stages[0].timeline = [[3, 7, 9000.0, 5.0]]
+        rig.source.send(picture)
+        rig.app.tick()
+        assert "TIMELINE  last 500 ms" in rig.board("right")
+        await rig.pilot.press(*["z"] * 9)
+        assert "TIMELINE  last 50 ms" in rig.board("right")
+        await rig.pilot.press(*["Z"] * 9, "space", "z")
+        assert "TIMELINE  last 5 s" in rig.board("right")  # a frozen display, too
+        await rig.pilot.press("tab", "enter", "z")
+        await rig.until(
+            lambda: "TIMELINE  last 2 s" in rig.screen() or "TIMELINE  last 2 s" in rig.board("reader-body")
+        )
+        assert "z Z" in rig.board("reader-foot")

@@ -271,15 +271,33 @@ def test_hostile_text_is_inert_in_every_row():
 
 def test_timeline_shows_micro_batches_and_idle():
     entries = [[3, 18412, 100.0, 50.0], [6, 18412, 50.0, 10.0]]
-    assert "".join(glyph for glyph, _ in timeline.lane(entries, 200.0, 20)) == "··········22222>····"
+    assert "".join(glyph for glyph, _ in timeline.lane(entries, 200.0, 20)) == "          22222>····"
     picture = snapshots.snapshot(2, 0)
     assert text_of(timeline.rows(picture, picture.stages, 40)[0]).startswith(" TIMELINE  last 200 ms")
+
+
+def test_the_timeline_keeps_its_scale_whatever_the_stages_report():
+    """The span followed the oldest report, and the lanes jumped with each sample."""
+    for span, cell in ((50.0, "0.625"), (200.0, "2.5"), (10_000.0, "125")):
+        heads = set()
+        for oldest in (10.0, 190.0, 9000.0):
+            picture = snapshots.snapshot(2, 0)
+            picture.stages[0].timeline = [[3, 7, oldest, 5.0]]
+            heads.add(text_of(timeline.rows(picture, picture.stages, 84, span)[0]))
+        assert len(heads) == 1 and f"{cell} ms a cell  z Z zoom" in heads.pop()
+    narrow = text_of(timeline.rows(picture, picture.stages, 30, 500.0)[0])
+    assert narrow == " TIMELINE  last 500 ms    now "
+
+
+def test_the_legend_of_the_timeline_has_its_commonest_glyphs():
+    assert text_of(timeline.legend(38)) == " 0-9 micro-batch <wait >send ·idle"
+    assert all(part in text_of(timeline.legend(84)) for part in timeline.LEGEND)
 
 
 def test_a_device_at_work_is_seen_where_its_host_merely_waits():
     launched, sent, waits = [3, 13, 100.0, 20.0], [6, 13, 80.0, 10.0], [1, 14, 70.0, 70.0]
     cells = timeline.lane([launched, sent, [17, 12, 150.0, 60.0], [17, 13, 90.0, 60.0], waits], 200.0, 20)
-    assert "".join(glyph for glyph, _ in cells) == "·····2222233>3333<<<"
+    assert "".join(glyph for glyph, _ in cells) == "     2222233>3333<<<"
 
 
 def test_kv_map_lights_the_selected_request():

@@ -20,6 +20,11 @@ SortKey = Literal["arrival", "id", "owner", "state", "age", "in", "out", "blocks
 SORT_KEYS: tuple[SortKey, ...] = ("arrival", "id", "owner", "state", "age", "in", "out", "blocks", "swap")
 
 
+SPANS_MS = (50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
+"""Milliseconds that the timeline may cover; the agent keeps ten seconds."""
+SPAN_MS = 200.0
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """Newest text of one request. `tokens` and `characters` are where the next fetch goes on."""
@@ -49,6 +54,8 @@ class ConsoleState:
     """Why the typed filter cannot be understood; empty if it can."""
     sort: SortKey = "arrival"
     descending: bool = False
+    span_ms: float = SPAN_MS
+    """Milliseconds that the timeline covers; one of `SPANS_MS`, and it changes by keys alone."""
     outputs: Mapping[str, Output] = field(default_factory=lambda: MappingProxyType({}))
     read_only: bool = False
     live_source: bool = True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from ppconsole.screens.line_screen import line_key, verb_keys
+from ppconsole.screens.line_screen import SCALE_KEYS, line_key, verb_keys
 from ppconsole.view.panels import PANELS, RESET_KEY, key_of
 
 MAIN: list[BindingType] = [
     *verb_keys("request", "memory", "engine", "stage", "check"),
+    *SCALE_KEYS,
     Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
     Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),

@@ -11,11 +11,11 @@ from textual.binding import Binding, BindingType
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
-from ppconsole.screens.line_screen import verb_keys
+from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, events, help_page, meaning, option_table, trend_rows
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, Key, reader_keys
+from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, SCALE_KEY, Key, reader_keys
 
 
 class RequestScreen(Reader):
@@ -81,6 +81,8 @@ class StageScreen(_OfStage):
     """One stage in full, from the snapshot."""
 
     topic: ClassVar[str] = "stage"
+    BINDINGS: ClassVar[list[BindingType]] = SCALE_KEYS
+    first_keys: ClassVar[tuple[Key, ...]] = (SCALE_KEY,)
 
     def heading(self) -> str:
         """Return the stage's number."""
@@ -93,10 +95,11 @@ class StageScreen(_OfStage):
     def body(self, width: int) -> list[Row]:
         """Return state, memory parts, streams and timeline of every rank of the stage."""
         snapshot = self.console.model.shown.snapshot
+        span = self.console.model.state.span_ms
         found = [each for each in snapshot.stages if each.index == self.stage] if snapshot else []
         if snapshot is None or not found:
             return [row((f"  stage {self.stage} is not in the engine any more", "warn"))]
-        return [line for each in found for line in drilldown.stage_rows(snapshot, each, width)]
+        return [line for each in found for line in drilldown.stage_rows(snapshot, each, width, span)]
 
 
 class StacksScreen(_OfStage):

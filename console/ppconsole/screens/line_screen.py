@@ -33,6 +33,13 @@ def verb_keys(*targets: Target) -> list[BindingType]:
     ]
 
 
+SCALE_KEYS: list[BindingType] = [
+    Binding("z", "scale(-1)", "zoom the timeline in", show=False, id="timeline.in"),
+    Binding("Z", "scale(1)", "zoom the timeline out", show=False, id="timeline.out"),
+]
+"""Keys of screens with a timeline."""
+
+
 class LineScreen(Screen[None]):
     """Opens the line and begins verbs. Screens override `given`, `typed` and `left` for their modes."""
 
@@ -84,6 +91,11 @@ class LineScreen(Screen[None]):
     def action_verb(self, name: str) -> None:
         """Begin the verb on the selection."""
         self.console.navigation.begin_verb(name)
+
+    def action_scale(self, by: int) -> None:
+        """Cover more time with the timeline, or less."""
+        self.console.model.scale_timeline(by)
+        self.paint()
 
     def action_line(self, mode: Mode) -> None:
         """Open the line."""

@@ -112,7 +112,7 @@ def right(
     if snapshot is None or not width:
         return Beside([], 0)
     shown = stage_table.fold(snapshot, max(1, frame.lanes or frame.stages))[0]
-    lines = [*timeline.rows(snapshot, shown, width), timeline.legend(width)] if frame.lanes else []
+    lines = [*timeline.rows(snapshot, shown, width, state.span_ms), timeline.legend(width)] if frame.lanes else []
     stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
     tail = events.streams(stage, width) if stage is not None else []
     room = height - len(lines)

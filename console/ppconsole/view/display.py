@@ -15,7 +15,7 @@ from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
-from ppconsole.model.state import SORT_KEYS, ConsoleState, SortKey
+from ppconsole.model.state import SORT_KEYS, SPANS_MS, ConsoleState, SortKey
 from ppconsole.model.trends import Trends
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
@@ -177,16 +177,21 @@ class DisplayModel:
         else:
             self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
 
+    def scale_timeline(self, by: int) -> None:
+        """Cover `by` steps more time with the timeline, or less if it is negative."""
+        at = SPANS_MS.index(self.state.span_ms) + by
+        self.state = replace(self.state, span_ms=SPANS_MS[max(0, min(at, len(SPANS_MS) - 1))])
+
     def reverse_sort(self) -> None:
         """Reverse the order."""
         self.state = replace(self.state, descending=not self.state.descending)
 
 
 def _arranged_as(state: ConsoleState, other: ConsoleState) -> ConsoleState:
-    """Return `state` with the filter and the order of another."""
+    """Return `state` with the filter, the order and the timeline's scale of another."""
     return replace(
         state, filter=other.filter, wanted=other.wanted, filter_error=other.filter_error, sort=other.sort,
-        descending=other.descending,
+        descending=other.descending, span_ms=other.span_ms,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
 from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
+from ppconsole.model.state import SPAN_MS
 from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
 from ppconsole.view import events, figures, stage_table, timeline, wording
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
@@ -146,8 +147,8 @@ def ranges(numbers: Sequence[int]) -> str:
     return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
 
 
-def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
-    """Return everything about one stage: state, memory parts, streams, timeline."""
+def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int, span: float = SPAN_MS) -> list[Row]:
+    """Return everything about one stage: state, memory parts, streams, timeline of `span` milliseconds."""
     faulty = faulty_stages(snapshot)
     mark = stage_mark(stage, faulty)
     rows = [heading("STATE", width)]
@@ -170,7 +171,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
         rows += [EMPTY, heading("GPU", width), *gpu_rows(stage.gpu, width)]
         rows += process_rows(snapshot, stage.gpu, width)
     rows += [EMPTY, *events.streams(stage, width)]
-    rows += [EMPTY, *timeline.rows(snapshot, [stage], width), timeline.legend(width)]
+    rows += [EMPTY, *timeline.rows(snapshot, [stage], width, span), timeline.legend(width)]
     return rows
 
 

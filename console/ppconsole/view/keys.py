@@ -19,6 +19,7 @@ def _verbs(*targets: Target) -> tuple[Key, ...]:
     return tuple((row.key.key, row.key.label, True) for row in rows if row.key is not None)
 
 
+SCALE_KEY: Key = ("z Z", "zoom timeline", False)
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), *_verbs("request", "memory"), ("?", "help", False), ("⏎", "show", False),
     ("/", "filter", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
@@ -135,7 +136,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
         ("I", "incidents"), ("h", "the last hour"),
         ("T", "trends"), ("t", "time span of the trends"),
-        ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"),
+        ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"), ("z Z", "zoom the timeline in, out"),
         ("Space", "freeze the display"), ("y", "copy the CLI line"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),

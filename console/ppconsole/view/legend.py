@@ -96,7 +96,8 @@ _TIMELINE = Section("TIMELINE  a row a stage, time to the right", {
     "0-9": "computes a micro-batch: the last digit of its number", "<": "waits to receive", ">": "sends, or waits to",
     "e": "embeds tokens", "h": "computes the head", "s": "samples", "t": "waits for sampled tokens",
     "o": "swaps out", "n": "swaps in", "x": "copies blocks", "z": "maps memory", "c": "collective", "L": "loads",
-    timeline.IDLE: "idle",
+    timeline.IDLE: "idle", "empty": "older than the oldest operation that is kept",
+    timeline.KEYS: "keys: less time, more time; the scale changes by these alone",
 }, dict(timeline.KINDS.values()))  # fmt: skip
 _KV_MAP = Section("KV MAP  a cell is one block or more", {
     "■": "used by one request", "▓": "shared by several requests", "░": "cached: kept for a prefix", "·": "free",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
-from ppconsole.view.cells import Row, clip, fit, row, runs
+from ppconsole.model.state import SPAN_MS
+from ppconsole.view.cells import Row, fit, row, runs, width_of
 from ppconsole.view.marks import faulty_stages
 
 IDLE = "·"
@@ -17,7 +18,10 @@ KINDS: dict[int, tuple[str, str]] = {
     14: ("L", "gantt.swap"), 16: (">", "gantt.wait"),
     _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
 }  # fmt: skip
-LEGEND = "0-9 micro-batch <recv >send o swap ·idle"
+UNKNOWN = " "
+"""Before the oldest operation that is kept."""
+LEGEND = ("0-9 micro-batch", "<wait", ">send", "·idle", "o n swap out, in", "e h s embed, head, sample")
+KEYS = "z Z"
 # A device works beside its host: what that does is painted over it, where it does not merely wait.
 _RANK = {
     _FORWARD: 6, _EMBED: 5, _HEAD: 5, _SAMPLE: 5, 7: 4, 8: 4, 9: 4, 10: 4, 6: 3, 11: 3, 14: 3, 16: 3, _ON_DEVICE: 2,
@@ -25,18 +29,14 @@ _RANK = {
 }  # fmt: skip
 
 
-def span_ms(stages: Sequence[StageInfo]) -> float:
-    """Return the time that the timeline covers: the span of the stages' reports, at least 50 ms, in round steps."""
-    oldest = max((entry[2] for stage in stages for entry in stage.timeline if len(entry) == 4), default=0.0)
-    for step in (50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000):
-        if oldest <= step:
-            return float(step)
-    return 60_000.0
-
-
 def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tuple[str, str]]:
-    """Return one (glyph, style) a cell. If several operations share a cell, computing wins over waiting."""
-    cells = [(IDLE, "gantt.idle")] * width
+    """Return one (glyph, style) a cell. If several operations share a cell, computing wins over waiting.
+
+    `span`: milliseconds that the cells cover; those before the oldest entry are empty.
+    """
+    oldest = max((entry[2] for entry in entries if len(entry) == 4), default=0.0)
+    known = width - min(width, int((span - min(oldest, span)) / span * width))
+    cells = [(UNKNOWN, "gantt.idle")] * (width - known) + [(IDLE, "gantt.idle")] * known
     ranks = [0] * width
     for entry in entries:
         if len(entry) != 4:
@@ -54,19 +54,24 @@ def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tu
     return cells
 
 
-def rows(snapshot: Snapshot, stages: Sequence[StageInfo], width: int, title: str = "TIMELINE") -> list[Row]:
-    """Return a header with the time span and one lane a stage."""
-    span = span_ms(stages)
-    head = f" {title}  last {f'{span:g} ms' if span < 1000 else f'{span / 1000:g} s'}"
-    lines = [Row(((fit(head, width - 5), ""), (" now ", "dim")), "head")]
+def rows(snapshot: Snapshot, stages: Sequence[StageInfo], width: int, span: float = SPAN_MS) -> list[Row]:
+    """Return a header with the scale and its keys, and one lane a stage. `span`: milliseconds that a lane covers."""
+    cells = max(1, width - 4)
+    head = f" TIMELINE  last {f'{span:g} ms' if span < 1000 else f'{span / 1000:g} s'}"
+    more = f", {span / cells:.3g} ms a cell  {KEYS} zoom"
+    room = width - 5
+    lines = [Row(((fit(head + more if len(head + more) <= room else head, room), ""), (" now ", "dim")), "head")]
     faulty = faulty_stages(snapshot)
     for stage in stages:
         style = "bad" if stage.index in faulty else "dim"
-        cells = lane(stage.timeline, span, max(1, width - 4))
-        lines.append(Row(((f"{stage.index:>3} ", style), *runs(cells))))
+        lines.append(Row(((f"{stage.index:>3} ", style), *runs(lane(stage.timeline, span, cells)))))
     return lines
 
 
 def legend(width: int) -> Row:
-    """Return the meanings of the glyphs."""
-    return clip(row((" " + LEGEND, "dim")), width)
+    """Return the meanings of the glyphs, as many as fit; `?` has all."""
+    text = ""
+    for part in LEGEND:
+        if width_of(f"{text} {part}") <= width:
+            text += f" {part}"
+    return row((text, "dim"))
