@@ -45,7 +45,7 @@ def on_stage(stage: int | None) -> tuple[Key, ...]:
 
 DIAGNOSIS_KEYS: tuple[Key, ...] = (
     ("x", "run it", True), ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False),
-    ("E", "export", False), ("v", "streams", False), ("y", "copy", False), ("↑↓", "scroll", False),
+    ("E", "export", False), ("v", "streams", False), ("y", "copy CLI line", False), ("↑↓", "scroll", False),
     ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
 STREAMS_KEYS: tuple[Key, ...] = (
@@ -106,18 +106,26 @@ HELP_KEYS: tuple[Key, ...] = (
 
 
 def footer(keys: Sequence[Key], width: int, *, verbs: bool, note: str = "") -> Row:
-    """Return the key line, with the keys of verbs or without."""
+    """Return the key line, with the keys of verbs or without. `?` is the last to go: it explains the others."""
     segs: list[Seg] = []
     room = width - (width_of(note) + 1 if note else 0)
-    for key, text, verb in keys:
-        size = width_of(key) + width_of(text) + 2
-        if (verb and not verbs) or size > room:
+    kept = next((_size(key) for key in keys if key[0] == "?"), 0)
+    for key in keys:
+        if key[0] == "?":
+            kept = 0
+        size = _size(key)
+        if (key[2] and not verbs) or size > room - kept:
             continue
-        segs += [(key, "key"), (f" {text} ", "key.text")]
+        segs += [(key[0], "key"), (f" {key[1]} ", "key.text")]
         room -= size
     if note:
         segs.append((" " * max(0, room) + note, "key.off"))
     return Row(tuple(segs), "foot")
+
+
+def _size(key: Key) -> int:
+    """Return the cells of a key with its label."""
+    return width_of(key[0]) + width_of(key[1]) + 2
 
 
 _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (

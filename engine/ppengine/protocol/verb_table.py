@@ -140,11 +140,11 @@ _REQUESTS = (
             Argument("hold", "flag", "--no-hold", "Let the scheduler bring it back when it likes.", negates=True),
             _REQUEST,
         ),
-        key=Key("o", "out", "swap it out and hold it"),
+        key=Key("o", "swap out", "swap it out and hold it"),
     ),
     Row(
         "swap-in", "bring a request's blocks back and let it run", (_REQUEST,), "request",
-        key=Key("n", "in", "swap it in"),
+        key=Key("n", "swap in", "swap it in"),
     ),
     Row(
         "release", "end a request's hold; the scheduler does the rest", (_REQUEST,), "request",
