@@ -244,6 +244,13 @@ class ConsoleApp(App[int]):
         """Copy the shell line of a verb."""
         self.copy_cli(grammar.words_of(verb))
 
+    def copy_answer(self, request: str, text: str, left_out: int = 0) -> None:
+        """Copy the answer of a request. `left_out`: characters before `text` that are not kept here."""
+        safe = clean(text, newlines=True)
+        self.copy_to_clipboard(safe)
+        more = f"; {left_out} before them are not kept here" if left_out else ""
+        self.report(f"copied {len(safe)} characters of the answer of {request}{more}", bad=False)
+
     def copy_cli(self, words: Sequence[str]) -> None:
         """Copy the shell line of a command of the CLI."""
         snapshot = self.model.state.snapshot

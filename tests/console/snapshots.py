@@ -363,6 +363,7 @@ def detail(info: RequestInfo) -> RequestDetail:
         swaps=1,
         prompt_token_ids=list(range(100, 180)),
         output_token_ids=list(range(900, 960)),
+        prompt_text="A stage that has computed its layers",
         output_text="The stage then hands its hidden states to the next one, and the last of them chooses a token. "
         * 3,
         history=[

@@ -644,3 +644,50 @@ async def test_keys_change_the_scale_of_the_timeline_and_nothing_else_does():
             lambda: "TIMELINE  last 2 s" in rig.screen() or "TIMELINE  last 2 s" in rig.board("reader-body")
         )
         assert "z Z" in rig.board("reader-foot")
+
+
+async def test_prompt_and_answer_are_together_and_a_key_copies_the_answer(monkeypatch):
+    copied: list[str] = []
+    async with console(size=(120, 36), notes=True) as rig:
+        monkeypatch.setattr(rig.app, "copy_to_clipboard", copied.append)
+        await rig.pilot.press("Y")
+        await rig.until(lambda: "no answer to copy" in rig.screen())
+        rig.source.output = "A tale\x1b[31m of two stages."
+        await rig.pilot.press("i", *"tell", "space", *"me", "enter")
+        await rig.until(lambda: "two stages." in rig.board("left"))
+        lines = rig.board("left").splitlines()
+        at = next(index for index, line in enumerate(lines) if line.startswith("OUT "))
+        assert "› tell me" in lines[at] and "two stages." in lines[at + 1]
+        assert "request" not in rig.source.inspected, "a prompt that was sent from here is known"
+        await rig.pilot.press("escape", "Y")
+        assert copied == ["A tale of two stages."]
+        await rig.until(lambda: "copied 21 characters of the answer of r-new" in rig.screen())
+
+
+async def test_the_prompt_of_another_operators_request_is_fetched(monkeypatch):
+    copied: list[str] = []
+    async with console(size=(120, 36)) as rig:
+        monkeypatch.setattr(rig.app, "copy_to_clipboard", copied.append)
+        rig.app.main.selection.requests.choose("r-0002")
+        await rig.pilot.press("f")
+        await rig.until(lambda: "› A stage that has computed its layers" in rig.board("left"))
+        await rig.pilot.press("enter")
+        await rig.until(lambda: "hidden states" in rig.board("reader-body"))
+        lines = rig.board("reader-body").splitlines()
+        at = next(index for index, line in enumerate(lines) if line.strip() == "PROMPT")
+        assert "› A stage that has computed its layers" in lines[at + 1] and lines[at + 3].strip() == "OUTPUT"
+        await rig.pilot.press("Y")
+        assert copied == [snapshots.detail(rig.source.picture.requests[2]).output_text]
+
+
+async def test_a_long_answer_says_how_much_of_it_is_not_kept(monkeypatch):
+    notes: list[str] = []
+    async with console(size=(120, 36)) as rig:
+        monkeypatch.setattr(rig.app, "report", lambda text, *, bad: notes.append(text))
+        monkeypatch.setattr(rig.app, "copy_to_clipboard", lambda text: None)
+        rig.source.output = "x" * 20_500
+        await rig.pilot.press("i", "a", "enter")
+        await rig.until(lambda: bool(rig.app.model.state.outputs.get("r-new", board.Output("")).finished))
+        await rig.pilot.press("escape", "Y")
+        await rig.until(lambda: bool(notes))
+        assert notes == ["copied 20000 characters of the answer of r-new; 500 before them are not kept here"]

@@ -20,6 +20,8 @@ LINES = {
     "stacks": keys.reader_keys(StacksScreen.first_keys, None),
     "events": EventsScreen.keys,
     "options": keys.READER_KEYS,
+    "past": keys.PAST_KEYS,
+    "incidents": keys.INCIDENT_KEYS,
 }
 
 

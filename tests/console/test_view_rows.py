@@ -7,7 +7,7 @@ import pytest
 import snapshots
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.rows import visible_requests
-from ppconsole.model.state import ConsoleState
+from ppconsole.model.state import ConsoleState, Output
 from ppconsole.view import (
     banner,
     board,
@@ -262,7 +262,7 @@ def test_hostile_text_is_inert_in_every_row():
         *board.left(state, size, visible_requests(state), board.Picked()),
         banner.banner(picture, LIVE, 120), banner.verdict_line(picture, LIVE, 120),
         *diagnosis.page(picture, diagnosis.Known(), 80).rows, *drilldown.stage_rows(picture, picture.stages[0], 80),
-        *events.output("r-1", snapshots.HOSTILE, "x", 80, 5),
+        *events.output("r-1", Output("r-1", snapshots.HOSTILE, prompt=snapshots.HOSTILE), "x", 80, 5),
     ]  # fmt: skip
     text = "".join(texts(lines))
     assert not set("\x1b\x07\n\r\t\u202e\u200b") & set(text)

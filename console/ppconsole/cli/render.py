@@ -264,6 +264,8 @@ def detail_lines(detail: RequestDetail) -> list[str]:
     ]  # fmt: skip
     lines = [f"{name:<10}{text}" for name, text in rows]
     lines += [f"{'history' if index == 0 else '':<10}{clean(line)}" for index, line in enumerate(detail.history)]
+    if detail.prompt_text:
+        lines += ["", f"> {clean(detail.prompt_text, newlines=True)}"]
     if detail.output_text:
         lines += ["", clean(detail.output_text, newlines=True)]
     return lines

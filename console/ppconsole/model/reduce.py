@@ -50,8 +50,19 @@ def add_output(state: ConsoleState, fetched: Fetched) -> ConsoleState:
         old.characters + len(fetched.text),
         fetched.finished,
         fetched.finish_reason,
+        old.prompt,
     )
-    others = [output for output in state.outputs.values() if output.request != fetched.request]
+    return _with_output(state, new)
+
+
+def add_prompt(state: ConsoleState, request: str, prompt: str) -> ConsoleState:
+    """Keep the prompt of a request beside its output."""
+    return _with_output(state, replace(state.outputs.get(request, Output(request)), prompt=prompt))
+
+
+def _with_output(state: ConsoleState, new: Output) -> ConsoleState:
+    """Return the state with `new` as its newest output."""
+    others = [output for output in state.outputs.values() if output.request != new.request]
     kept = [*others, new][-MAX_OUTPUTS:]
     return replace(state, outputs=MappingProxyType({output.request: output for output in kept}))
 

@@ -35,6 +35,8 @@ class Output:
     characters: int = 0
     finished: bool = False
     finish_reason: str | None = None
+    prompt: str = ""
+    """Its prompt; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

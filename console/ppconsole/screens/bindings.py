@@ -28,5 +28,6 @@ MAIN: list[BindingType] = [
     Binding("escape", "clear_filter", "clear the filter, or leave the past", show=False),
     Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
     Binding("f", "follow", "follow output", show=False), Binding("space", "freeze", "freeze", show=False),
-    Binding("y", "copy_cli", "copy the CLI line", show=False), Binding("q", "app.quit", "quit", show=False),
+    Binding("y", "copy_cli", "copy the CLI line", show=False),
+    Binding("Y", "copy_answer", "copy the answer", show=False), Binding("q", "app.quit", "quit", show=False),
 ]  # fmt: skip

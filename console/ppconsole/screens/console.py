@@ -112,5 +112,8 @@ class Console(Protocol):
     def copy_verb(self, verb: Verb) -> None:
         """Copy the shell line of a verb."""
 
+    def copy_answer(self, request: str, text: str, left_out: int = 0) -> None:
+        """Copy the answer of a request. `left_out`: characters before `text` that are not kept here."""
+
     def copy_cli(self, words: Sequence[str]) -> None:
         """Copy the shell line of a command of the CLI."""

@@ -24,7 +24,10 @@ class RequestScreen(Reader):
     topic: ClassVar[str] = "request"
     every_s: ClassVar[float] = 1.0
     keys: ClassVar[tuple[Key, ...]] = REQUEST_SCREEN_KEYS
-    BINDINGS: ClassVar[list[BindingType]] = verb_keys("request", "memory", "engine")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *verb_keys("request", "memory", "engine"),
+        Binding("Y", "copy_answer", "copy the answer", show=False),
+    ]
 
     def __init__(self, console: Console, request: str) -> None:
         super().__init__(console)
@@ -55,6 +58,13 @@ class RequestScreen(Reader):
         """Fetch its detail."""
         answer = await self.console.source.inspect("request", request=self.request)
         self._detail = answer if isinstance(answer, RequestDetail) else None
+
+    def action_copy_answer(self) -> None:
+        """Copy the output so far."""
+        if self._detail is None or not self._detail.output_text:
+            self.console.report(f"{self.request} has no output yet", bad=True)
+        else:
+            self.console.copy_answer(self.request, self._detail.output_text)
 
 
 class _OfStage(Reader):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from ppengine.protocol.control import Accepted, Deferred, Outcome
+from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.verbs import Submit
 
 from ppconsole.link.source import LinkLost, QueryFailed
@@ -30,7 +32,7 @@ class Following:
 
     async def _submit(self, verb: Submit) -> None:
         try:
-            answer = await self._console.source.command(verb, on_progress=self._accepted)
+            answer = await self._console.source.command(verb, on_progress=partial(self._accepted, verb.prompt or ""))
         except LinkLost as error:
             known = "outcome unknown" if error.sent else "not sent"
             self._console.report(f"prompt: {known}: {error}", bad=True)
@@ -40,12 +42,17 @@ class Following:
         elif answer.state == "failed":
             self._console.report(f"prompt failed: {answer.text}", bad=True)
         elif answer.request and self.request != answer.request:
-            self.follow(answer.request)
+            self._follow_new(answer.request, verb.prompt or "")
 
-    def _accepted(self, message: Accepted | Deferred) -> None:
+    def _accepted(self, prompt: str, message: Accepted | Deferred) -> None:
         """Follow the new request as soon as it has an id."""
         if isinstance(message, Accepted) and message.request:
-            self.follow(message.request)
+            self._follow_new(message.request, prompt)
+
+    def _follow_new(self, request: str, prompt: str) -> None:
+        """Follow a request whose prompt was sent from here."""
+        self._console.model.add_prompt(request, prompt)
+        self.follow(request)
 
     def follow(self, request: str) -> None:
         """Stream the output of `request`."""
@@ -60,6 +67,7 @@ class Following:
     async def _run(self) -> None:
         """Fetch until the output ends; retry while the link is lost."""
         console, request = self._console, self.request
+        await self._know_prompt(request)
         while request is not None and request == self.request:
             output = console.model.state.outputs.get(request)
             if output is not None and output.finished:
@@ -76,3 +84,25 @@ class Following:
                 return
             console.model.add_output(fetched)
             console.paint_soon()
+
+    async def _know_prompt(self, request: str | None) -> None:
+        """Fetch the prompt of a request that was not sent from here; without it the output has none."""
+        output = self._console.model.state.outputs.get(request or "")
+        if request is None or (output is not None and output.prompt):
+            return
+        try:
+            detail = await self._console.source.inspect("request", request=request)
+        except (LinkLost, QueryFailed):
+            return  # the fetch that follows reports it
+        if isinstance(detail, RequestDetail) and detail.prompt_text:
+            self._console.model.add_prompt(request, detail.prompt_text)
+            self._console.paint_soon()
+
+    def copy_answer(self) -> None:
+        """Copy the text of the followed request."""
+        output = self._console.model.state.outputs.get(self.request or "")
+        if output is None or not output.text:
+            self._console.report("no answer to copy: send a prompt, or f follows the selected request", bad=True)
+        else:
+            left_out = output.characters - len(output.text)
+            self._console.copy_answer(output.request, output.text, left_out)

@@ -235,6 +235,10 @@ class MainScreen(LineScreen):
         if request is not None:
             self._following.follow(request)
 
+    def action_copy_answer(self) -> None:
+        """Copy the text of the followed request."""
+        self._following.copy_answer()
+
     def action_copy_cli(self) -> None:
         """Copy the shell line that shows the selection."""
         request = None if self.selection.on_stages else self.selection.request()

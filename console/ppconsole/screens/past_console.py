@@ -104,6 +104,10 @@ class PastConsole:
         """Copy the shell line of a verb."""
         self._present.copy_verb(verb)
 
+    def copy_answer(self, request: str, text: str, left_out: int = 0) -> None:
+        """Copy the answer of a request."""
+        self._present.copy_answer(request, text, left_out)
+
     def copy_cli(self, words: Sequence[str]) -> None:
         """Copy the shell line of a command of the CLI."""
         self._present.copy_cli(words)

@@ -56,8 +56,7 @@ def left(
         lines += _exactly(events.tail(state.events, frame.left, frame.events), frame.events)
     if frame.output:
         output = state.outputs.get(picked.followed) if picked.followed else None
-        text = output.text if output else ""
-        lines += events.output(picked.followed, text, output_status(output), frame.left, frame.output)
+        lines += events.output(picked.followed, output, output_status(output), frame.left, frame.output)
     return lines
 
 

@@ -12,7 +12,7 @@ from ppengine.protocol.recording import Update
 from ppengine.protocol.snapshot import Event, RequestInfo
 
 from ppconsole.model.facts import freshness, why_no_verbs
-from ppconsole.model.reduce import add_output, reduce, set_filter
+from ppconsole.model.reduce import add_output, add_prompt, reduce, set_filter
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
 from ppconsole.model.state import SORT_KEYS, SPANS_MS, ConsoleState, SortKey
@@ -91,6 +91,10 @@ class DisplayModel:
     def add_output(self, fetched: Fetched) -> None:
         """Append fetched text to the output of its request."""
         self.state = add_output(self.state, fetched)
+
+    def add_prompt(self, request: str, prompt: str) -> None:
+        """Keep the prompt of a request beside its output."""
+        self.state = add_prompt(self.state, request, prompt)
 
     def note_rate(self) -> None:
         """Add the present throughput to the history."""

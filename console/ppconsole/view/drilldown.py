@@ -17,6 +17,9 @@ from ppconsole.view import events, figures, stage_table, timeline, wording
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
 
+_PROMPT_ROWS = 8
+"""Most rows of a prompt above its answer."""
+
 
 def heading(text: str, width: int) -> Row:
     """Return a section header."""
@@ -64,6 +67,14 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
     rows += block_rows(detail.block_table, set(detail.shared_blocks), width)
     if detail.host_blocks:
         rows += field("host blocks", ranges(detail.host_blocks), "swap", width)
+    if detail.prompt_text:
+        asked = wrap(detail.prompt_text, width - 6)
+        more = [] if len(asked) <= _PROMPT_ROWS else [row((f"    {len(asked) - _PROMPT_ROWS} more rows", "dim"))]
+        rows += [EMPTY, heading("PROMPT", width)]
+        rows += [
+            row(("  › " if not at else "    ", "accent"), (line, "")) for at, line in enumerate(asked[:_PROMPT_ROWS])
+        ]
+        rows += more
     rows += [EMPTY, heading("OUTPUT", width)]
     rows += [row(("  ", ""), (line, "out")) for line in wrap(detail.output_text or "nothing yet", width - 4)]
     if detail.history:

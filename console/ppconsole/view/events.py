@@ -10,9 +10,10 @@ from ppengine.protocol.snapshot import Event, StageInfo
 
 from ppconsole.model.folding import folded
 from ppconsole.model.safe import clean
+from ppconsole.model.state import Output
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
-from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, wrap
+from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, width_of, wrap
 from ppconsole.view.marks import Mark
 from ppconsole.view.wording import STREAM
 
@@ -58,20 +59,27 @@ def tail(events: Sequence[Event], width: int, height: int) -> list[Row]:
     return lines
 
 
-def output(request: str | None, text: str, status: str, width: int, height: int) -> list[Row]:
-    """Return the end of the followed request's text under the label OUT. `status`: running, or how it ended."""
+def output(request: str | None, known: Output | None, status: str, width: int, height: int) -> list[Row]:
+    """Return prompt and answer of the followed request under the label OUT. `status`: running, or how it ended.
+
+    The head has the begin of the prompt, the rows below it the end of the answer.
+    """
     if request is None:
         return [row(("OUT  ", "head.word"), ("follows the request that you send; f follows the selected one", "dim"))]
+    text, prompt = (known.text, clean(known.prompt.replace("\n", " "))) if known else ("", "")
     head: list[Seg] = [("OUT  ", "head.word"), (f"{clean(request)} ", "strong"), (f"{clean(status)} ", "dim")]
-    taken = sum(len(part) for part, _ in head)
-    # The first line is shorter by its label; a tail needs no more text than it can show.
+    # A tail needs no more text than it can show.
     last = text[-width * (height + 1) :]
     if height == 1:
         flat = clean(last.replace("\n", " "))
-        room = max(8, width - taken)
+        room = max(8, width - sum(width_of(part) for part, _ in head))
         shown = flat if len(flat) <= room else "…" + flat[-(room - 1) :]
         return [clip(Row((*head, (shown, "out"))), width)]
-    lines = [row(*head), *(row(("     ", ""), (line, "out")) for line in wrap(last, width - 6)[-(height - 1) :])]
+    asked = [("› ", "accent"), (prompt, "")] if prompt else []
+    lines = [
+        Row((*head, *asked)),
+        *(row(("     ", ""), (line, "out")) for line in wrap(last, width - 6)[-(height - 1) :]),
+    ]
     return [clip(line, width) for line in lines]
 
 

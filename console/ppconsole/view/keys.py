@@ -19,10 +19,12 @@ def _verbs(*targets: Target) -> tuple[Key, ...]:
     return tuple((row.key.key, row.key.label, True) for row in rows if row.key is not None)
 
 
+COPY_ANSWER: Key = ("Y", "copy answer", False)
 SCALE_KEY: Key = ("z Z", "zoom timeline", False)
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), *_verbs("request", "memory"), ("?", "help", False), ("⏎", "show", False),
     ("/", "filter", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
+    COPY_ANSWER,
     ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
     ("1-7", "panels", False), ("q", "quit", False),
 )  # fmt: skip
@@ -78,8 +80,8 @@ def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
 
 
 REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
-    ("esc", "back", False), *_verbs("request"), ("↑↓", "scroll", False), ("/", "search", False), *READER_KEYS[5:],
-    *_verbs("memory", "engine"),
+    ("esc", "back", False), *_verbs("request"), COPY_ANSWER, ("↑↓", "scroll", False), ("/", "search", False),
+    *READER_KEYS[5:], *_verbs("memory", "engine"),
 )  # fmt: skip
 
 ENGINES_KEYS: tuple[Key, ...] = (
@@ -145,7 +147,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("I", "incidents"), ("h", "the last hour"),
         ("T", "trends"), ("t", "time span of the trends"),
         ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"), ("z Z", "zoom the timeline in, out"),
-        ("Space", "freeze the display"), ("y", "copy the CLI line"),
+        ("Space", "freeze the display"), ("y Y", "copy the CLI line, the answer"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),
     ("IN THE PAST  a replay, an incident, an engine that has ended, the last hour", (

@@ -113,7 +113,7 @@ _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
 })  # fmt: skip
 _LINES = Section("LINES", {
     "LOG": "newest events", "●": "an event; in the colour of work: something is done",
-    "E W": "an error, a warning", "OUT": "text of the followed request",
+    "E W": "an error, a warning", "OUT": "the followed request: its prompt behind ›, the end of its text",
     "PROMPT": "the line to type in: a prompt, FILTER or COMMAND",
 })  # fmt: skip
 _STREAMS = Section("STREAMS", {
@@ -163,7 +163,8 @@ _REQUEST_BLOCKS = Section("BLOCKS AND TEXT", {
     "BLOCK TABLE": "numbers of its KV blocks in order; the first of each row is counted in front",
     "°": "block shared with another request", "host blocks": "numbers of its swap blocks",
     "prompt ids": "token ids of the prompt", "output ids": "token ids of the output",
-    "OUTPUT": "text so far", "HISTORY": "its states with their times", "TOKENS": "token ids of prompt and output",
+    "PROMPT": "its text, clipped", "OUTPUT": "text so far; Y copies it",
+    "HISTORY": "its states with their times", "TOKENS": "token ids of prompt and output",
 })  # fmt: skip
 _DIAGNOSIS = Section("DIAGNOSIS", {
     "do": "the suggested fix", "ROOT": "the stage that causes the fault; double frame", "WHY": "evidence",

@@ -13,8 +13,10 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.outputs import OutputHub
 from ppengine.core.request_details import ended_detail, live_detail
+from ppengine.core.scheduler import Scheduler
 from ppengine.core.stage_records import Stages
 from ppengine.protocol.control import Failed, Inspect, Inspected
+from ppengine.protocol.inspection import RequestDetail
 
 
 @dataclass(eq=False)
@@ -47,14 +49,18 @@ class Details:
             detail = self._requests.finished()
         elif question.what == "request":
             name = question.request or ""
-            members, output = self._requests.members(name), self._outputs.get(name)
-            if members:
-                kept = self._outputs.get(members[0].group)
-                detail = live_detail(serving.scheduler, members[0], kept, self._clock())
-            elif output is not None and (ending := output.samples[0].ending) is not None:
-                detail = ended_detail(output, ending, self._clock())
-            else:
+            found = self._of_request(serving.scheduler, name)
+            if found is None:
                 return Failed(nonce=nonce, code="NOT_FOUND", text=self._requests.gone_text(name))
+            detail = msgspec.structs.replace(found, prompt_text=self._outputs.text_of(found.prompt_token_ids))
         else:
             return Failed(nonce=nonce, code="UNSUPPORTED", text=f"the core cannot inspect {question.what}")
         return Inspected(nonce=nonce, what=question.what, data=msgspec.Raw(msgspec.msgpack.encode(detail)))
+
+    def _of_request(self, scheduler: Scheduler, name: str) -> RequestDetail | None:
+        """Return the detail of a live or ended request; None if there is none of this name."""
+        members, output = self._requests.members(name), self._outputs.get(name)
+        if members:
+            return live_detail(scheduler, members[0], self._outputs.get(members[0].group), self._clock())
+        ending = output.samples[0].ending if output is not None else None
+        return ended_detail(output, ending, self._clock()) if output is not None and ending is not None else None

@@ -120,6 +120,10 @@ class OutputHub:
         """Return the output of a request, if it is kept."""
         return self._outputs.get(request)
 
+    def text_of(self, tokens: list[int]) -> str:
+        """Return the text of `tokens`; empty without a tokenizer."""
+        return "" if self._tokenizer is None else self._tokenizer.decode(tokens)
+
     def push(self, request: str, index: int, token: int, logprob: Logprob | None, ended: bool) -> bool:
         """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
         output = self._outputs[request]

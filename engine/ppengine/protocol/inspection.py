@@ -43,6 +43,8 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] = []
     output_token_ids: list[int] = []
     output_text: str = ""
+    prompt_text: str = ""
+    """Text of the prompt's tokens; empty if the engine has no tokenizer."""
     history: list[str] = []
     """State changes, oldest first: `0.012s waiting > running`."""
 
