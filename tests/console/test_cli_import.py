@@ -50,7 +50,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 def test_every_command_of_the_design_is_there() -> None:
     design = (
-        "demo serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
+        "demo tour serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
         "release priority set-memory pause resume drain stop explain stacks streams continue restart-stage cordon "
         "check record replay export bench fault help incidents finished"
     )

@@ -22,9 +22,9 @@ def _module_of(row: Row) -> str:
 
 
 COMMANDS = {
-    "demo": "demo", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching", "watch": "watching",
-    "events": "watching", "show": "inspecting", "finished": "inspecting",
-    "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
+    "demo": "demo", "tour": "touring", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching",
+    "watch": "watching", "events": "watching", "show": "inspecting", "finished": "inspecting", "logs": "inspecting",
+    "doctor": "doctor", "follow": "submitting",
     **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
     "explain": "inspecting", "incidents": "incidents", "stacks": "inspecting", "streams": "streams",
     "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
