@@ -430,7 +430,7 @@ def test_finished_lists_the_ended_requests_and_filters_them(cli: Cli, fake: Fake
         FinishedInfo(id="r-1", ended_s=900.0, reason="stop", queue_s=2.0, ttft_s=2.5, itl_ms=50.0, **fields),
     ]
     run = cli("finished")
-    assert [line.split()[0] for line in run.out.splitlines()] == ["REQUEST", "r-3", "r-2", "r-1"]
+    assert [line.split()[0] for line in run.out.splitlines()] == ["REQ", "r-3", "r-2", "r-1"]
     assert run.out.splitlines()[1].split() == [
         "r-3",
         "alice",

@@ -74,7 +74,7 @@ def test_an_unknown_figure_fulfils_no_comparison():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("ownr:bob", "ownr:bob: no field 'ownr'; did you mean owner? the fields are id owner stat age in out blk swp"),
+        ("ownr:bob", "ownr:bob: no field 'ownr'; did you mean owner? the fields are id owner state age in out blk swp"),
         ("zzz=1", "zzz=1: no field 'zzz'; the fields are id owner"),
         ("blk>", "blk> needs a value: blk>40"),
         ("owner:", "owner: needs a value: owner:value or owner=value"),

@@ -29,6 +29,7 @@ def test_a_filter_chooses_by_word_and_by_field() -> None:
         ("8F2C", ["r-8f2c"]),
         ("bob", ["r-19aa"]),
         ("stat:held", ["r-77d0"]),
+        ("state:held", ["r-77d0"]),
         ('why:"need 121"', ["r-19aa"]),
         ("alice stat:run", ["r-8f2c"]),
         ("nobody", []),

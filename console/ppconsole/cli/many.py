@@ -34,7 +34,7 @@ _CHOOSING = (
     click.option("--owner", metavar="NAME", help="All requests of this owner."),
     click.option("--older", metavar="AGE", help="All that are older: 90, 5m, 2h."),
     click.option("--state", type=click.Choice(STATES), help="All in this state."),
-    click.option("--filter", "wanted", metavar="FILTER", help="All that it matches: 'stat:wait blk>40'."),
+    click.option("--filter", "wanted", metavar="FILTER", help="All that it matches: 'state:wait blk>40'."),
     click.option("--yes", is_flag=True, help="Do not ask."),
 )
 
@@ -71,7 +71,7 @@ def filter_text(owner: str | None, older: str | None, state: str | None, wanted:
 
     words = [f"owner={quoted(owner)}"] if owner is not None else []
     words += [f"age>{older}"] if older is not None else []
-    words += [f"stat={state}"] if state is not None else []
+    words += [f"state={state}"] if state is not None else []
     return " ".join([*words, *([wanted] if wanted else [])])
 
 

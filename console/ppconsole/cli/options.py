@@ -55,7 +55,7 @@ def engine_option(function: Command) -> Command:
 
 def filter_option(function: Command) -> Command:
     """Add `--filter`, passed as `wanted`."""
-    text = "List the requests that it matches: 'stat:wait owner:alice blk>40'."
+    text = "List the requests that it matches: 'state:wait owner:alice blk>40'."
     return click.option("--filter", "wanted", default="", metavar="FILTER", help=text)(function)
 
 

@@ -1,4 +1,4 @@
-"""The filter language: `stat:wait owner:alice blk>40 !r-19`. All words must hold, and `!` before a word negates it.
+"""The filter language: `state:wait owner:alice blk>40 !r-19`. All words must hold, and `!` before a word negates it.
 
 A plain word is looked for in the id and the owner. `field:value` is the beginning of a text, `field=value` all of it;
 figures take `: = != > >= < <=` and units (`age>5m`, `in>=2k`). Case is all one, and quotes keep spaces and signs.
@@ -105,7 +105,7 @@ def _test(word: _Word, fields: Mapping[str, Field]) -> Callable[[Any], bool]:
     """Return the test of one word. Raises FilterError."""
     if word.mask.startswith("!"):
         if not word.after(1).plain:
-            raise FilterError("! negates the word behind it: !alice, !stat:wait")
+            raise FilterError("! negates the word behind it: !alice, !state:wait")
         test = _test(word.after(1), fields)
         return lambda row: not test(row)
     sign = _SIGN.match(word.mask)
@@ -154,7 +154,7 @@ def _figure_test(field: Field, sign: str, value: str) -> Callable[[Any], bool]:
 def _unknown(name: str, word: str, fields: Mapping[str, Field]) -> str:
     close = difflib.get_close_matches(name.casefold(), fields, n=1, cutoff=0.5)
     meant = f"did you mean {close[0]}? " if close else ""
-    known = f"the fields are {' '.join(fields)}"
+    known = f"the fields are {' '.join(dict.fromkeys(field.name for field in fields.values()))}"
     if not name:
         return f"{word} lacks its field; {known}"
     return f"{word}: no field {name!r}; {meant}{known}"

@@ -22,7 +22,7 @@ FIELDS: dict[str, Field] = {
     for field in (
         Field("id", "text", lambda request: request.id, "id"),
         Field("owner", "text", lambda request: request.owner, "user or session"),
-        Field("stat", "text", lambda request: request.state, "state: waiting, running, swapped, held, loading"),
+        Field("state", "text", lambda request: request.state, "waiting, running, swapped, held, loading"),
         Field("age", "seconds", lambda request: request.age_s, "time since submission"),
         Field("in", "count", lambda request: request.prompt_tokens, "prompt tokens"),
         Field("out", "count", lambda request: request.output_tokens, "output tokens"),
@@ -38,7 +38,8 @@ FIELDS: dict[str, Field] = {
         Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
     )
 }
-"""Fields of a request by name."""
+FIELDS["stat"] = FIELDS["state"]
+"""Fields of a request by name; `stat` is short for `state`."""
 
 FINISHED_FIELDS: dict[str, Field] = {
     field.name: field

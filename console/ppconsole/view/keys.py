@@ -58,7 +58,7 @@ STREAMS_KEYS: tuple[Key, ...] = (
 LINE_KEYS: dict[str, tuple[Key, ...]] = {
     "prompt": (("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False), (":set", "options", False)),
     "filter": (
-        ("⏎", "keep", False), ("esc", "clear", False), ("stat:wait", "field", False), ("blk>40", "figure", False),
+        ("⏎", "keep", False), ("esc", "clear", False), ("state:wait", "field", False), ("blk>40", "figure", False),
         ("!word", "must not match", False),
     ),
     "search": (("⏎", "keep", False), ("esc", "clear", False), ("↑↓", "history", False)),

@@ -82,7 +82,7 @@ _REQUESTS = Section("REQUESTS", {
     "▲ ▼": "sorted by this column: smallest, largest first",
 })  # fmt: skip
 _FILTER = Section("FILTER  words after / and --filter; all must hold", {
-    "alice": "in the id or the owner", "stat:wait": "the text begins so; stat=waiting: is it",
+    "alice": "in the id or the owner", "state:wait": "the text begins so; state=waiting: is it",
     "blk>40 age>=5m": "figures: : = != > >= < <=, with units k m g, ms s m h d, %",
     "!word": "must not hold", '"a b"': "quotes keep spaces and signs",
     **{field.name: field.help for field in FIELDS.values()},
