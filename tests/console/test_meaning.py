@@ -98,4 +98,9 @@ def test_a_page_without_a_selection_begins_as_before() -> None:
     made = help_page.page("main", (), 80)
     assert "MOVE" in text_of(made.rows[0])
     assert meaning.of_selection(snapshots.snapshot(4, 2), None, None) == []
-    assert meaning.of_selection(snapshots.snapshot(4, 2), "gone", None) == []
+
+
+def test_a_selection_that_has_ended_says_so() -> None:
+    picture = snapshots.snapshot(4, 2)
+    for gone in (meaning.of_selection(picture, "r-gone", None), meaning.of_selection(picture, None, 99)):
+        assert len(gone) == 1 and words(gone[0]) == "- not in the table any more"

@@ -10,6 +10,7 @@ from ppconsole.view import figures, stage_table, wording
 from ppconsole.view.legend import OPERATIONS, REQUEST_STATES, STAGE_STATES, Section
 from ppconsole.view.marks import CORDONED, faulty_stages, request_mark, stage_mark
 
+_GONE = {"-": "not in the table any more"}
 _REASONS = {
     "fenced": "a verb takes effect when the step in flight has retired; until then nothing new is scheduled",
     "held": "that verb holds it; release or swap-in lets it go on",
@@ -30,8 +31,12 @@ def of_selection(snapshot: Snapshot | None, request: str | None, stage: int | No
     if snapshot is None:
         return []
     if stage is not None:
-        return [of_stage(snapshot, each) for each in snapshot.stages if each.index == stage]
-    return [of_request(snapshot, each) for each in snapshot.requests if each.id == request]
+        found = [of_stage(snapshot, each) for each in snapshot.stages if each.index == stage]
+        return found or [Section(f"SELECTED  stage {stage}", _GONE)]
+    if request is None:
+        return []
+    known = [of_request(snapshot, each) for each in snapshot.requests if each.id == request]
+    return known or [Section(f"SELECTED  request {request}", _GONE)]
 
 
 def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
