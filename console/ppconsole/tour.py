@@ -151,7 +151,7 @@ class TourApp(ConsoleApp):
         await self.until(lambda: line.is_open, "line to type in")
         await self.press(*text, "enter")
         await self.until(lambda: not line.is_open or not line.input.value, "answer to Enter")
-        if line.is_open:  # that of prompts stays open for the next one
+        if opener == "i" and line.is_open:  # It stays open for the next prompt; Esc after a verb closes its dialog.
             await self.press("escape")
         await self.until(lambda: not line.is_open, "end of the line")
 
