@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ppconsole.tour import TourApp
 
 
+_PLACE_MOST = 40
+"""Characters of a folder for temporary files: the path of a socket in it has 107 bytes at most."""
+
+
 @click.command("tour")
 @click.option("--auto", is_flag=True, help="Go on without keys.")
 @click.option("--speed", type=click.FloatRange(0.1, 100.0), default=1.0, show_default=True, metavar="N",
@@ -86,7 +90,8 @@ def _report(app: TourApp, as_json: bool) -> int:
 @contextmanager
 def _private_folders() -> Iterator[None]:
     """Keep the engine's sockets, records and settings in a folder of the tour's own, and remove it at the end."""
-    folder = tempfile.mkdtemp(prefix="pptour-")
+    place = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="pptour-", dir=place if len(place) <= _PLACE_MOST else "/tmp")
     before = {name: os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")}
     os.environ |= dict.fromkeys(before, folder)
     try:
