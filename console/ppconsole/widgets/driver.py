@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -57,3 +59,17 @@ class ConsoleDriver(linux_driver.LinuxDriver):
         on_terminal = sys.__stderr__ is not None and sys.__stderr__.isatty()
         if not on_terminal and sys.__stdout__ is not None:
             self._file = sys.__stdout__
+
+    def start_application_mode(self) -> None:
+        """Begin to draw and to read keys; leave once the terminal has hung up."""
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+        threading.Thread(target=self._leave_on_hangup, name="hangup", daemon=True).start()
+
+    def _leave_on_hangup(self) -> None:
+        """Wait for the hangup. Without the terminal as controlling terminal there is no SIGHUP, and each read returns
+        nothing at once: Textual's thread for keys would keep a core busy for ever.
+        """
+        hangup = select.poll()
+        hangup.register(self.fileno, 0)
+        hangup.poll()
+        self._app.call_from_thread(self._app.exit)
