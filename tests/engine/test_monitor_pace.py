@@ -107,6 +107,19 @@ def test_a_host_that_was_crowded_before_proves_nothing_when_it_is_more_so():
     assert crowded.run(12, 26.0, waited=0.12).slow_ms == 12_000, "and with a core for itself it is slow"
 
 
+def test_a_step_of_seconds_has_waited_in_all_of_them():
+    clock = Clock()
+    clock.run(20, 10.0, waited=0.1)
+    for _ in range(12):  # A step of 10 ms of work takes four seconds: others have the cores.
+        for last in (False, False, False, True):
+            if last:
+                clock.pace.add(8, 800, 3800.0)
+            clock.now_ns += SECOND
+            clock.waited_ns += int(0.94e9)
+            clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us, clock.beside_ns)
+        assert clock.pace.sample(clock.now_ns).slow_ms == 0
+
+
 def test_two_seconds_of_mixed_work_are_enough_to_know_a_stage_by():
     """A few long prompts among short steps: the mean of a second tells nothing, its steps do."""
     pace, now_ns = Pace(), 5 * SECOND

@@ -34,6 +34,8 @@ _SMALL_CONTEXT = 256
 """Context of a token below which it costs little beside the weights."""
 _APART_NS = 3_000_000_000
 """Nanoseconds without a judgement after which two slow moments are no longer one slowness."""
+_LOOKS_BACK = 30
+"""Seconds of the host's totals that are kept: a step lasts hardly longer."""
 _UNJUDGED = 10
 """Seconds of work of unknown classes after which a slowness is forgotten."""
 
@@ -52,8 +54,20 @@ class Work(NamedTuple):
     """Share of that second in which others worked, averaged over the other processors."""
 
 
+class Totals(NamedTuple):
+    """Waits and load so far, see `Pace.close`; None where the host does not say."""
+
+    at_ns: int
+    waited_ns: int | None
+    throttled_us: int | None
+    beside_ns: int | None
+
+
 class Host(NamedTuple):
-    """The machine in one second: ms without a core, busy share of others beside the stage, throttled share."""
+    """The machine in one second, or for as long as its steps took.
+
+    It has the ms without a core, the busy share of others beside the stage, and the throttled share.
+    """
 
     waited_ms: float
     beside: float
@@ -73,9 +87,7 @@ class Pace:
         self._second: dict[Class, list[float]] = {}
         """Steps and milliseconds by class; changed in place, because hundreds are added a second."""
         self._since_ns = 0
-        self._waited_ns: int | None = None
-        self._throttled_us: int | None = None
-        self._beside_ns: int | None = None
+        self._totals: deque[Totals] = deque(maxlen=_LOOKS_BACK)
         self._slow_ns = 0
         """Nanoseconds judged slow, with no healthy second in between; a gap is not counted."""
         self._slow_until_ns = 0
@@ -109,18 +121,25 @@ class Pace:
         """
         if not self.due(now_ns):
             return
-        seconds, begun = (now_ns - self._since_ns) / 1e9, self._since_ns
-        waited_ms = _grown(self._waited_ns, waited_ns) / 1e6
-        throttled_ms = _grown(self._throttled_us, throttled_us) / 1e3
-        beside = min(1.0, _grown(self._beside_ns, beside_ns) / 1e9 / seconds)
-        share = None if throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
+        begun, self._since_ns = self._since_ns, now_ns
         second = {kind: Work(int(steps), ms) for kind, (steps, ms) in self._second.items()}
         self._second = {}
-        if second and begun:
-            # A core taken by others is not this stage's fault; a quota of its own is.
-            self._judge(second, Host(max(0.0, waited_ms - throttled_ms), beside, share), begun, now_ns)
-        self._since_ns, self._waited_ns, self._throttled_us = now_ns, waited_ns, throttled_us
-        self._beside_ns = beside_ns
+        totals = Totals(now_ns, waited_ns, throttled_us, beside_ns)
+        if second and self._totals:
+            self._judge(second, self._host(totals, sum(work.ms for work in second.values())), begun, now_ns)
+        self._totals.append(totals)
+
+    def _host(self, now: Totals, took_ms: float) -> Host:
+        """Return the host's part in `took_ms`, a second at least: a step of seconds has waited in all of them."""
+        begun_ns = now.at_ns - took_ms * 1e6
+        before = next((each for each in reversed(self._totals) if each.at_ns <= begun_ns), self._totals[0])
+        seconds = (now.at_ns - before.at_ns) / 1e9
+        waited_ms = _grown(before.waited_ns, now.waited_ns) / 1e6
+        throttled_ms = _grown(before.throttled_us, now.throttled_us) / 1e3
+        beside = min(1.0, _grown(before.beside_ns, now.beside_ns) / 1e9 / seconds)
+        share = None if now.throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
+        # A core taken by others is not this stage's fault; a quota of its own is.
+        return Host(max(0.0, waited_ms - throttled_ms), beside, share)
 
     def sample(self, now_ns: int) -> PaceSample | None:
         """Return the newest judgement; None while nothing similar is known."""
