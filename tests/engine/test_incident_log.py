@@ -3,7 +3,7 @@
 import pytest
 from ppengine.gateway import incident_log as module
 from ppengine.gateway.history import History
-from ppengine.gateway.incident_log import AROUND_S, IncidentLog
+from ppengine.gateway.incident_log import AGAIN_S, AROUND_S, IncidentLog
 from ppengine.protocol.facts import Serving
 from ppengine.protocol.incidents import incident_folders, read_incident
 from ppengine.protocol.inspection import FaultDetail
@@ -176,6 +176,33 @@ def test_a_second_fault_ends_the_record_of_the_first(tmp_path, clock, log):
     log.look(second, [])
     log.look(second, [])
     assert [(one.info.number, one.info.stage) for one in kept(tmp_path)] == [(1, 1), (2, 0)]
+
+
+def test_a_verdict_that_comes_and_goes_is_one_incident(tmp_path, clock, log):
+    begun = clock.now
+    for number in range(1, 6):
+        record = fault(clock, number, cause="straggler", since_s=2.0)
+        log.look(record, [record.verdict])
+        clock.now += 3
+        record.over_wall = clock.now
+        log.look(record, [])
+        clock.now += AGAIN_S - 1
+    (one,) = kept(tmp_path)
+    assert one.info.wall == begun - 2 and one.info.over_wall == clock.now - AGAIN_S + 1
+    clock.now += 2
+    later = fault(clock, 6, cause="straggler")
+    log.look(later, [later.verdict])
+    assert [each.info.number for each in kept(tmp_path)] == [1, 2]
+
+
+def test_what_was_healed_and_comes_again_is_another_incident(tmp_path, clock, log):
+    for number in (1, 2):
+        record = fault(clock, number)
+        log.look(record, [record.verdict])
+        clock.now += 1
+        record.over_wall = clock.now
+        log.look(record, [], served(clock))
+    assert len(kept(tmp_path)) == 2
 
 
 def test_the_oldest_incidents_go(tmp_path, clock, log, monkeypatch):

@@ -22,6 +22,8 @@ AROUND_S = 60.0
 """Seconds before and after an incident that are kept with it."""
 KEPT = 100
 _EVENTS_MOST = 200
+AGAIN_S = 10.0
+"""Seconds after a slowness in which the same verdict is the same incident, if nothing has healed it."""
 _BEFORE_S = 2.0
 """Seconds before a verdict in which an event may belong to its fault: some ends are reported before they are judged."""
 _ENDINGS = ("stage.continued", "stage.back")
@@ -68,10 +70,11 @@ class IncidentLog:
         now, self._served = time.time(), served
         if fault is not None and fault is not self._fault:
             self._end(now)
-            self._begin(fault)
-        if self._open is not None:
+            if not self._again(fault):
+                self._begin(fault)
+        if self._open is not None and fault is not None:
             self._note_consequences(verdicts)
-            over = self._open.fault.over_wall
+            over = fault.over_wall
             if over is not None:
                 self._end(over)
         for due, incident in [one for one in self._settling if now >= one[0]]:
@@ -103,6 +106,20 @@ class IncidentLog:
         for folder in incident_folders(self._folder)[:-KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _again(self, fault: FaultDetail) -> bool:
+        """Go on with the incident before, if `fault` is it: a slowness comes and goes with the load, as one fault."""
+        if not self._settling or fault.verdict.cause != "straggler":
+            return False
+        due, incident = self._settling[-1]
+        info, verdict = incident.info, fault.verdict
+        same = (info.stage, info.cause, info.ended) == (verdict.stage, verdict.cause, _UNEXPLAINED)
+        if not same or fault.wall - (info.over_wall or 0.0) > AGAIN_S:
+            return False
+        self._settling.remove((due, incident))
+        info.over_wall, info.ended = None, ""
+        self._open, self._fault = incident, fault
+        return True
+
     def _note_consequences(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
             if not verdict.root:
@@ -116,7 +133,7 @@ class IncidentLog:
         incident, self._open = self._open, None
         if incident is None:
             return
-        info, verdict = incident.info, incident.fault.verdict
+        info, verdict = incident.info, (self._fault or incident.fault).verdict
         info.cause, info.stage, info.summary = verdict.cause, verdict.stage, verdict.summary
         ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
         served = self._served if self._served is not None and self._served.mono_ns >= self._begun_ns else None
