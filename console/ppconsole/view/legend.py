@@ -107,6 +107,7 @@ _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
     "tok/s out": "output tokens a second", "waiting": "requests that wait", "running": "requests that run",
     "KV use": "used share of the mapped KV blocks, from 0 to 100 %", "preempt/s": "preemptions a second",
     "swaps/s": "requests swapped out to the host, a second",
+    "TTFT p99": "99th percentile of the time to first token, of the last 5 min",
     "memory": "used share of the memory limit, of the fullest stage, from 0 to 100 %",
     "SCALE": "end of the scale: 100 %, or the maximum shown; it begins at 0", "▁ █": "0, and the end of the scale",
     "last": "time span: 1, 5, 15 or 60 min", "!": "past its threshold in config.toml",
