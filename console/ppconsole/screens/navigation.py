@@ -169,6 +169,8 @@ class Navigator:
             self._app.exit(0)
         elif word == "set":
             self._set(rest)
+        elif word == "sort":
+            self._screen().sort_by(rest.strip())
         elif word == "show" and rest.strip():
             self.open_reader("show", request=rest.strip())
         elif word in commands.SCREENS and word != "show":

@@ -71,15 +71,19 @@ _POOL = Section("POOL", {
     "cached": "KV blocks that hold a prefix and can be reused", "free": "KV blocks that hold nothing",
     "wait run swap held load": "requests by state", "fly": "micro-batches in flight",
     "preempted": "preemptions since the start",
+    "p50 p90 p99": "median, 90th and 99th percentile of all requests in 5 min; if it is wide",
 })  # fmt: skip
+_LATENCIES = {
+    "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
+}  # fmt: skip
 _REQUESTS = Section("REQUESTS", {
     "REQ": "request id; the head shows how many, or shown/all with a filter", "OWNER": "user who submitted it",
     "STATE": "state, shortened if it is narrow; see below",
     "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
-    "BLK": "KV blocks on the device", "SWP": "swap blocks on the host",
+    "BLK": "KV blocks on the device", "SWP": "swap blocks on the host", **_LATENCIES,
     "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
-    "▲ ▼": "sorted by this column: smallest, largest first",
+    "▲ ▼": "sorted by this column: smallest, largest first; beside WHY if there is no room for the column",
 })  # fmt: skip
 _FILTER = Section("FILTER  words after / and --filter; all must hold", {
     "alice": "in the id or the owner", "state:wait": "the text begins so; state=waiting: is it",
@@ -232,8 +236,7 @@ _CLI_REQUESTS = Section("REQUESTS", {
 _CLI_FINISHED = Section("FINISHED  requests that have ended, the newest first", {
     "REQ": "request id", "OWNER": "user who submitted it", "ENDED": "time since its end",
     "TOOK": "from submission to the end", "IN OUT": "prompt and output tokens",
-    "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
-    "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
+    **_LATENCIES, "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
 })  # fmt: skip
 _OPTIONS = Section("OPTIONS OF PROMPTS", {
     "OPTION": "an option of submit, without its dashes", "VALUE": "value that prompts are sent with",
