@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.incidents import Incident
-from ppengine.protocol.inspection import FinishedInfo, RequestDetail, StacksDetail
+from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import ChecksInfo, Event, Latency, RequestInfo, Snapshot, StageInfo, Verdict
 

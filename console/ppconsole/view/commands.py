@@ -34,7 +34,7 @@ VERBS: dict[str, Usage] = {
 """Verbs that the console offers. The line takes faults too, but completion and palette do not suggest them."""
 SCREENS: dict[str, str] = {
     "stacks": "stacks of stages and core", "logs": "log lines of all processes", "events": "all events",
-    "incidents": "faults that were", "history": "the last hour, to go back in",
+    "finished": "requests that have ended", "incidents": "faults that were", "history": "the last hour, to go back in",
     "diagnosis": "which stage is stuck, and why",
     "streams": "streams, live checks and their findings", "show": "one request in detail: show REQUEST",
     "trends": "rates, queues, KV use and swaps of the last hour",
