@@ -134,6 +134,9 @@ async def test_the_filter_speaks_the_language_of_the_command() -> None:
         assert "no request matches the filter" in rig.board("reader-body")
         await rig.pilot.press("escape", "escape")
         assert rig.app.screen is rig.app.main
+        for key in ("q", "H"):
+            await rig.pilot.press("H", "slash", *"r-1", "enter", key)
+            assert rig.app.screen is rig.app.main, "these leave at once"
 
 
 async def test_enter_opens_the_details_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class FinishedScreen(Reader):
         Binding("enter", "open", "show in detail", show=False),
         Binding("S", "sort", "next sort", show=False),
         Binding("R", "reverse", "reverse", show=False),
-        Binding("H", "dismiss_reader", "back", show=False),
+        Binding("q,H", "leave", "back", show=False),
         line_key("slash", "filter"),
         *verb_keys("memory", "engine"),
     ]
@@ -196,6 +196,10 @@ class FinishedScreen(Reader):
             self.paint()
         else:
             super().action_dismiss_reader()
+
+    def action_leave(self) -> None:
+        """Go back, with a filter or without."""
+        super().action_dismiss_reader()
 
     def action_copy_cli(self) -> None:
         """Copy the shell line that prints the same."""
