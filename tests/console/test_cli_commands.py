@@ -20,7 +20,7 @@ from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
 from ppconsole.view.commands import cli_line, shell_line
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
-from ppengine.protocol.inspection import FinishedInfo
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.snapshot import Latency, Quantiles, Snapshot, StreamInfo
 from ppengine.protocol.verbs import (
     Abort,

@@ -9,6 +9,7 @@ from fake_gateway import sample_snapshot
 from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests
+from ppconsole.model.sorting import Order
 from ppconsole.model.state import MAX_EVENTS, MAX_OUTPUT_CHARACTERS, ConsoleState
 from ppengine.protocol.control import Fetched
 from ppengine.protocol.recording import LinkState
@@ -41,11 +42,11 @@ def test_a_filter_chooses_by_word_and_by_field() -> None:
 
 
 def test_sort_keys_and_turning_round() -> None:
-    swap = replace(live(), sort="swap", descending=True)
+    swap = replace(live(), order=Order("swp", True))
     assert ids(swap)[0] == "r-77d0"
-    assert ids(replace(swap, descending=False))[-1] == "r-77d0"
-    assert ids(replace(live(), sort="state")) == ["r-8f2c", "r-77d0", "r-19aa"]
-    assert ids(replace(live(), descending=True)) == ["r-77d0", "r-19aa", "r-8f2c"]
+    assert ids(replace(swap, order=Order("swp")))[-1] == "r-77d0"
+    assert ids(replace(live(), order=Order("state"))) == ["r-8f2c", "r-77d0", "r-19aa"]
+    assert ids(replace(live(), order=Order(descending=True))) == ["r-77d0", "r-19aa", "r-8f2c"]
 
 
 def test_freshness_greys_what_is_old_and_disables_verbs() -> None:

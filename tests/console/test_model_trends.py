@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tracemalloc
 
+import msgspec
 import pytest
 import snapshots
 from ppconsole.model import trends
 from ppconsole.model.trends import POINTS_MOST, SPANS_S, TRENDS, Trends
 from ppconsole.view import trend_rows
 from ppconsole.view.cells import text_of, width_of
-from ppengine.protocol.snapshot import Queues, Throughput
+from ppengine.protocol.frames import decode_as, encode
+from ppengine.protocol.snapshot import Latency, Quantiles, Queues, Snapshot, Throughput
 
 BY_TITLE = {trend.title: trend for trend in TRENDS}
 SMALL = snapshots.snapshot(1, 0)
@@ -140,3 +142,23 @@ def test_the_hour_is_cheap_to_show():
         take(made, 1e9 + second)
         made.series(TRENDS[0], 3600, 60)
     assert len(counted) <= trends._REDRAWN + 1
+
+
+def test_the_time_to_first_token_is_a_trend_in_seconds():
+    made = Trends()
+    for second in range(60):
+        picture = snapshots.snapshot(1, 0, sampled_at=1e9 + second)
+        picture.latency = Latency(ttft_s=Quantiles(p50=0.1, p90=0.4, p99=2.5 if second == 30 else 0.25, count=9))
+        made.take(picture)
+    row = next(text_of(line) for line in trend_rows.rows(made, 60, 80, 9) if "TTFT p99" in text_of(line))
+    assert row.split()[:3] == ["TTFT", "p99", "250ms"] and row.split()[-1] == "2.5s" and row.count("█") == 1
+
+
+def test_a_recording_without_latencies_is_read_and_leaves_that_trend_blank():
+    old = msgspec.msgpack.decode(encode(snapshots.snapshot(1, 0)))
+    del old["latency"]
+    made = Trends()
+    made.take(decode_as(Snapshot, encode(old)))
+    assert made.newest(BY_TITLE["TTFT p99"]) is None and made.newest(BY_TITLE["running"]) == 0
+    row = next(text_of(line) for line in trend_rows.rows(made, 60, 80, 9) if "TTFT p99" in text_of(line))
+    assert row.split() == ["TTFT", "p99", "?"]

@@ -15,7 +15,7 @@ from ppconsole.link.alarm_commands import AlarmCommands
 from ppconsole.link.config_file import ConfigFileError, config_path, read_config
 from ppconsole.model.thresholds import METRICS, Alarm, AlarmConfig, OnIncident, Threshold, Watches
 from ppengine.protocol.severity import level_of
-from ppengine.protocol.snapshot import Event, IncidentInfo, Queues, Throughput
+from ppengine.protocol.snapshot import Event, IncidentInfo, Latency, Quantiles, Queues, Throughput
 from test_tui_console import Clock, FakeSource, Rig
 
 GOOD = """
@@ -115,6 +115,17 @@ def test_a_level_below_and_figures_that_are_unknown():
     threshold = Threshold(metric="output_tok_s", below=5, clear_above=20, for_s=2)
     assert run_through(threshold, [4.0] * 4 + [19.0] * 5 + [20.0] * 4) == [(2, True), (11, False)]
     assert run_through(threshold, [4.0, 4.0, None, 4.0, 4.0, None]) == []
+
+
+def test_the_time_to_first_token_has_a_threshold():
+    clock = Clock()
+    watches = Watches(AlarmConfig(thresholds=[Threshold(metric="ttft_p99_s", above=2.0, for_s=1)]), clock)
+    slow, found = picture(), []
+    slow.latency = Latency(ttft_s=Quantiles(p99=2.5))
+    for made in (slow, slow, picture()):  # without a token in the window the figure is unknown
+        found += [alarm.text for alarm in watches.look(made)]
+        clock.now += 1.0
+    assert found == ["ttft_p99_s is 2.5, above 2 for 1 s"]
 
 
 def test_seconds_without_a_snapshot_do_not_count():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import snapshots
 from ppconsole.link.settings import Settings
+from ppconsole.model.sorting import BY_ARRIVAL
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.detail_screens import EventsScreen, LogsScreen, OptionsScreen, RequestScreen, StageScreen
 from ppconsole.view.cells import text_of
@@ -169,14 +170,54 @@ async def test_esc_clears_a_filter_on_the_main_screen():
         assert rig.app.screen is rig.app.main
 
 
+def head(rig):
+    """The row of the request table's titles."""
+    return next(row for row in rig.board("left").splitlines() if row.startswith("  REQ"))
+
+
 async def test_every_column_that_sorts_shows_its_arrow():
     async with console(size=(120, 36)) as rig:
-        for wanted in ("REQ 8▲", "OWNER▲", "STAT▲", "AGE▼", "IN▼", "OUT▼", "BLK▼", "SWP▼"):
+        for wanted in ("REQ 8▲", "OWNER▲", "STAT▲", "AGE▼", "IN▼", "OUT▼", "BLK▼", "SWP▼", "WHY▲", "REQ 8 ", "REQ 8▲"):
             await rig.pilot.press("S")
-            head = next(row for row in rig.board("left").splitlines() if row.startswith("  REQ"))
-            assert wanted in head.split("  ") or wanted in head.split() or wanted in head, head
+            assert wanted in head(rig)
+            assert ("▲" in head(rig) or "▼" in head(rig)) == (wanted != "REQ 8 "), "by arrival no column is marked"
         await rig.pilot.press("R")
-        assert "SWP▲" in rig.board("left")
+        assert "REQ 8▼" in head(rig)
+    async with console(size=(200, 50)) as rig:
+        await rig.pilot.press(*"SSSSSSSSSSS")
+        assert "ITL▼" in head(rig), "columns that appear on a wide screen sort, too"
+
+
+async def test_sort_takes_each_field_and_names_a_hidden_column():
+    async with console() as rig:
+        for index, request in enumerate(rig.source.picture.requests):
+            request.ttft_s = 0.5 * index if index != 3 else None
+        await rig.pilot.press("colon", *"sort tt", "tab")
+        assert line(rig).input.value == "sort ttft "
+        await rig.pilot.press("enter")
+        assert "WHY  TTFT▼" in head(rig), "this screen is too narrow for the column"
+        assert [request.id for request in rig.app.model.arranged()][::7] == ["r-0007", "r-0003"], "unknown is last"
+        await rig.pilot.press("colon", *"sort TTFT", "enter")
+        assert "WHY  TTFT▲" in head(rig)
+        assert [request.id for request in rig.app.model.arranged()][::7] == ["r-0000", "r-0003"], "either way round"
+        await rig.pilot.press("colon", *"sort arrival", "enter")
+        assert "TTFT" not in head(rig)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sort tfft", "sort: 'tfft' is no column; did you mean ttft?"),
+        ("sort", "sort: it needs a column; the columns are arrival, id, owner"),
+    ],
+)
+async def test_a_column_that_is_none_is_refused_with_the_nearest(text, says):
+    async with console() as rig:
+        await rig.pilot.press("colon", *text, "enter")
+        await rig.until(lambda: any(says in note.message for note in rig.app._notifications))
+        assert rig.app.model.state.order == BY_ARRIVAL
+        await rig.pilot.press("e", "colon", *"sort age", "enter")
+        await rig.until(lambda: any("no table that it sorts" in note.message for note in rig.app._notifications))
 
 
 async def test_verbs_act_on_the_request_and_the_stage_that_are_open():

@@ -23,7 +23,7 @@ from ppconsole.view import (
 from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
-from ppengine.protocol.snapshot import CordonInfo, Event
+from ppengine.protocol.snapshot import CordonInfo, Event, Latency, Quantiles
 from rich.cells import cell_len
 
 LIVE = banner.Link(state="live", age_s=0.1)
@@ -371,3 +371,40 @@ def test_an_operation_is_short_where_it_is_narrow():
     assert wording.operation(stage) == "token m7"
     stage.op = None
     assert wording.operation(stage) == "-"
+
+
+def latencies(p99=1.5, **fields):
+    times = Quantiles(p50=0.12, p90=0.4, p99=p99, count=9)
+    return Latency(ttft_s=times, itl_ms=Quantiles(p50=22.0, p90=30.0, p99=41.0, count=99), queue_s=times, **fields)
+
+
+@pytest.mark.parametrize(
+    ("width", "end"),
+    [
+        (175, "p50 p90 p99 TTFT 120ms 400ms 1.5s ITL 22ms 30ms 41ms QUEUE 120ms 400ms 1.5s  preempted 3"),
+        (142, "p50 p90 p99 TTFT 120ms 400ms 1.5s ITL 22ms 30ms 41ms  preempted 3"),
+        (124, "p50 p90 p99 TTFT 120ms 400ms 1.5s  preempted 3"),
+        (115, "  TTFT 120ms 400ms 1.5s  preempted 3"),
+        (107, "TTFT p99 1.5s  preempted 3"),
+        (90, "preempted 3"),
+    ],
+)  # fmt: skip
+def test_the_pool_line_has_the_quantiles_that_fit(width, end):
+    found = text_of(request_table.pool(snapshots.snapshot(latency=latencies()), width))
+    assert found.endswith(end) and found.count("p99") == end.count("p99") and width_of(found) == width
+
+
+def test_without_latencies_the_pool_line_has_none():
+    assert "p99" not in text_of(request_table.pool(snapshots.snapshot(), 200))
+
+
+def test_latencies_are_columns_of_a_wide_table():
+    picture = snapshots.snapshot(requests=1)
+    one = picture.requests[0]
+    one.queue_s, one.ttft_s, one.itl_ms = 0.0123, 2.5, 33.3
+    state = ConsoleState(snapshot=picture)
+    wide, narrow = (texts(request_table.rows(state, picture.requests, width)) for width in (115, 81))
+    assert wide[0].split()[9:12] == ["QUEUE", "TTFT", "ITL"] and wide[1].split()[8:11] == ["12ms", "2.5s", "33ms"]
+    assert "TTFT" not in narrow[0]
+    one.queue_s = one.ttft_s = one.itl_ms = None
+    assert texts(request_table.rows(state, picture.requests, 115))[1].split()[8:11] == ["-", "-", "-"]

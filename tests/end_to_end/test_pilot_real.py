@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from pilots import TOKENS, Rig, console
 from ppconsole.app import ConsoleApp
 from ppconsole.link.engine_link import EngineLink
+from ppconsole.link.history import History, segments
+from ppconsole.link.kept_finished import KeptFinished
 from ppengine.common.config import profiles_dir
+from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.verbs import Resume, SetMemory
 from serving import Served, process_state
 from textual.widgets import Button
@@ -176,6 +181,25 @@ async def test_details_can_be_read(engine: Served) -> None:
         await rig.until(lambda: str(engine.pids["stage0"]) in rig.board("reader-body"), "the stage's process")
         await rig.pilot.press("escape")
         await rig.op.do(Resume())
+
+
+async def test_requests_that_ended_are_listed_live_and_from_the_record(engine: Served) -> None:
+    async with console(engine) as rig:
+        names = await rig.op.submit_all([[5, 6, 7], [8, 9]], max_tokens=12)
+        ends = [await rig.op.output(name) for name in names]
+        await rig.pilot.press("H")
+        await rig.until(lambda: all(name in rig.board("reader-body") for name in names), "both are listed")
+        await rig.pilot.press("slash", *f"{names[0]}", "enter", "enter")
+        await rig.until(lambda: ends[0][1].split()[-1] in rig.board("reader-body"), "its text is still known")
+        await rig.pilot.press("escape", "escape", "escape")
+        assert rig.app.screen is rig.app.main
+        live = await rig.op.link.inspect("finished")
+        await rig.op.idle()
+        past = History.of_segments(segments([engine_folder(engine.record.id) / "history"]))
+        kept = KeptFinished(past.paths).before(time.time())
+        past.close()
+        wanted = [msgspec.structs.replace(one, ended_s=0.0) for one in live.requests]
+        assert [msgspec.structs.replace(one, ended_s=0.0) for one in kept.requests] == wanted and len(wanted) >= 2
 
 
 async def test_the_console_outlives_the_engine_and_stops_the_next(

@@ -13,7 +13,7 @@ from ppengine.core.latencies import GAPS, SLICE_S, SLICES, WATCHED_STEPS, Histog
 from ppengine.core.live_requests import FINISHED_MOST
 from ppengine.protocol.control import Inspect
 from ppengine.protocol.inspection import FinishedDetail
-from ppengine.protocol.snapshot import Quantiles
+from ppengine.protocol.snapshot import Event, Quantiles
 from ppengine.protocol.verbs import Abort, Preempt, Release
 
 WIDTH = 2 ** (1 / 16)
@@ -158,3 +158,17 @@ def test_a_thousand_are_kept_each_once():
     world.run()
     ids = [row.id for row in finished(world)]
     assert len(ids) == len(set(ids)) == FINISHED_MOST and "r0" not in ids
+
+
+def test_the_event_of_an_end_has_its_figures():
+    world = CoreWorld(stages=1)
+    world.submit([1, 2, 3], name="a", max_tokens=3)
+    world.run()
+    events = [event for event in world.events if event.kind == "request.finished"]
+    assert [event.text for event in events] == ["a length, 3 tokens"] and events[0].request == "a"
+    kept = msgspec.structs.replace(finished(world)[0], ended_s=0.0)
+    assert events[0].finished == kept and events[0].wall == kept.wall
+    assert all(event.finished is None for event in world.events if event is not events[0])
+    old = msgspec.to_builtins(events[0])
+    del old["finished"]
+    assert msgspec.convert(old, Event).finished is None, "an event of an older engine"

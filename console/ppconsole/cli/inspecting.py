@@ -53,6 +53,7 @@ def finished_command(common: Common, last: int, wanted: str) -> None:
     from ppengine.protocol.inspection import FinishedDetail
 
     from ppconsole.cli.render import finished_lines
+    from ppconsole.model.endings import record_limits
 
     choose = filter_of(wanted, finished=True)
     detail = inspect(common, "finished")
@@ -65,6 +66,8 @@ def finished_command(common: Common, last: int, wanted: str) -> None:
     click.echo("\n".join(finished_lines(found[:last])))
     if len(found) > last:
         click.echo(f"... and {len(found) - last} more")
+    if limits := record_limits(detail):
+        say(limits)
     if not found:
         say(f"none of {len(detail.requests)} ended requests matches {wanted}" if wanted else "no request has ended")
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.incidents import Incident
-from ppengine.protocol.inspection import FinishedInfo, RequestDetail, StacksDetail
+from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import ChecksInfo, Event, Latency, RequestInfo, Snapshot, StageInfo, Verdict
 
@@ -16,7 +17,8 @@ from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, who
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
-from ppconsole.view.wording import REQUEST, STAGE, locate, operation, why
+from ppconsole.view import figures
+from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, why
 
 BAR = 10
 _STAGE_HEAD = " ".join(
@@ -26,7 +28,7 @@ _STAGE_HEAD = " ".join(
     ]
 )  # fmt: skip
 _REQUEST_HEAD = " ".join([*(title for key, title in REQUEST.items() if key != "why"), "REV", REQUEST["why"]])
-_FINISHED_HEAD = "REQ OWNER ENDED TOOK IN OUT QUEUE TTFT ITL PRE REASON"
+_FINISHED_HEAD = " ".join(FINISHED.values())
 _TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +", "missing: ")
 """Beginnings of facts that say more than the first one does."""
 
@@ -159,8 +161,9 @@ def finished_lines(requests: Sequence[FinishedInfo]) -> list[str]:
     rows = [
         [
             clean(request.id), clean(request.owner), age_text(request.ended_s), age_text(request.took_s),
-            str(request.prompt_tokens), str(request.output_tokens), seconds_text(request.queue_s),
-            seconds_text(request.ttft_s), _ms(request.itl_ms), str(request.preemptions), clean(request.reason),
+            str(request.prompt_tokens), str(request.output_tokens), figures.latency(request.queue_s),
+            figures.latency(request.ttft_s), figures.latency_ms(request.itl_ms), str(request.preemptions),
+            clean(request.reason),
         ]
         for request in requests
     ]  # fmt: skip
@@ -170,21 +173,12 @@ def finished_lines(requests: Sequence[FinishedInfo]) -> list[str]:
 def latency_line(latency: Latency) -> str:
     """Return the quantiles of the last five minutes; empty while there are none."""
     parts = [
-        f"{name} {_ms(each.p50, scale)} {_ms(each.p90, scale)} {_ms(each.p99, scale)}"
+        f"{name} {' '.join(figures.quantiles(each, scale))}"
         for name, each, scale in (
             ("ttft", latency.ttft_s, 1e3), ("itl", latency.itl_ms, 1), ("queue", latency.queue_s, 1e3),
         ) if each.count
     ]  # fmt: skip
     return f"LATENCY p50 p90 p99 of {age_text(latency.window_s)}: {' | '.join(parts)}" if parts else ""
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Return a latency given in seconds; `-` where there is none."""
-    return _ms(seconds, 1e3)
-
-
-def _ms(value: float | None, scale: float = 1) -> str:
-    return "-" if value is None else ms_text(value * scale)
 
 
 def event_line(event: Event) -> str:

@@ -14,6 +14,7 @@ from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event
 
 from ppconsole.link.history import History, segments
+from ppconsole.link.kept_finished import KeptFinished
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import Detail, InspectOptions, QueryFailed
 from ppconsole.model.endings import end_words
@@ -26,6 +27,8 @@ def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions) 
         return LogsDetail(lines=log_tail.tail(folder, lines, options.get("stage")))
     if what == "audit":
         return AuditDetail(lines=log_tail.last_lines(folder / "audit.jsonl", lines))
+    if what == "finished":
+        return KeptFinished(sorted(segments([folder / "history"]))).before(ended.end.wall)
     incident = newest_incident(folder) if what in ("fault", "stacks", "rings") else None
     detail: Detail | None = None
     if incident is not None and what == "fault":
@@ -62,6 +65,8 @@ class EndedSource(ReplaySource):
 
     async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
         """Return a detail from the kept files. Raises QueryFailed if there is none."""
+        if what == "finished":  # up to the position
+            return await super().inspect(what, **options)
         return kept_detail(self.ended, what, options)
 
     def _report_end(self) -> None:

@@ -78,6 +78,11 @@ class History:
         return self._files[-1].header if self._files else None
 
     @property
+    def paths(self) -> list[Path]:
+        """The files, in order of time."""
+        return [file.path for file in self._files]
+
+    @property
     def first(self) -> Place | None:
         """The first frame; None: there is nothing in it."""
         return self._from(0, 0)

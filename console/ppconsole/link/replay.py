@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
 import msgspec
 from ppengine.protocol.control import InspectWhat
@@ -13,8 +14,9 @@ from ppengine.protocol.frames import decode_as
 from ppengine.protocol.recording import LinkState, RecordingError, RecordingHeader, Update
 
 from ppconsole.link.history import History, Moment, Place
+from ppconsole.link.kept_finished import KeptFinished
 from ppconsole.link.past import PastSource
-from ppconsole.link.source import DETAILS, Detail
+from ppconsole.link.source import DETAILS, Detail, InspectOptions
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S = 15.0
@@ -41,6 +43,7 @@ class ReplaySource(PastSource):
         self._begin = begin
         self._emit: Callable[[Update], None] = lambda update: None
         self._details: dict[InspectWhat, msgspec.Raw] = {}
+        self._finished = KeptFinished(self.history.paths)
         self._player: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._next = self.history.first
@@ -71,6 +74,12 @@ class ReplaySource(PastSource):
         """Return a detail as the recording had it last, up to now."""
         data = self._details.get(what)
         return None if data is None else decode_as(DETAILS[what], bytes(data))
+
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
+        """Return the recorded detail; requests that have ended, up to this moment. Raises QueryFailed."""
+        if what == "finished" and self.kept(what) is None:
+            return await asyncio.to_thread(self._finished.before, self.position)
+        return await super().inspect(what, **options)
 
     async def close(self) -> None:
         """Stop playing."""

@@ -6,6 +6,7 @@ import time
 
 from ppengine.protocol.discovery import EndedEngine
 from ppengine.protocol.incidents import Incident
+from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.snapshot import IncidentInfo
 
@@ -37,6 +38,16 @@ def ended_text(ended: EndedEngine, now: float) -> str:
     about = "" if end.noted else "about "
     when = f"{about}{clock_text(end.wall, now)}, {age_text(now - end.wall)} ago"
     return f"{clean(record.name)} ({record.id}) ended {when}: {clean(end.reason)}"
+
+
+def record_limits(known: FinishedDetail) -> str:
+    """Return how far back a record's list of ended requests goes; empty for an engine's own list."""
+    texts = []
+    if known.since is not None:
+        texts.append(f"from the record since {clock_text(known.since)}; those that ended before are not kept")
+    if known.unread:
+        texts.append(f"{known.unread} of an older engine have no figures")
+    return "; ".join(texts)
 
 
 def incident_words(info: IncidentInfo, now: float) -> str:

@@ -43,6 +43,20 @@ class Field:
     kind: Kind
     read: Callable[[Any], Any]
     help: str
+    sorts: Callable[[Any], Any] | None = None
+    """The value that sorts, if it is another one."""
+    smallest_first: bool = False
+    """Sorting begins with the smallest value, as that of texts always does."""
+
+    @property
+    def rank(self) -> Callable[[Any], Any]:
+        """The value that sorts; None or an empty text: unknown."""
+        return self.sorts or self.read
+
+    @property
+    def largest_first(self) -> bool:
+        """Whether sorting begins with the largest value."""
+        return self.kind not in ("text", "phrase") and not self.smallest_first
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from ppengine.protocol.snapshot import RequestInfo
 
 from ppconsole.model.filters import Field, Filter, parse
 
+_STATES = ("running", "loading", "swapped", "held", "waiting", "finished")
+"""States in the order of the sorted table."""
+
 
 def _why(request: RequestInfo) -> str:
     return f"{request.why.code} {request.why.text}" if request.why else ""
@@ -22,7 +25,8 @@ FIELDS: dict[str, Field] = {
     for field in (
         Field("id", "text", lambda request: request.id, "id"),
         Field("owner", "text", lambda request: request.owner, "user or session"),
-        Field("state", "text", lambda request: request.state, "waiting, running, swapped, held, loading"),
+        Field("state", "text", lambda request: request.state, "waiting, running, swapped, held, loading",
+              lambda request: _STATES.index(request.state)),
         Field("age", "seconds", lambda request: request.age_s, "time since submission"),
         Field("in", "count", lambda request: request.prompt_tokens, "prompt tokens"),
         Field("out", "count", lambda request: request.output_tokens, "output tokens"),
@@ -31,13 +35,13 @@ FIELDS: dict[str, Field] = {
         Field("done", "percent", _done, "share of its tokens that is computed"),
         Field("hit", "count", lambda request: request.cached_tokens, "tokens found in the prefix cache"),
         Field("pre", "count", lambda request: request.preemptions, "preemptions"),
-        Field("pri", "count", lambda request: request.priority, "priority"),
+        Field("pri", "count", lambda request: request.priority, "priority", smallest_first=True),
         Field("queue", "seconds", lambda request: request.queue_s, "time until it first got blocks"),
         Field("ttft", "seconds", lambda request: request.ttft_s, "time to its first token"),
         Field("itl", "milliseconds", lambda request: request.itl_ms, "mean time between its tokens"),
         Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
     )
-}
+}  # fmt: skip
 FIELDS["stat"] = FIELDS["state"]
 """Fields of a request by name; `stat` is short for `state`."""
 
@@ -45,7 +49,7 @@ FINISHED_FIELDS: dict[str, Field] = {
     field.name: field
     for field in (
         *(FIELDS[name] for name in ("id", "owner")),
-        Field("ended", "seconds", lambda request: request.ended_s, "time since its end"),
+        Field("ended", "seconds", lambda request: request.ended_s, "time since its end", smallest_first=True),
         Field("took", "seconds", lambda request: request.took_s, "time from submission to the end"),
         *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "pre")),
         Field("reason", "text", lambda request: request.reason, "finish reason: stop, length, abort"),

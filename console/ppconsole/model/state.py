@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.model.filters import Filter
+from ppconsole.model.sorting import BY_ARRIVAL, Order
 
 MAX_EVENTS = 500
 MAX_OUTPUTS = 50
 MAX_OUTPUT_CHARACTERS = 20_000
-
-SortKey = Literal["arrival", "id", "owner", "state", "age", "in", "out", "blocks", "swap"]
-SORT_KEYS: tuple[SortKey, ...] = ("arrival", "id", "owner", "state", "age", "in", "out", "blocks", "swap")
-
 
 SPANS_MS = (50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
 """Milliseconds that the timeline may cover; the agent keeps ten seconds."""
@@ -54,8 +50,7 @@ class ConsoleState:
     """The newest filter that could be understood."""
     filter_error: str = ""
     """Why the typed filter cannot be understood; empty if it can."""
-    sort: SortKey = "arrival"
-    descending: bool = False
+    order: Order = BY_ARRIVAL
     span_ms: float = SPAN_MS
     """Milliseconds that the timeline covers; one of `SPANS_MS`, and it changes by keys alone."""
     outputs: Mapping[str, Output] = field(default_factory=lambda: MappingProxyType({}))

@@ -11,7 +11,7 @@ from ppengine.protocol.snapshot import Snapshot
 from ppconsole.model.safe import clean
 from ppconsole.model.trends import Point, measure
 
-Metric = Literal["waiting", "running", "kv_use", "output_tok_s", "stage_memory_use"]
+Metric = Literal["waiting", "running", "kv_use", "output_tok_s", "stage_memory_use", "ttft_p99_s"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _GAP_S = 5.0
 """After a longer silence of the engine a figure must be past its level for the whole time again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
@@ -36,6 +36,8 @@ class Point(NamedTuple):
     swaps_total: float
     preemptions_s: float | None = None
     swaps_s: float | None = None
+    ttft_p99_s: float | None = None
+    """99th percentile of the time to first token in seconds; None: no token in its window, or an old recording."""
 
 
 def measure(snapshot: Snapshot) -> Point:
@@ -47,7 +49,7 @@ def measure(snapshot: Snapshot) -> Point:
     return Point(
         snapshot.sampled_at, snapshot.throughput.output_tok_s, snapshot.queues.waiting, snapshot.queues.running,
         100 * max(kv) if kv else None, 100 * max(memory) if memory else None,
-        snapshot.preemptions_total, snapshot.swaps_total,
+        snapshot.preemptions_total, snapshot.swaps_total, ttft_p99_s=snapshot.latency.ttft_s.p99,
     )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ class Trend(NamedTuple):
     metric: str
     """Its name in `Point` and in thresholds."""
     top: float | None = None
+    unit: Literal["", "%", "s"] = ""
     peaks: bool = True
     """A cell of several points shows their maximum; otherwise their mean."""
 
@@ -70,11 +73,12 @@ class Trend(NamedTuple):
 TRENDS = (
     Trend("tok/s out", "output_tok_s", peaks=False),
     Trend("waiting", "waiting"),
-    Trend("KV use", "kv_use", 100.0),
+    Trend("KV use", "kv_use", 100.0, "%"),
+    Trend("TTFT p99", "ttft_p99_s", unit="s"),
     Trend("running", "running"),
     Trend("preempt/s", "preemptions_s"),
     Trend("swaps/s", "swaps_s"),
-    Trend("memory", "stage_memory_use", 100.0),
+    Trend("memory", "stage_memory_use", 100.0, "%"),
 )
 """In the order in which a panel with few rows shows them."""
 

@@ -19,6 +19,7 @@ MAIN: list[BindingType] = [
     Binding("e", "look('events')", "events", show=False), Binding("d", "look('diagnosis')", "diagnosis", show=False),
     Binding("v", "look('streams')", "streams", show=False), Binding("w", "look('engines')", "engines", show=False),
     Binding("I", "look('incidents')", "incidents", show=False), Binding("h", "look('history')", "past", show=False),
+    Binding("H", "look('finished')", "requests that have ended", show=False),
     Binding("question_mark", "look('help')", "help", show=False),
     *(Binding(key_of(panel), f"panel({key_of(panel)})", f"{panel}: show or hide", show=False) for panel in PANELS),
     Binding("t", "span", "time span of the trends", show=False),

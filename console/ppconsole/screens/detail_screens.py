@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
@@ -15,7 +16,7 @@ from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, events, help_page, meaning, option_table, trend_rows
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import HELP_KEYS, REQUEST_SCREEN_KEYS, SCALE_KEY, Key, reader_keys
+from ppconsole.view.keys import ENDED_REQUEST_KEYS, HELP_KEYS, REQUEST_SCREEN_KEYS, SCALE_KEY, Key, reader_keys
 
 
 class RequestScreen(Reader):
@@ -29,9 +30,11 @@ class RequestScreen(Reader):
         Binding("Y", "copy_answer", "copy the answer", show=False),
     ]
 
-    def __init__(self, console: Console, request: str) -> None:
+    def __init__(self, console: Console, request: str, ended: FinishedInfo | None = None) -> None:
+        """`ended`: the figures of its end, for one that the engine may have forgotten."""
         super().__init__(console)
         self.request = request
+        self._ended = ended
         self._detail: RequestDetail | None = None
 
     def heading(self) -> str:
@@ -46,12 +49,18 @@ class RequestScreen(Reader):
         """Return the verb that prints the same."""
         return f"show {self.request}"
 
+    def shown_keys(self) -> tuple[Key, ...]:
+        """Return the keys; of one that has ended without those of its verbs."""
+        return self.keys if self._ended is None else ENDED_REQUEST_KEYS
+
     def _info(self) -> RequestInfo | None:
         snapshot = self.console.model.shown.snapshot
         return next((each for each in snapshot.requests if each.id == self.request), None) if snapshot else None
 
     def body(self, width: int) -> list[Row]:
         """Return everything that is known about the request."""
+        if self._ended is not None and (self._detail is None or self._detail.state != "finished"):
+            return drilldown.finished_rows(self._ended, self.problem, width)  # a live one has taken its id
         return drilldown.request_rows(self._info(), self._detail, self.problem, width)
 
     async def load(self) -> None:

@@ -9,7 +9,7 @@ from textual.screen import Screen
 from ppconsole.screens.console import Console, Selected
 from ppconsole.view import completion
 from ppconsole.view.cells import Row
-from ppconsole.view.commands import NAMES
+from ppconsole.view.commands import NAMES, UsageError, sort_column
 from ppconsole.view.keys import LINE_KEYS, footer
 from ppconsole.widgets.prompt import Mode, PromptLine
 
@@ -61,8 +61,8 @@ class LineScreen(Screen[None]):
         """Return the line, for `compose`."""
         model = self.console.model
         return PromptLine(
-            lambda text: completion.complete(text, model.state.snapshot, NAMES), model.lines, id="prompt",
-            classes=classes,
+            lambda text: completion.complete(text, model.state.snapshot, NAMES, self.sort_columns()), model.lines,
+            id="prompt", classes=classes,
         )  # fmt: skip
 
     @property
@@ -100,6 +100,21 @@ class LineScreen(Screen[None]):
     def action_line(self, mode: Mode) -> None:
         """Open the line."""
         self.open_line(mode, "")
+
+    def sort_columns(self) -> tuple[str, ...]:
+        """Return the columns that sort the screen's table, by the names that filters have for them."""
+        return ()
+
+    def sort(self, column: str) -> None:
+        """Sort the screen's table by one of `sort_columns`."""
+
+    def sort_by(self, column: str) -> None:
+        """Sort by the column that was typed, or report why not."""
+        try:
+            self.sort(sort_column(column, self.sort_columns()))
+        except UsageError as error:
+            self.console.report(str(error), bad=True)
+        self.paint()
 
     def open_line(self, mode: Mode, text: str) -> None:
         """Open the line for `mode` with `text` in it, and show so at once."""

@@ -9,13 +9,15 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 
+from ppconsole.model.request_fields import FIELDS
+from ppconsole.model.sorting import ARRIVAL
 from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
 from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.following import Following
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import LineScreen
-from ppconsole.view import board, commands, keys, trend_rows
+from ppconsole.view import board, commands, keys, request_table, trend_rows
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.cells import fit, row
 from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH
@@ -212,9 +214,18 @@ class MainScreen(LineScreen):
         self.console.navigation.open_reader(name, self.selection.focused_stage())
 
     def action_sort(self) -> None:
-        """Sort by the next key."""
-        self._model.next_sort()
+        """Sort by the next column that is shown."""
+        size = self.selection.frame
+        self._model.next_sort(request_table.sort_columns(size.left, size.why_least))
         self.paint()
+
+    def sort_columns(self) -> tuple[str, ...]:
+        """Return the columns of requests."""
+        return (ARRIVAL, *dict.fromkeys(field.name for field in FIELDS.values()))
+
+    def sort(self, column: str) -> None:
+        """Sort the requests."""
+        self._model.sort_by(column)
 
     def action_reverse(self) -> None:
         """Reverse the order."""

@@ -49,6 +49,7 @@ class Navigator:
         """Open the reader called `name`."""
         from ppconsole.screens import detail_screens as details
         from ppconsole.screens.diagnosis_screen import DiagnosisScreen
+        from ppconsole.screens.finished_screen import FinishedScreen
         from ppconsole.screens.incidents_screen import IncidentsScreen
         from ppconsole.screens.streams_screen import StreamsScreen
 
@@ -64,6 +65,7 @@ class Navigator:
             "help": lambda: details.HelpScreen(console, "main", (), self._main.selected()),
             "show": lambda: details.RequestScreen(console, request),
             "incidents": lambda: IncidentsScreen(console),
+            "finished": lambda: FinishedScreen(console),
         }
         if name == "engines":
             self.open_engines()
@@ -169,6 +171,8 @@ class Navigator:
             self._app.exit(0)
         elif word == "set":
             self._set(rest)
+        elif word == "sort":
+            self._screen().sort_by(rest.strip())
         elif word == "show" and rest.strip():
             self.open_reader("show", request=rest.strip())
         elif word in commands.SCREENS and word != "show":

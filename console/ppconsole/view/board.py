@@ -8,7 +8,8 @@ from typing import NamedTuple
 from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo, StageInfo
 
-from ppconsole.model.state import SORT_KEYS, ConsoleState, Output, SortKey
+from ppconsole.model.request_fields import FIELDS
+from ppconsole.model.state import ConsoleState, Output
 from ppconsole.view import events, kvmap, request_table, stage_table, timeline
 from ppconsole.view.cells import EMPTY, Row, clip, column_at, place, row
 from ppconsole.view.frame import Frame
@@ -70,7 +71,7 @@ class Spot(NamedTuple):
 
     stage: int | None = None
     request: str | None = None
-    sort: SortKey | None = None
+    sort: str | None = None
 
 
 def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top: int, x: int, y: int) -> Spot:
@@ -85,7 +86,7 @@ def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top
         title += 1 + len(stages) + bool(rest)  # header, rows, the folded rest
     if frame.requests and y == title:
         key = column_at(place(request_table.columns(frame.left, frame.why_least), frame.left), x)
-        return Spot(sort=next((each for each in SORT_KEYS if each == key), None))
+        return Spot(sort=key if key in FIELDS else None)
     at = top + y - title - 1
     inside = y > title and y <= title + frame.requests
     return Spot(request=arranged[at].id) if inside and at < len(arranged) else Spot()

@@ -173,6 +173,25 @@ def header(placed: Sequence[Placed], fill: str = "head") -> Row:
     return Row(((" ".join(titles), ""),), fill)
 
 
+UP, DOWN = "▲", "▼"
+"""Marks of the sorted column: the smallest first, the largest first."""
+
+
+def sorted_header(placed: Sequence[Placed], column: str, descending: bool, titles: Mapping[str, str]) -> Row:
+    """Return the row of column titles with the sorted `column` marked. `titles`: those that differ from the column's.
+
+    The mark is always visible: a title without room for it loses its last letter.
+    """
+    segs: list[Seg] = []
+    for each in placed:
+        key, mine = each.column.key, each.column.key == column
+        name = titles.get(key, each.column.title)
+        if mine:
+            name = cut(name, each.width)[: each.width - 1] + (DOWN if descending else UP)
+        segs += [(fit(name, each.width, each.column.align), "head.on" if mine else ""), (" ", "")]
+    return Row(tuple(segs[:-1]), "head")
+
+
 def table_row(placed: Sequence[Placed], cells: Mapping[str, Cell], fill: str = "") -> Row:
     """Return one row of a table. A cell of several segments must have its exact width; it is padded at the right."""
     segs: list[Seg] = []

@@ -34,10 +34,11 @@ VERBS: dict[str, Usage] = {
 """Verbs that the console offers. The line takes faults too, but completion and palette do not suggest them."""
 SCREENS: dict[str, str] = {
     "stacks": "stacks of stages and core", "logs": "log lines of all processes", "events": "all events",
-    "incidents": "faults that were", "history": "the last hour, to go back in",
+    "finished": "requests that have ended", "incidents": "faults that were", "history": "the last hour, to go back in",
     "diagnosis": "which stage is stuck, and why",
     "streams": "streams, live checks and their findings", "show": "one request in detail: show REQUEST",
     "trends": "rates, queues, KV use and swaps of the last hour",
+    "sort": "sort the table: sort COLUMN; once more reverses it",
     "set": "options of prompts: set NAME VALUE, set NAME default", "engines": "choose another engine",
     "help": "keys and letters", "quit": "leave the console; the engine stays",
 }  # fmt: skip
@@ -99,6 +100,16 @@ def _row_of_words(words: list[str]) -> tuple[Row, list[str]]:
     word = words[0] if words else ""
     near = nearest(word, (*NAMES, *ALIASES)) or f"; the commands are {', '.join(NAMES)}"
     raise UsageError(f"{word!r} is not a command{near}")
+
+
+def sort_column(word: str, columns: Sequence[str]) -> str:
+    """Return the column that `word` names. Raises UsageError."""
+    if not columns:
+        raise UsageError("sort: this screen has no table that it sorts; those of requests do")
+    if word.casefold() in columns:
+        return word.casefold()
+    near = nearest(word, columns) or f"; the columns are {', '.join(columns)}"
+    raise UsageError(f"sort: {word!r} is no column{near}" if word else f"sort: it needs a column{near}")
 
 
 # --- keys -----------------------------------------------------------------------------------------------------

@@ -23,10 +23,13 @@ class Completion(NamedTuple):
     at: int = -1
 
 
-def complete(line: str, snapshot: Snapshot | None, commands: Sequence[str]) -> list[str]:
-    """Return the lines that `line` may become: its last word completed to each command, option, value or id."""
+def complete(line: str, snapshot: Snapshot | None, commands: Sequence[str], columns: Sequence[str] = ()) -> list[str]:
+    """Return the lines that `line` may become: its last word completed to each command, option, value or id.
+
+    `columns`: those that sort the table of the screen.
+    """
     head, space, last = line.rpartition(" ")
-    options = _candidates(head.split(), last, snapshot) if head.strip() else commands
+    options = _candidates(head.split(), last, snapshot, columns) if head.strip() else commands
     return [f"{head}{space}{clean(option)}" for option in dict.fromkeys(options) if option.startswith(last)]
 
 
@@ -67,8 +70,10 @@ def nearest(word: str, names: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _candidates(words: list[str], last: str, snapshot: Snapshot | None) -> Sequence[str]:
+def _candidates(words: list[str], last: str, snapshot: Snapshot | None, columns: Sequence[str]) -> Sequence[str]:
     """Return the words that may follow `words`."""
+    if words[0] == "sort":
+        return columns if len(words) == 1 else []
     if words[0] == "show":
         return _values(Argument("request", "request"), snapshot) if len(words) == 1 else []
     if words[0] == "set":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ from ppengine.protocol.snapshot import Event, RequestInfo
 
 from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, add_prompt, reduce, set_filter
+from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
-from ppconsole.model.state import SORT_KEYS, SPANS_MS, ConsoleState, SortKey
+from ppconsole.model.state import SPANS_MS, ConsoleState
 from ppconsole.model.trends import Trends
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
@@ -84,8 +85,7 @@ class DisplayModel:
     def rewind(self) -> None:
         """Forget picture and events before the source delivers another moment; order and filter stay."""
         fresh = ConsoleState(past=self.state.past, live_source=self.state.live_source, read_only=self.state.read_only)
-        old = self.state
-        self.state = replace(fresh, filter=old.filter, sort=old.sort, descending=old.descending)
+        self.state = _arranged_as(fresh, self.state)
         self.history.clear()
 
     def add_output(self, fetched: Fetched) -> None:
@@ -170,16 +170,13 @@ class DisplayModel:
         """Show only the requests that match `text`."""
         self.state = set_filter(self.state, text)
 
-    def next_sort(self) -> None:
-        """Sort by the next key."""
-        self.sort_by(SORT_KEYS[(SORT_KEYS.index(self.state.sort) + 1) % len(SORT_KEYS)])
+    def next_sort(self, columns: Sequence[str]) -> None:
+        """Sort by the next one of `columns`."""
+        self.state = replace(self.state, order=self.state.order.next(columns, FIELDS))
 
-    def sort_by(self, key: SortKey) -> None:
-        """Sort by `key`, figures with the largest first; if it is the present one, reverse the order."""
-        if key == self.state.sort:
-            self.reverse_sort()
-        else:
-            self.state = replace(self.state, sort=key, descending=key in ("age", "in", "out", "blocks", "swap"))
+    def sort_by(self, column: str) -> None:
+        """Sort by `column`, figures with the largest first; if it is the present one, reverse the order."""
+        self.state = replace(self.state, order=self.state.order.by(column, FIELDS))
 
     def scale_timeline(self, by: int) -> None:
         """Cover `by` steps more time with the timeline, or less if it is negative."""
@@ -188,14 +185,14 @@ class DisplayModel:
 
     def reverse_sort(self) -> None:
         """Reverse the order."""
-        self.state = replace(self.state, descending=not self.state.descending)
+        self.state = replace(self.state, order=self.state.order.reversed())
 
 
 def _arranged_as(state: ConsoleState, other: ConsoleState) -> ConsoleState:
     """Return `state` with the filter, the order and the timeline's scale of another."""
     return replace(
-        state, filter=other.filter, wanted=other.wanted, filter_error=other.filter_error, sort=other.sort,
-        descending=other.descending, span_ms=other.span_ms,
+        state, filter=other.filter, wanted=other.wanted, filter_error=other.filter_error,
+        order=other.order, span_ms=other.span_ms,
     )  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
@@ -85,6 +87,29 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
         rows += field("prompt ids", _ids(detail.prompt_token_ids), "dim", width)
         rows += field("output ids", _ids(detail.output_token_ids) or "-", "dim", width)
     return rows
+
+
+def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
+    """Return the figures that stay of a request that has ended. `problem`: why there are no more."""
+    rows = [heading("STATE", width), row(("  state         ", "dim"), ("finished ", request_mark("finished").style))]
+    rows += field("why", ended.reason, "", width)
+    rows += grid(
+        [
+            ("owner", ended.owner), ("preemptions", str(ended.preemptions)),
+            ("prompt", f"{ended.prompt_tokens} tokens"), ("output", f"{ended.output_tokens} tokens"),
+        ],
+        width,
+    )  # fmt: skip
+    between = "-" if ended.itl_ms is None else f"{figures.latency_ms(ended.itl_ms)} a token"
+    times = [
+        ("ended", f"{time.strftime('%H:%M:%S', time.localtime(ended.wall))}, {age_text(ended.ended_s)} ago"),
+        ("finished", age_text(ended.took_s)), ("queued", figures.latency(ended.queue_s)),
+        ("first token", figures.latency(ended.ttft_s)), ("between", between),
+    ]  # fmt: skip
+    rows += [EMPTY, heading("TIMING", width), *grid(times, width), EMPTY]
+    if not problem:
+        return [*rows, row(("  asking for the rest…", "dim"))]
+    return [*rows, *field("the rest", f"is not kept: {problem}", "warn", width)]
 
 
 def _request_basics(info: RequestInfo, width: int) -> list[Row]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ppengine.protocol.snapshot import Throughput
+from ppengine.protocol.snapshot import Quantiles, Throughput
 
-from ppconsole.model.units import UNKNOWN, age_text, count_text, percent_text, ratio
+from ppconsole.model.units import UNKNOWN, age_text, count_text, ms_text, percent_text, ratio
 
 NOTHING = "-"
 
@@ -33,6 +33,22 @@ def millis(value: float | None) -> str:
     if value >= 99.5:
         return f"{value / 1000:.2f}".lstrip("0") + "s"
     return f"{value:.0f}ms" if value >= 0.95 else f"{value:.1f}".removeprefix("0") + "ms"
+
+
+def latency(seconds: float | None) -> str:
+    """Return a latency given in seconds, in at most five cells; `-` where there is none yet."""
+    return latency_ms(None if seconds is None else seconds * 1e3)
+
+
+def latency_ms(value: float | None) -> str:
+    """Return a latency given in milliseconds, in at most five cells; `-` where there is none yet."""
+    return NOTHING if value is None else ms_text(value)
+
+
+def quantiles(found: Quantiles, scale: float) -> tuple[str, str, str]:
+    """Return p50, p90 and p99 of latencies; times `scale` they are milliseconds."""
+    p50, p90, p99 = (None if value is None else value * scale for value in (found.p50, found.p90, found.p99))
+    return latency_ms(p50), latency_ms(p90), latency_ms(p99)
 
 
 def age(value_ms: float | None) -> str:

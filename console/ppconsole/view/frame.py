@@ -18,7 +18,7 @@ _YIELDED_LEAST = 140
 _FIXED = 5
 """Banner, verdict, pool line, prompt, key line."""
 _TRENDS_FROM, _TRENDS_LEAST = 30, 2
-TRENDS_MOST = 8
+TRENDS_MOST = 9
 """Header and a row for each trend; with more rows the other panels grow."""
 
 

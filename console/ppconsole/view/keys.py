@@ -84,12 +84,23 @@ REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
     *READER_KEYS[5:], *_verbs("memory", "engine"),
 )  # fmt: skip
 
+ENDED_REQUEST_KEYS: tuple[Key, ...] = tuple(key for key in REQUEST_SCREEN_KEYS if key not in _verbs("request"))
+
 ENGINES_KEYS: tuple[Key, ...] = (
     ("⏎", "attach", False), ("↑↓", "choose", False), ("a-z", "filter", False), ("esc", "back", False),
 )  # fmt: skip
 INCIDENT_KEYS: tuple[Key, ...] = (
     ("⏎", "its diagnosis", False), ("h", "replay it", False), ("↑↓", "choose", False), ("esc", "back", False),
     ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False),
+)  # fmt: skip
+FINISHED_KEYS: tuple[Key, ...] = (
+    ("⏎", "show", False), ("/", "filter", False), ("S", "sort", False), ("R", "reverse", False),
+    ("↑↓", "choose", False), ("esc", "back", False), (":", "command", False), ("g G", "ends", False),
+    ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False), *_verbs("memory", "engine"),
+)  # fmt: skip
+FINISHED_FILTER_KEYS: tuple[Key, ...] = (
+    *LINE_KEYS["filter"][:2], ("ttft>1s", "figure", False), ("reason:abort", "field", False),
+    ("!word", "must not match", False),
 )  # fmt: skip
 PAST_KEYS: tuple[Key, ...] = (
     ("spc", "pause", False), ("←→", "10 s", False), ("[ ]", "1 min", False), ("< >", "speed", False),
@@ -144,7 +155,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LOOK", (
         ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
-        ("I", "incidents"), ("h", "the last hour"),
+        ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T", "trends"), ("t", "time span of the trends"),
         ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"), ("z Z", "zoom the timeline in, out"),
         ("Space", "freeze the display"), ("y Y", "copy the CLI line, the answer"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ppconsole.model.request_fields import FIELDS
+from ppconsole.model.request_fields import FIELDS, FINISHED_FIELDS
 from ppconsole.view import kvmap, marks, timeline
 
 
@@ -71,15 +71,19 @@ _POOL = Section("POOL", {
     "cached": "KV blocks that hold a prefix and can be reused", "free": "KV blocks that hold nothing",
     "wait run swap held load": "requests by state", "fly": "micro-batches in flight",
     "preempted": "preemptions since the start",
+    "p50 p90 p99": "median, 90th and 99th percentile of all requests in 5 min; if it is wide",
 })  # fmt: skip
+_LATENCIES = {
+    "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
+}  # fmt: skip
 _REQUESTS = Section("REQUESTS", {
     "REQ": "request id; the head shows how many, or shown/all with a filter", "OWNER": "user who submitted it",
     "STATE": "state, shortened if it is narrow; see below",
     "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
-    "BLK": "KV blocks on the device", "SWP": "swap blocks on the host",
+    "BLK": "KV blocks on the device", "SWP": "swap blocks on the host", **_LATENCIES,
     "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
-    "▲ ▼": "sorted by this column: smallest, largest first",
+    "▲ ▼": "sorted by this column: smallest, largest first; beside WHY if there is no room for the column",
 })  # fmt: skip
 _FILTER = Section("FILTER  words after / and --filter; all must hold", {
     "alice": "in the id or the owner", "state:wait": "the text begins so; state=waiting: is it",
@@ -107,6 +111,7 @@ _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
     "tok/s out": "output tokens a second", "waiting": "requests that wait", "running": "requests that run",
     "KV use": "used share of the mapped KV blocks, from 0 to 100 %", "preempt/s": "preemptions a second",
     "swaps/s": "requests swapped out to the host, a second",
+    "TTFT p99": "99th percentile of the time to first token, of the last 5 min",
     "memory": "used share of the memory limit, of the fullest stage, from 0 to 100 %",
     "SCALE": "end of the scale: 100 %, or the maximum shown; it begins at 0", "▁ █": "0, and the end of the scale",
     "last": "time span: 1, 5, 15 or 60 min", "!": "past its threshold in config.toml",
@@ -158,6 +163,7 @@ _REQUEST_FIELDS = Section("STATE AND COUNTS", {
 _REQUEST_TIMES = Section("TIMING", {
     "age": "since it was submitted", "queued": "until it first ran", "first token": "until the first output token",
     "between": "mean time between output tokens", "finished": "until the last output token",
+    "ended": "time of its end", "the rest": "tokens and text, which the engine has forgotten",
 })  # fmt: skip
 _REQUEST_BLOCKS = Section("BLOCKS AND TEXT", {
     "BLOCK TABLE": "numbers of its KV blocks in order; the first of each row is counted in front",
@@ -228,11 +234,17 @@ _CLI_REQUESTS = Section("REQUESTS", {
     "OUT": "output tokens", "BLK": "KV blocks", "SWP": "swap blocks", "REV": "revision, for --if-rev",
     "WHY": "why it does not run, or where its step is",
 })  # fmt: skip
-_CLI_FINISHED = Section("FINISHED  requests that have ended, the newest first", {
+_FINISHED = Section("FINISHED  requests that have ended, the newest first", {
     "REQ": "request id", "OWNER": "user who submitted it", "ENDED": "time since its end",
     "TOOK": "from submission to the end", "IN OUT": "prompt and output tokens",
-    "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
-    "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
+    **_LATENCIES, "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
+    "▲ ▼": "sorted by this column: smallest, largest first",
+    "p50 p90 p99": "median, 90th and 99th percentile of all requests in 5 min; in the console",
+    "from the record": "in a past: the engine's history has no requests that ended before",
+})  # fmt: skip
+_FINISHED_FILTER = Section("FILTER  words after / and --filter; all must hold", {
+    "alice": "in the id or the owner", "ttft>1s ended<5m": "figures: : = != > >= < <=, with units",
+    "!reason:abort": "must not hold", **{field.name: field.help for field in FINISHED_FIELDS.values()},
 })  # fmt: skip
 _OPTIONS = Section("OPTIONS OF PROMPTS", {
     "OPTION": "an option of submit, without its dashes", "VALUE": "value that prompts are sent with",
@@ -269,6 +281,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "streams": (_CHECKS, _STREAMS, _LEDGER, _MARKS),
     "events": (_EVENTS,),
     "incidents": (_INCIDENTS,),
+    "finished": (_FINISHED, _FINISHED_FILTER),
     "stacks": (_STACKS,),
     "logs": (_LOGS,),
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
@@ -277,9 +290,9 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "trends": (_TRENDS,),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),
-    "finished": (_CLI_FINISHED,),
+    "finished-command": (_FINISHED,),
     "streams-command": (_CLI_STREAMS,),
 }  # fmt: skip
 """Sections by screen; the last three are output of the commands."""
-COMMANDS = {"status": "status", "ls": "ls", "finished": "finished", "streams-command": "streams"}
+COMMANDS = {"status": "status", "ls": "ls", "finished-command": "finished", "streams-command": "streams"}
 """The output of these commands, by its key in `SCREENS`."""

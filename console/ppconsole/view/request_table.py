@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.snapshot import Queues, RequestInfo, Snapshot
+from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, Snapshot
 
+from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.safe import clean
+from ppconsole.model.sorting import ARRIVAL, BY_ARRIVAL, Order
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, wording
-from ppconsole.view.cells import FLEX, Cell, Column, Placed, Row, Seg, cut, fit, place, row, spread, table_row, width_of
+from ppconsole.view.cells import (
+    DOWN,
+    FLEX,
+    UP,
+    Cell,
+    Column,
+    Placed,
+    Row,
+    Seg,
+    cut,
+    fit,
+    place,
+    row,
+    sorted_header,
+    spread,
+    table_row,
+    width_of,
+)
 from ppconsole.view.marks import request_mark
+from ppconsole.view.wording import FINISHED
 from ppconsole.view.wording import REQUEST as TITLES
 
-UP, DOWN = "▲", "▼"
-"""Marks of the sorted column: the smallest first, the largest first."""
 COLUMNS = (
     Column("mark", "", 1, 0),
     Column("id", TITLES["id"], 10, 0, grow=8),
@@ -24,15 +42,19 @@ COLUMNS = (
     Column("age", TITLES["age"], 5, 5, ">"),
     Column("in", TITLES["in"], 5, 6, ">"),
     Column("out", TITLES["out"], 5, 2, ">"),
-    Column("blocks", TITLES["blocks"], 5, 3, ">"),
-    Column("swap", TITLES["swap"], 4, 7, ">"),
-    Column("done", "DONE", 4, 9, ">"),
-    Column("cached", "HIT", 5, 10, ">"),
-    Column("preempted", "PRE", 3, 11, ">"),
+    Column("blk", TITLES["blk"], 5, 3, ">"),
+    Column("swp", TITLES["swp"], 4, 7, ">"),
+    Column("queue", FINISHED["queue"], 5, 12, ">"),
+    Column("ttft", FINISHED["ttft"], 5, 9, ">"),
+    Column("itl", FINISHED["itl"], 5, 10, ">"),
+    Column("done", "DONE", 4, 11, ">"),
+    Column("hit", "HIT", 5, 14, ">"),
+    Column("pre", FINISHED["pre"], 3, 13, ">"),
     Column("why", TITLES["why"], 23, 4, grow=FLEX),
 )
-"""Keys that are also keys of `model.state.SortKey` mark the sorted column."""
+"""Their keys are names of fields (`model.request_fields`), by which they sort."""
 _WIDE_FROM = 100
+_QUANTILES = "p50 p90 p99 "
 _WORD = 8
 _WIDE_COLUMNS = tuple(column._replace(width=_WORD) if column.key == "state" else column for column in COLUMNS)
 """With room the state is a whole word."""
@@ -76,20 +98,25 @@ def rows(
 
 def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo]) -> Row:
     """Return the header row: how many there are, the sorted column marked, the filter."""
-    segs: list[Seg] = []
     total = state.snapshot.requests_total if state.snapshot else 0
-    for each in placed:
-        column, mine = each.column, state.sort == each.column.key
-        name = column.title
-        if column.key == "id":
-            name = f"{name} {len(arranged)}/{total}" if len(arranged) != total else f"{name} {total}"
-        if column.key == "why" and state.filter:
-            name = f"{name}  /{state.filter}"
-        if mine:  # always visible: a title without room for it loses its last letter
-            name = cut(name, each.width)[: each.width - 1] + (DOWN if state.descending else UP)
-        segs.append((fit(name, each.width, column.align), "head.on" if mine else ""))
-        segs.append((" ", ""))
-    return Row(tuple(segs[:-1]), "head")
+    shown = f"{len(arranged)}/{total}" if len(arranged) != total else f"{total}"
+    why = [TITLES["why"], hidden_sort(placed, state.order), f"/{state.filter}" if state.filter else ""]
+    titles = {"id": f"{TITLES['id']} {shown}", "why": "  ".join(part for part in why if part)}
+    return sorted_header(placed, *state.order, titles)
+
+
+def hidden_sort(placed: Sequence[Placed], order: Order) -> str:
+    """Return the sorted column, if no column of the table shows it; otherwise nothing."""
+    column, descending = order
+    if any(each.column.key == column for each in placed) or order == BY_ARRIVAL:
+        return ""
+    return f"{column.upper()}{DOWN if descending else UP}"
+
+
+def sort_columns(width: int, why_least: int = 0) -> list[str]:
+    """Return the columns that sort a table of `width`, in the order of the key that steps through them."""
+    placed = place(columns(width, why_least), width)
+    return [ARRIVAL, *(each.column.key for each in placed if each.column.key in FIELDS)]
 
 
 def _cells(request: RequestInfo, where: dict[int, int], selected: bool, in_words: bool) -> dict[str, Cell]:
@@ -107,11 +134,14 @@ def _cells(request: RequestInfo, where: dict[int, int], selected: bool, in_words
         "age": (age_text(request.age_s), faint),
         "in": (count_text(request.prompt_tokens), faint),
         "out": (count_text(request.output_tokens), faint),
-        "blocks": (count_text(request.blocks), faint if request.blocks else "dim"),
-        "swap": (count_text(request.swap_blocks), "swap" if request.swap_blocks else "dim"),
+        "blk": (count_text(request.blocks), faint if request.blocks else "dim"),
+        "swp": (count_text(request.swap_blocks), "swap" if request.swap_blocks else "dim"),
         "done": (done, "dim"),
-        "cached": (count_text(request.cached_tokens), "dim"),
-        "preempted": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
+        "queue": (figures.latency(request.queue_s), faint),
+        "ttft": (figures.latency(request.ttft_s), faint),
+        "itl": (figures.latency_ms(request.itl_ms), faint),
+        "hit": (count_text(request.cached_tokens), "dim"),
+        "pre": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
         "why": (wording.why(request, where), "warn" if waits else faint),
     }
 
@@ -136,7 +166,28 @@ def pool(snapshot: Snapshot, width: int) -> Row:
     used = sum(len(text) for text, _ in segs)
     if used > width:
         segs[-1] = (cut(names, max(1, width - used + len(names))), "")
+    room = width - used - sum(len(text) for text, _ in extra) - 3
+    if times := latency_segs(snapshot.latency, room):
+        extra = [*times, *([("  ", ""), *extra] if extra else [])]
     return spread(segs, extra, width)
+
+
+def latency_segs(latency: Latency, room: int) -> list[Seg]:
+    """Return the quantiles of all requests, as many as `room` cells have; nothing while there are none."""
+    known = [
+        (title, figures.quantiles(found, scale))
+        for title, found, scale in (
+            (FINISHED["ttft"], latency.ttft_s, 1e3), (FINISHED["itl"], latency.itl_ms, 1.0),
+            (FINISHED["queue"], latency.queue_s, 1e3),
+        )
+        if found.count
+    ]  # fmt: skip
+    for most, head in ((3, _QUANTILES), (2, _QUANTILES), (1, _QUANTILES), (1, "")):
+        texts = [f"{title} {' '.join(values)}" for title, values in known[:most]]
+        if known and len(f"{head}{' '.join(texts)}") <= room:
+            return [(head, "dim"), (" ".join(texts), "")]
+    p99 = f"{known[0][0]} p99 {known[0][1][2]}" if known else ""
+    return [(p99, "")] if p99 and len(p99) <= room else []
 
 
 def _queues(queues: Queues) -> list[tuple[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ppconsole.model.trends import SPANS_S, TRENDS, Trend, Trends
-from ppconsole.model.units import UNKNOWN, age_text, count_text
+from ppconsole.model.units import UNKNOWN, age_text, count_text, ms_text
 from ppconsole.view import figures
 from ppconsole.view.cells import EMPTY, Row, Seg, clip, fit, row
 
@@ -50,15 +50,14 @@ def _figure(trends: Trends, trend: Trend, span_s: int, width: int, tall: int, al
     known = [value for value in values if value is not None]
     top = trend.top if trend.top is not None else max(known, default=0.0)
     newest = trends.newest(trend)
-    unit = "%" if trend.top is not None else ""
     style = "bad" if alarm else "spark"
     lines = []
     for level, bars in enumerate(columns(values, top, tall)):
         first = level == 0
         mark = "!" if alarm else " "
         label: list[Seg] = [(mark, "bad"), (fit(trend.title if first else "", _LABEL - 1), "" if not alarm else "bad")]
-        value = "" if not first else UNKNOWN if newest is None else _number(newest) + unit
-        scale = f"{_number(top)}{unit}" if first and known else "0" if level == tall - 1 and tall > 1 else ""
+        value = "" if not first else UNKNOWN if newest is None else _number(newest, trend)
+        scale = _number(top, trend) if first and known else "0" if level == tall - 1 and tall > 1 else ""
         segs = (*label, (fit(value, _VALUE, ">") + " ", "strong"), (bars, style), (fit(scale, _SCALE, ">"), "dim"))
         lines.append(clip(row(*segs), width))
     return lines
@@ -80,8 +79,10 @@ def _height(value: float, top: float, steps: int) -> int:
     return max(0, min(steps, round(value / top * steps))) if top > 0 else 0
 
 
-def _number(value: float) -> str:
-    return count_text(value) if value == int(value) else figures.rate(value)
+def _number(value: float, trend: Trend) -> str:
+    if trend.unit == "s":
+        return ms_text(value * 1e3)
+    return (count_text(value) if value == int(value) else figures.rate(value)) + trend.unit
 
 
 def span_line(span_s: int, trends: Trends) -> str:

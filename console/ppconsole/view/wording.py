@@ -18,10 +18,15 @@ STAGE = {
 }  # fmt: skip
 """Titles of the stage table by column."""
 REQUEST = {
-    "id": "REQ", "owner": "OWNER", "state": "STATE", "age": "AGE", "in": "IN", "out": "OUT", "blocks": "BLK",
-    "swap": "SWP", "why": "WHY",
+    "id": "REQ", "owner": "OWNER", "state": "STATE", "age": "AGE", "in": "IN", "out": "OUT", "blk": "BLK",
+    "swp": "SWP", "why": "WHY",
 }  # fmt: skip
 """Titles of the request table by column."""
+FINISHED = {
+    "id": "REQ", "owner": "OWNER", "ended": "ENDED", "took": "TOOK", "in": "IN", "out": "OUT", "queue": "QUEUE",
+    "ttft": "TTFT", "itl": "ITL", "pre": "PRE", "reason": "REASON",
+}  # fmt: skip
+"""Titles of the table of requests that have ended, by column."""
 STREAM = {
     "stage": "STG", "name": "STREAM", "owner": "OWNER", "op": "OPERATION", "age": "AGE", "pending": "PEND",
     "waits": "WAITS-FOR",

@@ -17,7 +17,8 @@ from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
 from ppengine.protocol.control import Logprob
-from ppengine.protocol.inspection import FinishedDetail, FinishedInfo
+from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.inspection import FinishedDetail
 
 FINISHED_MOST = 1000
 """Requests that have ended and are kept for a look."""
@@ -87,9 +88,9 @@ class LiveRequests:
         """Close the output of a request that has ended."""
         reason, now = request.finish_reason or "abort", self._clock()
         self._outputs.finish(request.group, request.sample, reason, ending_of(request, now))
-        self._finished.append((now, finished_info(request, now)))
-        text = f"{request.id} {reason}, {len(request.output_ids)} tokens"
-        self._event("request.finished", text, request=request.id)
+        info = finished_info(request, now)
+        self._finished.append((now, info))
+        self._event.finished(info)
 
     def finished(self) -> FinishedDetail:
         """Return the requests that have ended, the newest first."""

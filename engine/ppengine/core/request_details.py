@@ -10,7 +10,8 @@ from ppengine.core.latencies import itl_ms, queue_s, ttft_s
 from ppengine.core.outputs import Ending, Output
 from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
-from ppengine.protocol.inspection import FinishedInfo, RequestDetail
+from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.inspection import RequestDetail
 
 
 def live_detail(scheduler: Scheduler, request: Request, output: Output | None, now: float) -> RequestDetail:

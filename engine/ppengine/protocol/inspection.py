@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Verdict, WaitInfo
@@ -49,34 +50,14 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     """State changes, oldest first: `0.012s waiting > running`."""
 
 
-class FinishedInfo(msgspec.Struct, kw_only=True):
-    """One request, or one sample of it, that has ended; no text."""
-
-    id: str
-    owner: str
-    wall: float
-    """End in Unix seconds."""
-    ended_s: float
-    """Seconds since the end."""
-    took_s: float
-    """Seconds from submission to the end."""
-    prompt_tokens: int
-    output_tokens: int
-    reason: str
-    """Finish reason: `stop`, `length`, `abort`, ..."""
-    queue_s: float | None = None
-    """Seconds until it first got blocks; None: it never did."""
-    ttft_s: float | None = None
-    """Seconds until its first token; None: it had none."""
-    itl_ms: float | None = None
-    """Mean milliseconds between its tokens; None with fewer than two."""
-    preemptions: int = 0
-
-
 class FinishedDetail(msgspec.Struct, kw_only=True):
     """The last 1,000 requests that have ended, the newest first."""
 
     requests: list[FinishedInfo]
+    since: float | None = None
+    """Begin of the record that the list is from, in Unix seconds; None: nothing before it is missing."""
+    unread: int = 0
+    """Requests that ended in that record, whose figures an older engine did not write."""
 
 
 MAIN_THREAD = "MainThread"

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.gpu import GpuInfo
 
 SCHEMA = 1
@@ -376,6 +377,8 @@ class Event(msgspec.Struct, kw_only=True):
     stage: int | None = None
     step: int | None = None
     op: str | None = None
+    finished: FinishedInfo | None = None
+    """Figures of the request, with `request.finished`; null with other events."""
 
 
 class Events(msgspec.Struct):

@@ -1,0 +1,34 @@
+"""The figures of a request that has ended: in the list of the newest ones, and in the event of its end."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FinishedInfo(msgspec.Struct, kw_only=True):
+    """One request, or one sample of it, that has ended; no text."""
+
+    id: str
+    """Id of the request, or of the sample."""
+    owner: str
+    """User or session that submitted it."""
+    wall: float
+    """End in Unix seconds."""
+    ended_s: float
+    """Seconds since the end; 0 in an event."""
+    took_s: float
+    """Seconds from submission to the end."""
+    prompt_tokens: int
+    """Number of prompt tokens."""
+    output_tokens: int
+    """Number of output tokens."""
+    reason: str
+    """Finish reason: `stop`, `length`, `abort`, ..."""
+    queue_s: float | None = None
+    """Seconds until it first got blocks; None: it never did."""
+    ttft_s: float | None = None
+    """Seconds until its first token; None: it had none."""
+    itl_ms: float | None = None
+    """Mean milliseconds between its tokens; None with fewer than two."""
+    preemptions: int = 0
+    """Times that its blocks were taken."""
