@@ -173,7 +173,7 @@ class EngineLink:
     async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
         """See `Source.inspect`. Once the engine has ended, its kept files answer."""
         if self._over is not None:
-            return kept_detail(self._over, what, options)
+            return await asyncio.to_thread(kept_detail, self._over, what, options)
         answer = await self._ask(Inspect(nonce=0, what=what, **options))
         if not isinstance(answer, Inspected):
             raise QueryFailed("PROTOCOL", f"the engine answered an inspection with {type(answer).__name__}")

@@ -6,15 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
 import msgspec
+from ppengine.protocol import log_tail
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import decode_as
+from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.recording import LinkState, RecordingError, RecordingHeader, Update
 
 from ppconsole.link.history import History, Moment, Place
+from ppconsole.link.kept_requests import find_request
 from ppconsole.link.past import PastSource
-from ppconsole.link.source import DETAILS, Detail
+from ppconsole.link.source import DETAILS, Detail, InspectOptions, QueryFailed
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S = 15.0
@@ -66,6 +70,25 @@ class ReplaySource(PastSource):
         if self._begin is not None:
             self.seek(self._begin)
         self._player = asyncio.create_task(self._play())
+
+    @property
+    def log_folder(self) -> Path | None:
+        """The folder with the log files of that time; None: they were not kept."""
+        return None
+
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
+        """Return a detail as of the position. Raises QueryFailed if there is none."""
+        until = self.position
+        if what == "logs" and (folder := self.log_folder) is not None:
+            lines, stage = options.get("lines", 200), options.get("stage")
+            return LogsDetail(lines=await asyncio.to_thread(log_tail.tail, folder, lines, stage, until))
+        if what == "request":
+            request = options.get("request") or ""
+            found = await asyncio.to_thread(find_request, self.history.paths, request, until)
+            if found is None:
+                raise QueryFailed("NOT_FOUND", f"this {self.kind} has no request {request!r} up to this moment")
+            return found
+        return await super().inspect(what, **options)
 
     def kept(self, what: InspectWhat) -> Detail | None:
         """Return a detail as the recording had it last, up to now."""

@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 from ppengine.protocol.discovery import EngineRecord
-from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import Submit, Verb, name_of
 from textual.app import App
 from textual.screen import Screen
 
-from ppconsole.link.history import History, segments
-from ppconsole.link.replay import ReplaySource
+from ppconsole.link.last_hour import LastHour
 from ppconsole.model.prompt_options import OptionError
 from ppconsole.screens.console import NOTHING_SELECTED, Selected
 from ppconsole.screens.following import Following
@@ -50,6 +48,7 @@ class Navigator:
         from ppconsole.screens import detail_screens as details
         from ppconsole.screens.diagnosis_screen import DiagnosisScreen
         from ppconsole.screens.incidents_screen import IncidentsScreen
+        from ppconsole.screens.request_screen import RequestScreen
         from ppconsole.screens.streams_screen import StreamsScreen
 
         console = self._console
@@ -62,7 +61,7 @@ class Navigator:
             "set": lambda: details.OptionsScreen(console),
             "streams": lambda: StreamsScreen(console),
             "help": lambda: details.HelpScreen(console, "main", (), self._main.selected()),
-            "show": lambda: details.RequestScreen(console, request),
+            "show": lambda: RequestScreen(console, request),
             "incidents": lambda: IncidentsScreen(console),
         }
         if name == "engines":
@@ -97,9 +96,9 @@ class Navigator:
             self._console.run_worker(work, name="history", exit_on_error=False, exclusive=True, group="history")
 
     async def _read_history(self, engine_id: str) -> None:
-        past = await asyncio.to_thread(History.of_segments, segments([engine_folder(engine_id) / "history"]))
-        if past.first is not None:
-            self._console.open_past(ReplaySource(past, begin=past.end, paused=True), "the past")
+        past = await asyncio.to_thread(LastHour, engine_id)
+        if past.history.first is not None:
+            self._console.open_past(past, "the past")
         else:
             text = "no history of this engine is kept here; its profile may have console.history_minutes: 0"
             self._console.report(text, bad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from ppengine.protocol.gpu import GpuInfo
@@ -280,3 +281,9 @@ def log_rows(detail: LogsDetail | None, problem: str, width: int) -> list[Row]:
         style = "bad" if "error" in low or "traceback" in low else "warn" if "warn" in low else ""
         rows += [row((part, style)) for part in wrap(line, max(10, width))]
     return rows or [row(("  the logs are empty", "dim"))]
+
+
+def moment_row(wall: float, width: int) -> Row:
+    """Return the row behind the log lines of a past: the moment in view. `wall`: Unix seconds."""
+    text = f"── {time.strftime('%H:%M:%S', time.localtime(wall))} the moment in view "
+    return row((fit(text.ljust(width, "─"), width), "accent"))
