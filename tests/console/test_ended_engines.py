@@ -191,7 +191,9 @@ def test_attach_opens_the_last_moment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: True)
     assert cli("attach", "inc").code == 0
     ((source, options),) = calls
-    assert isinstance(source, EndedSource) and options["read_only"]
+    assert isinstance(source, EndedSource) and not source.live
+    assert not options["read_only"], "it may be left for a live engine, and that one takes verbs"
+    assert cli("attach", "inc", "--read-only").code == 0 and calls.pop()[1]["read_only"]
     assert source.position == source.history.end and source.paused
 
 

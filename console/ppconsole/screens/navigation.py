@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import Submit, Verb, name_of
@@ -73,17 +73,21 @@ class Navigator:
 
     def open_engines(self, *, must_choose: bool = False) -> None:
         """Open the list of engines, and attach to the one that is chosen. `must_choose`: without one, leave."""
+        from ppconsole.link.ended import EndedSource
         from ppconsole.screens.engines_screen import EnginesScreen
 
         snapshot = self._model.state.snapshot
 
-        def chosen(record: EngineRecord | None) -> None:
-            if record is not None:
-                self._console.switch_to(record)
+        def chosen(engine: EngineRecord | EndedEngine | None) -> None:
+            if engine is not None:
+                self._console.switch_to(engine)
             elif must_choose:
                 self._app.exit(NOTHING_CHOSEN)
 
-        present = snapshot.engine.id if snapshot is not None and self._model.state.live_source else ""
+        source = self._console.source
+        present = snapshot.engine.id if snapshot is not None and source.live else ""
+        if isinstance(source, EndedSource):
+            present = source.ended.record.id
         self._app.push_screen(EnginesScreen(present, lambda text: self._console.report(text, bad=True)), chosen)
 
     def _open_history(self) -> None:

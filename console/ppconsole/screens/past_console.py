@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppengine.protocol.control import Outcome
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb
 from textual.app import App
@@ -46,10 +46,10 @@ class PastConsole:
         if diagnosis:
             self.navigation.open_reader("diagnosis")
 
-    def switch_to(self, record: EngineRecord) -> None:
+    def switch_to(self, engine: EngineRecord | EndedEngine) -> None:
         """Leave the past, and attach to another engine."""
         self.run_worker(self.source.close(), name="past", exit_on_error=False)
-        self._present.switch_to(record)
+        self._present.switch_to(engine)
 
     def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
         """Open another past on top of this one."""

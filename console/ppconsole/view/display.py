@@ -58,10 +58,10 @@ class DisplayModel:
         self._frozen_at = 0.0
         self._frozen_trends = self.trends
 
-    def restart(self) -> None:
+    def restart(self, *, live_source: bool = True) -> None:
         """Forget one engine before the console attaches to another; order and filter stay."""
         old = self.state
-        self.state = _arranged_as(ConsoleState(read_only=old.read_only, live_source=True), old)
+        self.state = _arranged_as(ConsoleState(read_only=old.read_only, live_source=live_source), old)
         self.title = self.problem = ""
         self.playback = None
         self.history.clear()
