@@ -217,6 +217,35 @@ async def test_a_request_of_an_ended_engine_has_its_last_known_state() -> None:
         await rig.until(lambda: "is in no picture and no event" in rig.screen())
 
 
+def shown_walls(rig: Rig) -> list[float]:
+    """Return the times of the points on the present screen."""
+    return [round(point.wall - BEGIN) for point in rig.app.screen.console.model.trends.points]  # type: ignore[attr-defined]
+
+
+async def test_every_moment_of_a_past_has_the_trends_up_to_it(tmp_path: Path) -> None:
+    async with replay(past(tmp_path, begin=BEGIN + 100.0, paused=True)) as rig:
+        await rig.until(lambda: len(shown_walls(rig)) > 1)
+        assert shown_walls(rig) == list(range(101)), "no second of it was played"
+        await rig.pilot.press("]")
+        assert shown_walls(rig) == list(range(161)), "a jump leaves no gap"
+        await rig.pilot.press("left", "left")
+        assert shown_walls(rig) == list(range(141)), "nothing after the moment in view"
+        assert rig.app.screen.console.model.trends.points[-1].swaps_s == 0.0  # type: ignore[attr-defined]
+
+
+async def test_an_incident_opens_with_the_trends_before_it(tmp_path: Path) -> None:
+    past_minutes = [minute(tmp_path / "h", BEGIN + at) for at in (0.0, 60.0)]
+    async with console() as rig:
+        live = len(rig.app.model.trends.points)
+        source = ReplaySource(History.of_segments(past_minutes), begin=BEGIN + 70.0, paused=True)
+        rig.app.open_past(source, "incident 1")
+        await rig.until(lambda: rig.app.screen is not rig.app.main and len(shown_walls(rig)) > 1)
+        assert shown_walls(rig) == list(range(71))
+        await rig.pilot.press("escape")
+        await rig.until(lambda: rig.app.screen is rig.app.main)
+        assert len(rig.app.model.trends.points) == live, "the trends of the present are its own"
+
+
 def healed(age_s: float = 60.0) -> IncidentInfo:
     wall = snapshots.WALL - age_s
     return IncidentInfo(

@@ -16,6 +16,7 @@ from ppconsole.link.replay import ReplaySource
 from ppconsole.model.state import ConsoleState
 from ppconsole.screens.console import Console
 from ppconsole.screens.following import Following
+from ppconsole.screens.hour import HourFeed
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.view.display import DisplayModel
@@ -38,6 +39,7 @@ class PastConsole:
         following = Following(self)
         self.main = MainScreen(self, following)
         self.navigation = Navigator(app, self.main, following)
+        self._hour = HourFeed(self)
 
     async def open(self, *, diagnosis: bool = False) -> None:
         """Begin to play, and show the main screen; with `diagnosis`, that screen above it."""
@@ -48,6 +50,7 @@ class PastConsole:
 
     def switch_to(self, engine: EngineRecord | EndedEngine) -> None:
         """Leave the past, and attach to another engine."""
+        self._hour.leave()
         self.run_worker(self.source.close(), name="past", exit_on_error=False)
         self._present.switch_to(engine)
 
@@ -58,10 +61,12 @@ class PastConsole:
     def leave(self) -> None:
         """Close the recording, and return to the screen below."""
         self._app.pop_screen()
+        self._hour.leave()
         self.run_worker(self.source.close(), name="past", exit_on_error=False)
 
     def _take(self, update: Update) -> None:
-        self.model.take(update)
+        if self.model.take(update).first:
+            self._hour.start()
         self.paint_soon()
 
     def export(self) -> None:
