@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ppengine.protocol.control import Outcome
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb, name_of
 from textual.app import App
@@ -89,8 +90,7 @@ class ConsoleApp(App[int]):
         self.source = source or Unattached()
         self.settings = settings or Settings()
         self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=self.source.live), clock, title)
-        if isinstance(source, ReplaySource):
-            self.model.playback = Playback(source, self.model.rewind, lambda: self.model.state.snapshot)
+        self._let_playback()
         self.following = Following(self)
         self.main = MainScreen(self, self.following)
         self.navigation = Navigator(self, self.main, self.following)
@@ -120,19 +120,31 @@ class ConsoleApp(App[int]):
         if self.settings.problem:
             self.report(self.settings.problem, bad=True)
 
+    def _let_playback(self) -> None:
+        """Let the keys of the past move the source, if it is a past."""
+        if isinstance(self.source, ReplaySource):
+            self.model.playback = Playback(self.source, self.model.rewind, lambda: self.model.state.snapshot)
+
     def _start_source(self) -> None:
         self.run_worker(self.source.start(self.on_update), name="link", exit_on_error=False)
 
-    def switch_to(self, record: EngineRecord) -> None:
-        """Leave the present engine and attach to another one; neither of them is touched."""
-        self.run_worker(self._switch_to(record), name="switch", group="switch", exclusive=True, exit_on_error=False)
+    def switch_to(self, engine: EngineRecord | EndedEngine) -> None:
+        """Leave the present engine and attach to another one, or show one that has ended; none is touched."""
+        self.run_worker(self._switch_to(engine), name="switch", group="switch", exclusive=True, exit_on_error=False)
 
-    async def _switch_to(self, record: EngineRecord) -> None:
+    async def _switch_to(self, engine: EngineRecord | EndedEngine) -> None:
+        from ppconsole.link.ended import EndedSource
         from ppconsole.link.engine_link import EngineLink
 
+        source: Source
+        if isinstance(engine, EngineRecord):
+            source = EngineLink(engine, read_only=self.model.state.read_only, slow=True)
+        else:
+            source = await asyncio.to_thread(EndedSource, engine)
         await self.source.close()
-        self.source = EngineLink(record, read_only=self.model.state.read_only, slow=True)
-        self.model.restart()
+        self.source = source
+        self.model.restart(live_source=source.live)
+        self._let_playback()
         self.alarms.forget()
         self.following.request = None
         self.main.forget()

@@ -48,7 +48,9 @@ def minute(folder: Path, begin: float, name: str = "inc", seconds: int = 60) -> 
         now[0] = begin + second
         if second % 10 == 0:
             recorder.write(Event(seq=second // 10 + 1, wall=now[0], kind="test.event", text=f"second {second}"))
-        recorder.write(picture(second, name))
+        shown = picture(second, name)
+        shown.sampled_at = now[0]
+        recorder.write(shown)
     recorder.close()
     return path
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway
-from kept_engines import KILLED, kept_engine, kept_incident
+from kept_engines import KILLED, kept_engine, kept_incident, minute, picture
 from ppconsole.link.ended import EndedSource
+from ppconsole.link.kept_requests import find_request
 from ppconsole.model.endings import clock_text
+from ppengine.protocol.recording import Recorder
+from ppengine.protocol.snapshot import Event
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +46,7 @@ def test_looks_read_the_kept_files_and_say_so(cli: Cli) -> None:
     for words in (["logs"], ["status"], ["events"], ["explain"]):
         run = cli("-e", "inc", *words)
         assert "inc (dead01) ended " in run.err + run.out.splitlines()[0], words
-        assert f"60s ago: {KILLED}" in run.err + run.out, words
+        assert re.search(rf"6\ds ago: {re.escape(KILLED)}", run.err + run.out), words
     assert cli("-e", "inc", "logs").out.splitlines() == [
         "stage1| 2026-11-23 02:34:10.000 INFO stage one was here",
         "core| 2026-11-23 02:34:11.000 INFO the last words of the core",
@@ -120,7 +125,51 @@ def test_ls_alone_hints_at_ended_engines(cli: Cli) -> None:
     kept_engine()
     assert cli("ls").out == "" and "ls --all" in cli("ls").err
     run = cli("-e", "inc", "show", "r-1")
-    assert run.code == 7 and "see status and events" in run.err
+    assert run.code == 7 and "request 'r-1' is in no picture" in run.err and "see status and events" in run.err
+
+
+def test_show_has_the_last_known_state_and_when_it_was(cli: Cli) -> None:
+    kept_engine()
+    alive = picture(7).requests[0].id
+    run = cli("-e", "inc", "show", alive)
+    assert run.code == 0 and "inc (dead01) ended " in run.err and ", 6" in run.out.splitlines()[1]
+    (row,) = cli("-e", "inc", "show", alive, "--json").rows
+    assert row["info"]["id"] == alive and not row["finished"] and abs(row["as_of"] - (time.time() - 61.0)) < 5.0
+    assert row["as_of"] == row["picture_wall"], "the last of sixty pictures"
+    assert "prompt, output and block table are not kept" in run.out
+
+
+def test_show_has_how_a_request_ended_before_the_engine(cli: Cli) -> None:
+    folder = kept_engine()
+    begin, alive = time.time() - 400.0, picture(7).requests[0].id
+    around = folder / "incidents" / "1"
+    around.mkdir(parents=True)
+    with mock.patch("time.time", return_value=begin):  # the minute around an incident, before the kept hour
+        recorder = Recorder(around / f"{int(begin * 1e3):015d}.rec", engine="dead01", name="inc")
+    early = picture(1)
+    early.requests[0].id = "gone"
+    recorder.write(early)
+    recorder.write(Event(seq=9, wall=begin + 1, kind="request.finished", text="gone length, 64 tokens", request="gone"))
+    recorder.write(Event(seq=9, wall=begin + 2, kind="request.finished", text="short stop, 2 tokens", request="short"))
+    recorder.write(Event(seq=9, wall=begin + 2, kind="request.finished", text=f"x {alive}", request="x"))
+    recorder.close()
+    run = cli("-e", "inc", "show", "gone")
+    assert "state     finished: length, 64 tokens" in run.out and "request.finished" in run.out
+    assert f"before    {early.requests[0].state}" in run.out, "the figures are those of the picture before"
+    run = cli("-e", "inc", "show", "short")
+    assert "finished: stop, 2 tokens" in run.out and "in no snapshot that was kept" in run.out
+    assert cli("-e", "inc", "show", alive, "--json").rows[0]["events"] == []
+
+
+def test_a_request_is_as_of_the_moment_and_a_cut_recording_counts(tmp_path: Path) -> None:
+    path = minute(tmp_path / "h", 1000.0)
+    name = picture(1).requests[0].id
+    found = find_request([path], name, until=1030.5)
+    assert found is not None and found.as_of == 1030.0
+    assert find_request([path], name, until=900.0) is None and find_request([path], "no") is None
+    path.write_bytes(path.read_bytes()[:-200])
+    found = find_request([path], name)
+    assert found is not None and 1000.0 <= found.as_of <= 1059.0
 
 
 def test_export_has_what_was_kept(cli: Cli, tmp_path: Path) -> None:
@@ -143,7 +192,9 @@ def test_attach_opens_the_last_moment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: True)
     assert cli("attach", "inc").code == 0
     ((source, options),) = calls
-    assert isinstance(source, EndedSource) and options["read_only"]
+    assert isinstance(source, EndedSource) and not source.live
+    assert not options["read_only"], "it may be left for a live engine, and that one takes verbs"
+    assert cli("attach", "inc", "--read-only").code == 0 and calls.pop()[1]["read_only"]
     assert source.position == source.history.end and source.paused
 
 

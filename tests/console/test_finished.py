@@ -18,8 +18,8 @@ from ppconsole.link.kept_finished import KeptFinished
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import LinkLost
 from ppconsole.model.request_fields import FINISHED_FIELDS
-from ppconsole.screens.detail_screens import RequestScreen
 from ppconsole.screens.finished_screen import FinishedScreen
+from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view import finished_table
 from ppconsole.view.wording import FINISHED
 from ppconsole.widgets.prompt import PromptLine

@@ -7,7 +7,8 @@ import snapshots
 from ppconsole.link.settings import Settings
 from ppconsole.model.sorting import BY_ARRIVAL
 from ppconsole.screens.confirm import Confirm
-from ppconsole.screens.detail_screens import EventsScreen, LogsScreen, OptionsScreen, RequestScreen, StageScreen
+from ppconsole.screens.detail_screens import EventsScreen, LogsScreen, OptionsScreen, StageScreen
+from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine

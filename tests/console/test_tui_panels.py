@@ -228,11 +228,11 @@ async def test_reading_the_hour_ends_in_time_and_when_the_console_is_left(tmp_pa
         for number in range(200):
             recorder.write(snapshots.snapshot(2, 1, sampled_at=float(number)))
     leaving = Event()
-    assert kept_points.read_points(tmp_path, 1e9, leaving, read_s=0.0) == []
+    assert kept_points.read_points(tmp_path.glob("*"), 0.0, 1e9, leaving, read_s=0.0) == []
     leaving.set()
-    assert kept_points.read_points(tmp_path, 1e9, leaving) == []
+    assert kept_points.read_points(tmp_path.glob("*"), 0.0, 1e9, leaving) == []
     (tmp_path / "2.rec").write_bytes(b"no recording")
-    assert len(await asyncio.to_thread(kept_points.read_points, tmp_path, 200.0, Event())) == 1
+    assert len(await asyncio.to_thread(kept_points.read_points, tmp_path.glob("*"), 0.0, 200.0, Event())) == 1
 
 
 async def test_a_replay_reads_no_files(tmp_path, monkeypatch):

@@ -169,8 +169,88 @@ async def test_an_ended_engine_can_be_played_back() -> None:
         await rig.pilot.press("left")
         first, second = rig.board("top").splitlines()
         assert "ENDED" not in first and "REPLAY" in first and "SIGKILL" not in second and step(rig) == 49
+
+
+def log_lines(folder: Path, begin: float, seconds: int, process: str = "core") -> None:
+    """Write a line a second."""
+    stamps = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin + at)) for at in range(seconds))
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{stamp}.000 INFO second {at} of the {process}\n" for at, stamp in enumerate(stamps))
+    (folder / f"{process}.log").write_text(text)
+
+
+async def test_logs_of_an_ended_engine_are_those_up_to_the_moment_in_view() -> None:
+    folder = kept_engine()
+    (ended,) = ended_engines()
+    begin = EndedSource(ended).history.begin
+    log_lines(folder, begin, 70)
+    (folder / "stage1.log").unlink()
+    async with replay(EndedSource(ended)) as rig:
         await rig.pilot.press("l")
-        await rig.until(lambda: "the last words of the core" in rig.screen())
+        await rig.until(lambda: "second 69 of the core" in rig.screen())
+        assert "the moment in view" not in rig.screen(), "the last words come after the last picture"
+        await rig.pilot.press("left")
+        await rig.until(lambda: "the moment in view" in rig.screen())
+        *_, last, moment = rig.board("reader-body").splitlines()
+        assert "second 49 of the core" in last or "second 48 of the core" in last
+        assert time.strftime("%H:%M:%S", time.localtime(begin + 49)) in moment
+        await rig.pilot.press("right", "right")
+        await rig.until(lambda: "second 69 of the core" in rig.screen())
+
+
+async def test_logs_in_the_last_hour_of_a_live_engine_are_of_that_hour(tmp_path: Path) -> None:
+    live = picture(5000)
+    begin = time.time() - 100.0
+    minute(engine_folder(live.engine.id) / "history", begin)
+    log_lines(tmp_path / "run" / "ppconsole" / live.engine.id, begin, 90)
+    async with console(live) as rig:
+        await rig.pilot.press("h")
+        await rig.until(lambda: "REPLAY" in rig.board("top"))
+        await rig.pilot.press("left", "l")
+        await rig.until(lambda: "the moment in view" in rig.screen())
+        assert re.search(r"second 4[89] of the core\s+──", rig.board("reader-body"))
+
+
+async def test_a_request_of_an_ended_engine_has_its_last_known_state() -> None:
+    kept_engine()
+    (ended,) = ended_engines()
+    async with replay(EndedSource(ended)) as rig:
+        await rig.pilot.press("enter")
+        await rig.until(lambda: "LAST KNOWN STATE" in rig.screen())
+        await rig.pilot.press("left")
+        at = time.strftime("%H:%M:%S", time.localtime(EndedSource(ended).history.end - 10.0))
+        await rig.until(lambda: f"as of         {at}" in rig.screen())
+        await rig.pilot.press("escape", "colon", *"show none", "enter")
+        await rig.until(lambda: "is in no picture and no event" in rig.screen())
+
+
+def shown_walls(rig: Rig) -> list[float]:
+    """Return the times of the points on the present screen."""
+    return [round(point.wall - BEGIN) for point in rig.app.screen.console.model.trends.points]  # type: ignore[attr-defined]
+
+
+async def test_every_moment_of_a_past_has_the_trends_up_to_it(tmp_path: Path) -> None:
+    async with replay(past(tmp_path, begin=BEGIN + 100.0, paused=True)) as rig:
+        await rig.until(lambda: len(shown_walls(rig)) > 1)
+        assert shown_walls(rig) == list(range(101)), "no second of it was played"
+        await rig.pilot.press("]")
+        assert shown_walls(rig) == list(range(161)), "a jump leaves no gap"
+        await rig.pilot.press("left", "left")
+        assert shown_walls(rig) == list(range(141)), "nothing after the moment in view"
+        assert rig.app.screen.console.model.trends.points[-1].swaps_s == 0.0  # type: ignore[attr-defined]
+
+
+async def test_an_incident_opens_with_the_trends_before_it(tmp_path: Path) -> None:
+    past_minutes = [minute(tmp_path / "h", BEGIN + at) for at in (0.0, 60.0)]
+    async with console() as rig:
+        live = len(rig.app.model.trends.points)
+        source = ReplaySource(History.of_segments(past_minutes), begin=BEGIN + 70.0, paused=True)
+        rig.app.open_past(source, "incident 1")
+        await rig.until(lambda: rig.app.screen is not rig.app.main and len(shown_walls(rig)) > 1)
+        assert shown_walls(rig) == list(range(71))
+        await rig.pilot.press("escape")
+        await rig.until(lambda: rig.app.screen is rig.app.main)
+        assert len(rig.app.model.trends.points) == live, "the trends of the present are its own"
 
 
 def healed(age_s: float = 60.0) -> IncidentInfo:

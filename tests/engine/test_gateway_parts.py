@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import zmq
@@ -147,3 +148,19 @@ def test_lines_of_one_second_have_an_order():
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} INFO x\n", done.stderr)
     assert logs.is_routine(done.stderr)
+
+
+def test_a_tail_ends_at_a_time_however_large_the_log_is(tmp_path):
+    begin, written, ends = 1_700_000_000, [], {}
+    for at in range(20_000):
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin + at))
+        written.append(f"{stamp}.500 INFO line {at} {'x' * (at % 90)}")
+        if at % 1000 == 999:
+            written += ["Traceback:", *(f"  of {at}" for _ in range(5))]
+        ends[at] = len(written)
+    (tmp_path / "core.log").write_text("\n".join(written) + "\n")
+    for at in (1, 998, 999, 1000, 9_999, 19_998, 19_999):
+        for moment, end in ((begin + at + 0.5, ends[at]), (begin + at + 0.4, ends[at - 1])):
+            assert tail(tmp_path, 9, None, moment) == [f"core| {line}" for line in written[max(0, end - 9) : end]], at
+    assert tail(tmp_path, 6, None, begin - 1.0) == [] and tail(tmp_path, 0, None, begin + 5.0) == []
+    assert tail(tmp_path, 6, None, begin + 1e6) == tail(tmp_path, 6)

@@ -202,3 +202,15 @@ def test_many_of_which_none_can_be_done_fails_with_every_reason():
     assert (answers[-1].state, answers[-1].text) == ("failed", "0 of 2 requests; not: r0 r1")
     assert all("nothing to release" in each.text for each in answers[-1].conflicts)
     assert not isinstance(answers[0], Refused | NotPossible)
+
+
+def test_only_a_dry_run_computes_the_figures_of_a_plan(monkeypatch):
+    world = filled()
+    counted = []
+    figures = world.scheduler.actions.figures
+    monkeypatch.setattr(world.scheduler.actions, "figures", lambda request: counted.append(request) or figures(request))
+    planned = world.say(many(Abort, NAMES[:6]), dry_run=True)[0]
+    assert len(counted) == 6 and planned.figures["requests"] == 6
+    world.say(many(Abort, NAMES[:6]))
+    world.run()
+    assert len(counted) == 6 and world.scheduler.queues.requests == {}

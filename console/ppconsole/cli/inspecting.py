@@ -15,6 +15,7 @@ from ppconsole.cli.session import find_any, one_snapshot, opened, print_json, ru
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EndedEngine, EngineRecord
 
+    from ppconsole.link.kept_requests import KeptRequest
     from ppconsole.link.source import Detail
 
 
@@ -28,17 +29,31 @@ _EXPLAIN_S = 3.0
 def show_command(common: Common, request: str) -> None:
     """Print one REQUEST in detail.
 
-    Block table, tokens, timing, and why it waits.
+    Block table, tokens, timing, and why it waits. An engine that has ended has its last known state: a picture of the
+    last hour or of an incident, and its events.
     """
     from ppengine.protocol.inspection import RequestDetail
 
     from ppconsole.cli.render import detail_lines
+    from ppconsole.link.kept_requests import KeptRequest
 
     detail = inspect(common, "request", request=request)
-    if common.json or not isinstance(detail, RequestDetail):
+    if common.json or not isinstance(detail, (RequestDetail, KeptRequest)):
         print_json(detail)
+    elif isinstance(detail, KeptRequest):
+        click.echo("\n".join(_kept_lines(detail, time.time())))
     else:
         click.echo("\n".join(detail_lines(detail)))
+
+
+def _kept_lines(kept: KeptRequest, now: float) -> list[str]:
+    """Return the last known state of a request, with its events. `now`: Unix seconds."""
+    from ppconsole.cli.render import event_line
+    from ppconsole.view.kept_request import NOT_KEPT, kept_fields
+
+    lines = [f"{name:<10}{text}" for name, text in kept_fields(kept, now)]
+    events = [f"    {event_line(event)}" for event in kept.events]
+    return [*lines, f"{'':<10}{NOT_KEPT}", *(["events:"] if events else []), *events]
 
 
 @click.command("finished")

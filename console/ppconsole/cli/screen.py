@@ -34,7 +34,7 @@ def attach_command(named: str | None, engine: str | None, read_only: bool, as_js
         raise exits.Failure(f"two engines are named, {named} and -e {engine}; attach takes one", exits.USAGE)
     record = _choose(named or engine, as_json)
     if isinstance(record, EndedEngine):
-        return _attach_ended(record, as_json)
+        return _attach_ended(record, as_json, read_only=read_only)
     if record is None:
         from ppconsole.app import run_console
 
@@ -50,8 +50,11 @@ def attach_command(named: str | None, engine: str | None, read_only: bool, as_js
     return open_console(record, read_only=read_only)
 
 
-def _attach_ended(ended: EndedEngine, as_json: bool) -> int:
-    """Open the console on the kept files of an engine; without a terminal print the usage error, with its end."""
+def _attach_ended(ended: EndedEngine, as_json: bool, *, read_only: bool) -> int:
+    """Open the console on the kept files of an engine; without a terminal print the usage error, with its end.
+
+    `read_only` is for the live engine that the operator may choose next.
+    """
     from ppconsole.app import run_console
     from ppconsole.link.ended import EndedSource
     from ppconsole.model.endings import ended_text
@@ -61,7 +64,7 @@ def _attach_ended(ended: EndedEngine, as_json: bool) -> int:
         raise exits.Failure(f"{text}; a screen has no JSON: ppconsole -e {ended.record.id} status --json", exits.USAGE)
     if not has_terminal():
         raise exits.Failure(f"{text}; without a terminal: ppconsole -e {ended.record.id} explain", exits.USAGE)
-    return run_console(EndedSource(ended), read_only=True, title="")
+    return run_console(EndedSource(ended), read_only=read_only, title="")
 
 
 async def _answers(record: EngineRecord, timeout: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Unpack
 
@@ -15,16 +16,22 @@ from ppengine.protocol.snapshot import Event
 
 from ppconsole.link.history import History, segments
 from ppconsole.link.kept_finished import KeptFinished
+from ppconsole.link.kept_requests import KeptRequest, find_request, kept_segments
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import Detail, InspectOptions, QueryFailed
 from ppconsole.model.endings import end_words
 
 
-def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions) -> Detail:
-    """Return a detail from the kept files of an engine. Raises QueryFailed if there is none."""
+def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions, until: float = float("inf")) -> Detail:
+    """Return a detail from the kept files of an engine; requests and logs as of `until` (Unix seconds).
+
+    Raises QueryFailed if there is none.
+    """
     folder, lines = ended.folder, options.get("lines", 200)
     if what == "logs":
-        return LogsDetail(lines=log_tail.tail(folder, lines, options.get("stage")))
+        return LogsDetail(lines=log_tail.tail(folder, lines, options.get("stage"), until))
+    if what == "request":
+        return _kept_request(ended, options.get("request") or "", until)
     if what == "audit":
         return AuditDetail(lines=log_tail.last_lines(folder / "audit.jsonl", lines))
     if what == "finished":
@@ -35,12 +42,18 @@ def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions) 
         detail = incident.fault
     elif incident is not None and incident.info.over_wall is None:  # otherwise they are older than the end
         detail = incident.fault.stacks if what == "stacks" else incident.fault.rings
-    if detail is None and what == "request":
-        text = "no detail of a request was kept; see status and events"
-        raise QueryFailed("NOT_FOUND", f"{text}: {end_words(ended.end)}")
     if detail is None:
         raise QueryFailed("NOT_FOUND", f"the kept files have no {what}: {end_words(ended.end)}")
     return detail
+
+
+def _kept_request(ended: EndedEngine, request: str, until: float) -> KeptRequest:
+    """Return the last state of a request. Raises QueryFailed if no picture and no event of it was kept."""
+    found = find_request(kept_segments(ended.folder), request, until)
+    if found is None:
+        text = f"request {request!r} is in no picture and no event that was kept; see status and events"
+        raise QueryFailed("NOT_FOUND", f"{text}: {end_words(ended.end)}")
+    return found
 
 
 class EndedSource(ReplaySource):
@@ -67,7 +80,9 @@ class EndedSource(ReplaySource):
         """Return a detail from the kept files. Raises QueryFailed if there is none."""
         if what == "finished":  # up to the position
             return await super().inspect(what, **options)
-        return kept_detail(self.ended, what, options)
+        at_end = self.position >= self.history.end  # the last words in the logs come after the last picture
+        until = float("inf") if at_end else self.position
+        return await asyncio.to_thread(kept_detail, self.ended, what, options, until)
 
     def _report_end(self) -> None:
         """Say how the engine ended."""

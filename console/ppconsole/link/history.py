@@ -61,26 +61,26 @@ class History:
 
     @classmethod
     def of_segments(cls, paths: Iterable[Path]) -> History:
-        """Read segments of a gateway; of several with one name the first counts.
+        """Read segments of a gateway.
 
         The newest one may be written now, and its end is no error. A segment that cannot be read is left out.
         """
         made = cls.__new__(cls)
         made.error, made._files, made._known = None, [], {}
-        for path in sorted({path.name: path for path in reversed(list(paths))}.values(), key=lambda path: path.name):
+        for path in unique(paths):
             with contextlib.suppress(RecordingError):
                 made._files.append(Recording(path))
         return made
 
     @property
+    def paths(self) -> list[Path]:
+        """The files, the oldest first."""
+        return [file.path for file in self._files]
+
+    @property
     def header(self) -> RecordingHeader | None:
         """Engine and time of the newest file; None without any."""
         return self._files[-1].header if self._files else None
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files, in order of time."""
-        return [file.path for file in self._files]
 
     @property
     def first(self) -> Place | None:
@@ -218,3 +218,8 @@ class History:
 def segments(folders: Sequence[Path]) -> list[Path]:
     """Return the segments in `folders`."""
     return [path for folder in folders for path in folder.glob("*.rec")]
+
+
+def unique(paths: Iterable[Path]) -> list[Path]:
+    """Return segments in order of time; of several with one name the first counts."""
+    return sorted({path.name: path for path in reversed(list(paths))}.values(), key=lambda path: path.name)

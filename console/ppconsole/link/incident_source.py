@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import msgspec
-from ppengine.protocol import log_tail
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
 from ppengine.protocol.incidents import Incident, incident_folders, read_incident, read_info
-from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.snapshot import IncidentInfo
 
 from ppconsole.link.history import History, segments
 from ppconsole.link.replay import ReplaySource
-from ppconsole.link.source import Detail, InspectOptions
+from ppconsole.link.source import Detail
 
 AROUND_S = 60.0
 """Seconds before and after an incident that its replay has."""
@@ -105,13 +103,11 @@ class IncidentSource(ReplaySource):
             paused=at_fault,
         )
 
-    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
-        """Return a detail of that time; log lines are the newest ones of the engine. Raises QueryFailed."""
-        if what == "logs":
-            kept, run_dir = self.listed.folder.parent.parent, Path(self.listed.engine.run_dir)
-            folder = run_dir if run_dir.is_dir() else kept
-            return LogsDetail(lines=log_tail.tail(folder, options.get("lines", 200), options.get("stage")))
-        return await super().inspect(what, **options)
+    @property
+    def log_folder(self) -> Path:
+        """The run folder, or the kept files of an engine that has ended."""
+        run_dir = Path(self.listed.engine.run_dir)
+        return run_dir if run_dir.is_dir() else self.listed.folder.parent.parent
 
     def kept(self, what: InspectWhat) -> Detail | None:
         """Return the record of the fault, its stacks and last steps."""

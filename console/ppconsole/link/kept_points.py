@@ -1,11 +1,11 @@
-"""Points of the last hour from the files that an engine keeps (`protocol/kept_files.py`)."""
+"""Points of the trends from recordings: those that an engine keeps (`protocol/kept_files.py`), or any other."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,8 @@ from ppengine.protocol.frames import ProtocolError, decode_as
 from ppengine.protocol.recording import Recording, RecordingError
 from ppengine.protocol.snapshot import Snapshot
 
-from ppconsole.model.trends import PERIOD_S, POINTS_MOST, Point, Trends
+from ppconsole.link.history import unique
+from ppconsole.model.trends import PERIOD_S, Point, measure
 
 READ_S = 5.0
 """Seconds after which reading ends, with as much of the newest past as was read by then."""
@@ -29,10 +30,12 @@ class _Outline(msgspec.Struct):
 _outlines = msgspec.msgpack.Decoder(_Outline)
 
 
-def read_points(folder: Path, before: float, leaving: threading.Event, read_s: float = READ_S) -> list[Point]:
-    """Return the points of the hour before `before` (Unix seconds) in `folder`, a point a second.
+def read_points(
+    paths: Iterable[Path], since: float, before: float, leaving: threading.Event, read_s: float = READ_S
+) -> list[Point]:
+    """Return the points between two times (Unix seconds) in the recordings `paths`, a point a second.
 
-    For a thread: it ends early once `leaving` is set. The newest segments are read first; one that is damaged or
+    For a thread: it ends early once `leaving` is set. The newest recordings are read first; one that is damaged or
     still written counts up to its cut.
     """
     until = time.monotonic() + read_s
@@ -41,9 +44,9 @@ def read_points(folder: Path, before: float, leaving: threading.Event, read_s: f
         return leaving.is_set() or time.monotonic() >= until
 
     parts: list[list[Point]] = []
-    for path in sorted(folder.glob("*.rec"), reverse=True):
+    for path in reversed(unique(paths)):
         part = list(_segment(path, before, over))
-        if part and part[0].wall < before - POINTS_MOST * PERIOD_S:
+        if part and part[0].wall < since:
             break
         parts.append(part)
         if over():
@@ -51,9 +54,9 @@ def read_points(folder: Path, before: float, leaving: threading.Event, read_s: f
     return [point for part in reversed(parts) for point in part]
 
 
-def _segment(path: Path, before: float, over: Callable[[], bool]) -> list[Point]:
-    """Return the points of one segment."""
-    trends, due = Trends(), float("-inf")
+def _segment(path: Path, before: float, over: Callable[[], bool]) -> Iterator[Point]:
+    """Yield the points of one recording."""
+    due = float("-inf")
     with contextlib.suppress(RecordingError, ProtocolError, msgspec.MsgspecError):
         recording = Recording(path)
         for number, body in enumerate(recording.bodies()):
@@ -66,5 +69,4 @@ def _segment(path: Path, before: float, over: Callable[[], bool]) -> list[Point]
             due = outline.at_s + PERIOD_S - 0.05
             snapshot = decode_as(Snapshot, bytes(outline.snapshot))
             if snapshot.sampled_at < before:
-                trends.take(snapshot)
-    return list(trends.points)
+                yield measure(snapshot)

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Unpack
 
 import msgspec
+from ppengine.protocol import log_tail
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import decode_as
+from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.recording import LinkState, RecordingError, RecordingHeader, Update
 
 from ppconsole.link.history import History, Moment, Place
 from ppconsole.link.kept_finished import KeptFinished
+from ppconsole.link.kept_requests import find_request
 from ppconsole.link.past import PastSource
-from ppconsole.link.source import DETAILS, Detail, InspectOptions
+from ppconsole.link.source import DETAILS, Detail, InspectOptions, QueryFailed
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S = 15.0
@@ -70,16 +73,31 @@ class ReplaySource(PastSource):
             self.seek(self._begin)
         self._player = asyncio.create_task(self._play())
 
+    @property
+    def log_folder(self) -> Path | None:
+        """The folder with the log files of that time; None: they were not kept."""
+        return None
+
+    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
+        """Return a detail as of the position. Raises QueryFailed if there is none."""
+        until = self.position
+        if what == "logs" and (folder := self.log_folder) is not None:
+            lines, stage = options.get("lines", 200), options.get("stage")
+            return LogsDetail(lines=await asyncio.to_thread(log_tail.tail, folder, lines, stage, until))
+        if what == "request":
+            request = options.get("request") or ""
+            found = await asyncio.to_thread(find_request, self.history.paths, request, until)
+            if found is None:
+                raise QueryFailed("NOT_FOUND", f"this {self.kind} has no request {request!r} up to this moment")
+            return found
+        if what == "finished" and self.kept(what) is None:
+            return await asyncio.to_thread(self._finished.before, until)
+        return await super().inspect(what, **options)
+
     def kept(self, what: InspectWhat) -> Detail | None:
         """Return a detail as the recording had it last, up to now."""
         data = self._details.get(what)
         return None if data is None else decode_as(DETAILS[what], bytes(data))
-
-    async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
-        """Return the recorded detail; requests that have ended, up to this moment. Raises QueryFailed."""
-        if what == "finished" and self.kept(what) is None:
-            return await asyncio.to_thread(self._finished.before, self.position)
-        return await super().inspect(what, **options)
 
     async def close(self) -> None:
         """Stop playing."""

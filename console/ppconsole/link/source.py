@@ -23,9 +23,11 @@ from ppengine.protocol.inspection import (
 from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb
 
+from ppconsole.link.kept_requests import KeptRequest
+
 Detail = (
     RequestDetail | StacksDetail | LogsDetail | BlocksDetail | RingsDetail | FaultDetail | FindingsDetail | AuditDetail
-    | AboutDetail | LedgerDetail | FaultsDetail | FinishedDetail
+    | AboutDetail | LedgerDetail | FaultsDetail | FinishedDetail | KeptRequest
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ppengine.protocol.control import Outcome
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import Verb
 
@@ -97,8 +97,8 @@ class Console(Protocol):
     def use_theme(self, name: str) -> None:
         """Change colours."""
 
-    def switch_to(self, record: EngineRecord) -> None:
-        """Leave the present engine and attach to another one."""
+    def switch_to(self, engine: EngineRecord | EndedEngine) -> None:
+        """Leave the present engine and attach to another one, or show one that has ended."""
 
     def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
         """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""

@@ -1,79 +1,19 @@
-"""The readers: a request, a stage, stacks, logs, events, help."""
+"""The readers: a stage, stacks, logs, events, trends, options, help."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from ppengine.protocol.finished import FinishedInfo
-from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
-from ppengine.protocol.snapshot import RequestInfo
+from ppengine.protocol.inspection import LogsDetail, StacksDetail
 from textual.binding import Binding, BindingType
 
-from ppconsole.model.safe import clean
 from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, events, help_page, meaning, option_table, trend_rows
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import ENDED_REQUEST_KEYS, HELP_KEYS, REQUEST_SCREEN_KEYS, SCALE_KEY, Key, reader_keys
-
-
-class RequestScreen(Reader):
-    """One request in full, fetched once a second."""
-
-    topic: ClassVar[str] = "request"
-    every_s: ClassVar[float] = 1.0
-    keys: ClassVar[tuple[Key, ...]] = REQUEST_SCREEN_KEYS
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *verb_keys("request", "memory", "engine"),
-        Binding("Y", "copy_answer", "copy the answer", show=False),
-    ]
-
-    def __init__(self, console: Console, request: str, ended: FinishedInfo | None = None) -> None:
-        """`ended`: the figures of its end, for one that the engine may have forgotten."""
-        super().__init__(console)
-        self.request = request
-        self._ended = ended
-        self._detail: RequestDetail | None = None
-
-    def heading(self) -> str:
-        """Return the request's id."""
-        return f"REQUEST {clean(self.request)}"
-
-    def selected(self) -> Selected:
-        """Return the request."""
-        return Selected(request=self.request)
-
-    def cli(self) -> str:
-        """Return the verb that prints the same."""
-        return f"show {self.request}"
-
-    def shown_keys(self) -> tuple[Key, ...]:
-        """Return the keys; of one that has ended without those of its verbs."""
-        return self.keys if self._ended is None else ENDED_REQUEST_KEYS
-
-    def _info(self) -> RequestInfo | None:
-        snapshot = self.console.model.shown.snapshot
-        return next((each for each in snapshot.requests if each.id == self.request), None) if snapshot else None
-
-    def body(self, width: int) -> list[Row]:
-        """Return everything that is known about the request."""
-        if self._ended is not None and (self._detail is None or self._detail.state != "finished"):
-            return drilldown.finished_rows(self._ended, self.problem, width)  # a live one has taken its id
-        return drilldown.request_rows(self._info(), self._detail, self.problem, width)
-
-    async def load(self) -> None:
-        """Fetch its detail."""
-        answer = await self.console.source.inspect("request", request=self.request)
-        self._detail = answer if isinstance(answer, RequestDetail) else None
-
-    def action_copy_answer(self) -> None:
-        """Copy the output so far."""
-        if self._detail is None or not self._detail.output_text:
-            self.console.report(f"{self.request} has no output yet", bad=True)
-        else:
-            self.console.copy_answer(self.request, self._detail.output_text)
+from ppconsole.view.keys import HELP_KEYS, SCALE_KEY, Key, reader_keys
 
 
 class _OfStage(Reader):
@@ -157,11 +97,15 @@ class StacksScreen(_OfStage):
 
 
 class LogsScreen(_OfStage):
-    """Newest log lines of all processes or of one stage; it stays at the end unless scrolled up."""
+    """Newest log lines of all processes or of one stage; it stays at the end unless scrolled up.
+
+    In the past the end is the moment in view.
+    """
 
     topic: ClassVar[str] = "logs"
     every_s: ClassVar[float] = 2.0
     follows_end: ClassVar[bool] = True
+    follows_position: ClassVar[bool] = True
 
     def __init__(self, console: Console, stage: int | None = None) -> None:
         super().__init__(console, stage)
@@ -176,8 +120,12 @@ class LogsScreen(_OfStage):
         return "logs" if self.stage is None else f"logs --stage {self.stage}"
 
     def body(self, width: int) -> list[Row]:
-        """Return the lines."""
-        return drilldown.log_rows(self._detail, self.problem, width)
+        """Return the lines; in the past, the moment in view behind them."""
+        rows = drilldown.log_rows(self._detail, self.problem, width)
+        playback = self.console.model.playback
+        if self._detail is not None and self.loaded_at is not None and playback is not None and not playback.at_end:
+            rows.append(drilldown.moment_row(self.loaded_at, width))
+        return rows
 
     async def load(self) -> None:
         """Fetch the newest lines."""

@@ -1,4 +1,4 @@
-"""The list of engines: arrows choose, letters filter, Enter attaches."""
+"""The list of engines, running and ended: arrows choose, letters filter, Enter attaches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from ppengine.protocol.discovery import EngineRecord, RuntimeDirError, list_engines
+from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, list_engines
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from ppconsole.link.ended_list import EndedList
 from ppconsole.model.safe import clean
 from ppconsole.view import engine_table
 from ppconsole.view.cells import Seg, spread
@@ -24,7 +25,7 @@ EVERY_S = 2.0
 ANSWER_S = 2.0
 
 
-class EnginesScreen(Screen[EngineRecord | None]):
+class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
     """Returns the chosen engine, or None. The list is looked up again every two seconds."""
 
     AUTO_FOCUS = ""
@@ -40,9 +41,13 @@ class EnginesScreen(Screen[EngineRecord | None]):
         self._present = present
         self._on_problem = on_problem
         self._engines: list[tuple[EngineRecord, str]] = []
+        self._ended: list[EndedEngine] = []
+        self._ended_list = EndedList()
         self._known = False
         self._wanted = ""
         self._cursor: Cursor[str] = Cursor()
+        self._top = 0
+        """The first row in view, without the header."""
         self._composed = False
 
     def compose(self) -> ComposeResult:
@@ -69,6 +74,7 @@ class EnginesScreen(Screen[EngineRecord | None]):
             try:
                 states = {record.id: state for record, state in self._engines}
                 self._engines = [(record, states.get(record.id, "…")) for record in list_engines()]
+                self._ended = self._ended_list.read([record.id for record, _ in self._engines])
                 self._known = True
                 self.paint()
                 self._engines = await survey(ANSWER_S)
@@ -81,23 +87,38 @@ class EnginesScreen(Screen[EngineRecord | None]):
         """Show the engines that match."""
         if not self._composed or not self.is_attached:
             return
-        width, shown = self.size.width, self._shown()
-        selected = self._cursor.sync([record.id for record, _ in shown])
-        lines = engine_table.rows(shown, selected, self._present, width, time.time())
-        height = self.size.height - 3
-        top = self._cursor.window(len(shown), max(1, height))
-        lines = [lines[0], *lines[1 + top : 1 + top + height]]
-        if not shown:
-            lines.append(engine_table.nothing(self._known, clean(self._wanted), width))
+        width, height = self.size.width, max(1, self.size.height - 3)
+        ids = self._ids()
+        lines = self._lines(width, self._cursor.sync(ids))
+        at = next((place for place, line in enumerate(lines) if line.id is not None and line.id == self._cursor.id), 0)
+        self._top = max(0, min(max(min(self._top, at), at - height + 1), len(lines) - height))
+        body = [line.row for line in lines[self._top : self._top + height]]
         typed: list[Seg] = [(f" /{clean(self._wanted)}", "accent")] if self._wanted else []
         title: list[Seg] = [(" ENGINES ", "chip.name"), *typed]
-        number: list[Seg] = [(f"{len(shown)} of {len(self._engines)} ", "dim")]
+        number: list[Seg] = [(f"{len(ids)} of {len(self._engines) + len(self._ended)} ", "dim")]
         self.query_one("#reader-title", Lines).show([spread(title, number, width, "bar")])
-        self.query_one("#reader-body", Lines).show(lines)
+        self.query_one("#reader-body", Lines).show([engine_table.head(width), *body])
         self.query_one("#reader-foot", Lines).show([footer(ENGINES_KEYS, width, verbs=True)])
+
+    def _lines(self, width: int, selected: str | None) -> list[engine_table.Line]:
+        """Return the rows below the header: engines that run, then those that have ended."""
+        now, live, ended = time.time(), self._shown(), self._shown_ended()
+        lines = engine_table.live_lines(live, selected, self._present, width, now)
+        if not live and not (ended and self._wanted):
+            lines.append(engine_table.Line(None, engine_table.nothing(self._known, clean(self._wanted), width)))
+        return [*lines, *engine_table.ended_lines(ended, selected, self._present, width, now)]
 
     def _shown(self) -> list[tuple[EngineRecord, str]]:
         return engine_table.matching(self._engines, self._wanted)
+
+    def _shown_ended(self) -> list[EndedEngine]:
+        live = {record.id for record, _ in self._engines}
+        return [one for one in engine_table.matching_ended(self._ended, self._wanted) if one.record.id not in live]
+
+    def _ids(self) -> list[str]:
+        """Return the ids of the engines that match, in the order of the list."""
+        ended = [one.record.id for one in self._shown_ended()]
+        return [*(record.id for record, _ in self._shown()), *ended]
 
     def on_key(self, event: events.Key) -> None:
         """Filter by the letters that are typed."""
@@ -116,15 +137,16 @@ class EnginesScreen(Screen[EngineRecord | None]):
 
     def action_move(self, by: int) -> None:
         """Move the selection."""
-        self._cursor.move([record.id for record, _ in self._shown()], by)
+        self._cursor.move(self._ids(), by)
         self.paint()
 
     def on_click(self, event: events.Click) -> None:
         """Select a row."""
         board = self.query_one("#reader-body", Lines)
-        at = self._cursor.top + event.get_content_offset_capture(board).y - 1
-        if event.widget is board and 0 <= at < len(shown := self._shown()):
-            self._cursor.choose(shown[at][0].id)
+        at = self._top + event.get_content_offset_capture(board).y - 1
+        lines = self._lines(self.size.width, None)
+        if event.widget is board and 0 <= at < len(lines) and (chosen := lines[at].id) is not None:
+            self._cursor.choose(chosen)
             self.paint()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -137,11 +159,11 @@ class EnginesScreen(Screen[EngineRecord | None]):
 
     def action_choose(self) -> None:
         """Return the selected engine."""
-        shown = self._shown()
-        selected = self._cursor.sync([record.id for record, _ in shown])
-        for record, _ in shown:
-            if record.id == selected:
-                self.dismiss(record)
+        selected = self._cursor.sync(self._ids())
+        live = (record for record, _ in self._shown() if record.id == selected)
+        ended = (one for one in self._shown_ended() if one.record.id == selected)
+        if (chosen := next(live, None) or next(ended, None)) is not None:
+            self.dismiss(chosen)
 
     def action_leave(self) -> None:
         """Clear the filter; without one, leave the list."""

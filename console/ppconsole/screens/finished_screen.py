@@ -14,9 +14,9 @@ from ppconsole.model.request_fields import FINISHED_FIELDS, finished_filter
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import Order, arranged
 from ppconsole.screens.console import Console
-from ppconsole.screens.detail_screens import RequestScreen
 from ppconsole.screens.line_screen import line_key, verb_keys
 from ppconsole.screens.reader import Reader
+from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view import finished_table
 from ppconsole.view.cells import Row, column_at, fit, place, row
 from ppconsole.view.cursor import Cursor

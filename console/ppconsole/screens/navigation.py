@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ppengine.protocol.discovery import EngineRecord
-from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import Submit, Verb, name_of
 from textual.app import App
 from textual.screen import Screen
 
-from ppconsole.link.history import History, segments
-from ppconsole.link.replay import ReplaySource
+from ppconsole.link.last_hour import LastHour
 from ppconsole.model.prompt_options import OptionError
 from ppconsole.screens.console import NOTHING_SELECTED, Selected
 from ppconsole.screens.following import Following
@@ -51,6 +49,7 @@ class Navigator:
         from ppconsole.screens.diagnosis_screen import DiagnosisScreen
         from ppconsole.screens.finished_screen import FinishedScreen
         from ppconsole.screens.incidents_screen import IncidentsScreen
+        from ppconsole.screens.request_screen import RequestScreen
         from ppconsole.screens.streams_screen import StreamsScreen
 
         console = self._console
@@ -63,7 +62,7 @@ class Navigator:
             "set": lambda: details.OptionsScreen(console),
             "streams": lambda: StreamsScreen(console),
             "help": lambda: details.HelpScreen(console, "main", (), self._main.selected()),
-            "show": lambda: details.RequestScreen(console, request),
+            "show": lambda: RequestScreen(console, request),
             "incidents": lambda: IncidentsScreen(console),
             "finished": lambda: FinishedScreen(console),
         }
@@ -76,17 +75,21 @@ class Navigator:
 
     def open_engines(self, *, must_choose: bool = False) -> None:
         """Open the list of engines, and attach to the one that is chosen. `must_choose`: without one, leave."""
+        from ppconsole.link.ended import EndedSource
         from ppconsole.screens.engines_screen import EnginesScreen
 
         snapshot = self._model.state.snapshot
 
-        def chosen(record: EngineRecord | None) -> None:
-            if record is not None:
-                self._console.switch_to(record)
+        def chosen(engine: EngineRecord | EndedEngine | None) -> None:
+            if engine is not None:
+                self._console.switch_to(engine)
             elif must_choose:
                 self._app.exit(NOTHING_CHOSEN)
 
-        present = snapshot.engine.id if snapshot is not None and self._model.state.live_source else ""
+        source = self._console.source
+        present = snapshot.engine.id if snapshot is not None and source.live else ""
+        if isinstance(source, EndedSource):
+            present = source.ended.record.id
         self._app.push_screen(EnginesScreen(present, lambda text: self._console.report(text, bad=True)), chosen)
 
     def _open_history(self) -> None:
@@ -99,9 +102,9 @@ class Navigator:
             self._console.run_worker(work, name="history", exit_on_error=False, exclusive=True, group="history")
 
     async def _read_history(self, engine_id: str) -> None:
-        past = await asyncio.to_thread(History.of_segments, segments([engine_folder(engine_id) / "history"]))
-        if past.first is not None:
-            self._console.open_past(ReplaySource(past, begin=past.end, paused=True), "the past")
+        past = await asyncio.to_thread(LastHour, engine_id)
+        if past.history.first is not None:
+            self._console.open_past(past, "the past")
         else:
             text = "no history of this engine is kept here; its profile may have console.history_minutes: 0"
             self._console.report(text, bad=True)

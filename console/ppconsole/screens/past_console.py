@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppengine.protocol.control import Outcome
-from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb
 from textual.app import App
@@ -16,6 +16,7 @@ from ppconsole.link.replay import ReplaySource
 from ppconsole.model.state import ConsoleState
 from ppconsole.screens.console import Console
 from ppconsole.screens.following import Following
+from ppconsole.screens.hour import HourFeed
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.view.display import DisplayModel
@@ -38,6 +39,7 @@ class PastConsole:
         following = Following(self)
         self.main = MainScreen(self, following)
         self.navigation = Navigator(app, self.main, following)
+        self._hour = HourFeed(self)
 
     async def open(self, *, diagnosis: bool = False) -> None:
         """Begin to play, and show the main screen; with `diagnosis`, that screen above it."""
@@ -46,10 +48,11 @@ class PastConsole:
         if diagnosis:
             self.navigation.open_reader("diagnosis")
 
-    def switch_to(self, record: EngineRecord) -> None:
+    def switch_to(self, engine: EngineRecord | EndedEngine) -> None:
         """Leave the past, and attach to another engine."""
+        self._hour.leave()
         self.run_worker(self.source.close(), name="past", exit_on_error=False)
-        self._present.switch_to(record)
+        self._present.switch_to(engine)
 
     def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
         """Open another past on top of this one."""
@@ -58,10 +61,12 @@ class PastConsole:
     def leave(self) -> None:
         """Close the recording, and return to the screen below."""
         self._app.pop_screen()
+        self._hour.leave()
         self.run_worker(self.source.close(), name="past", exit_on_error=False)
 
     def _take(self, update: Update) -> None:
-        self.model.take(update)
+        if self.model.take(update).first:
+            self._hour.start()
         self.paint_soon()
 
     def export(self) -> None:

@@ -22,6 +22,8 @@ from ppconsole.widgets.prompt import Mode
 
 WHEEL = 3
 """Rows that a turn of the wheel scrolls."""
+_MOVED_S = 0.5
+"""Seconds by which the position in a past must have moved for the next load."""
 _SEARCHED_WIDTH = 1000
 """Rows are searched in this width, so that the part of a row that does not fit is searched, too."""
 
@@ -48,6 +50,8 @@ class Reader(LineScreen):
     """The screen's name in the legend."""
     every_s: ClassVar[float] = 0.0
     follows_end: ClassVar[bool] = False
+    follows_position: ClassVar[bool] = False
+    """It loads again when the position in a past moves."""
     keys: ClassVar[tuple[Key, ...]] = READER_KEYS
 
     def __init__(self, console: Console) -> None:
@@ -62,6 +66,8 @@ class Reader(LineScreen):
         self._height = 1
         self._total = 0
         self._loading: Worker[None] | None = None
+        self.loaded_at: float | None = None
+        """Position in the past at the newest load, in Unix seconds; None: this is no past."""
 
     def heading(self) -> str:
         """Return the title."""
@@ -100,7 +106,18 @@ class Reader(LineScreen):
         """Load, unless a load is under way or another screen is on top."""
         busy = self._loading is not None and self._loading.is_running
         if not busy and self.is_current:
+            self.loaded_at = self._position()
             self._loading = self.run_worker(self._load(), exit_on_error=False, name=f"{self.heading()} load")
+
+    def _position(self) -> float | None:
+        playback = self.console.model.playback
+        return None if playback is None else playback.position
+
+    def _follow_position(self) -> None:
+        """Load again if the position in the past has moved."""
+        before, position = self.loaded_at, self._position() if self.follows_position else None
+        if before is not None and position is not None and abs(position - before) >= _MOVED_S:
+            self.start_load()
 
     async def _load(self) -> None:
         try:
@@ -122,6 +139,7 @@ class Reader(LineScreen):
         """Show the rows that are in view."""
         if not self._composed or not self.is_attached:
             return
+        self._follow_position()
         width, is_open = self.size.width, self.line.is_open
         height = self.size.height - 2 - is_open
         self.line.set_class(not is_open, "hidden")

@@ -17,7 +17,7 @@ from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
 from ppconsole.model.state import SPANS_MS, ConsoleState
-from ppconsole.model.trends import Trends
+from ppconsole.model.trends import Point, Trends
 from ppconsole.view.banner import Link, link_segs
 from ppconsole.view.cells import Seg
 from ppconsole.view.playback import Playback
@@ -48,6 +48,8 @@ class DisplayModel:
         """A failure inside the console itself, for the banner."""
         self.history: deque[float] = deque(maxlen=HISTORY)
         self.trends = Trends()
+        self._record: Sequence[Point] = ()
+        """Points of a whole past; empty with a live engine, and until they are read."""
         self.marks: dict[str, str] = {}
         """Metrics past a threshold that marks them, with the level in words."""
         self.lines: dict[str, list[str]] = {}
@@ -59,15 +61,20 @@ class DisplayModel:
         self._frozen_at = 0.0
         self._frozen_trends = self.trends
 
-    def restart(self) -> None:
+    def restart(self, *, live_source: bool = True) -> None:
         """Forget one engine before the console attaches to another; order and filter stay."""
         old = self.state
-        self.state = _arranged_as(ConsoleState(read_only=old.read_only, live_source=True), old)
+        self.state = _arranged_as(ConsoleState(read_only=old.read_only, live_source=live_source), old)
         self.title = self.problem = ""
         self.playback = None
         self.history.clear()
-        self.trends = Trends()
+        self.trends, self._record = Trends(), ()
         self._frozen = None
+
+    def put_record(self, points: Sequence[Point]) -> None:
+        """Keep the points of a whole past: every moment of it has the trends up to there."""
+        self._record = points
+        self.trends.put_before(points)
 
     def take(self, update: Update) -> Change:
         """Apply one update from the source and return its effect."""
@@ -78,7 +85,10 @@ class DisplayModel:
         if epoch:
             self._frozen = None
         if self.state.snapshot is not None and self.state.snapshot is not old.snapshot:
+            moved = not self.trends.points
             self.trends.take(self.state.snapshot)
+            if moved:
+                self.trends.put_before(self._record)
         alarm = old.link.state != self.state.link.state or _alarm(old) != _alarm(self.state)
         return Change(self.state.snapshot is not old.snapshot, old.snapshot is None, alarm, epoch)
 
@@ -87,6 +97,7 @@ class DisplayModel:
         fresh = ConsoleState(past=self.state.past, live_source=self.state.live_source, read_only=self.state.read_only)
         self.state = _arranged_as(fresh, self.state)
         self.history.clear()
+        self.trends = Trends()
 
     def add_output(self, fetched: Fetched) -> None:
         """Append fetched text to the output of its request."""

@@ -305,3 +305,9 @@ def log_rows(detail: LogsDetail | None, problem: str, width: int) -> list[Row]:
         style = "bad" if "error" in low or "traceback" in low else "warn" if "warn" in low else ""
         rows += [row((part, style)) for part in wrap(line, max(10, width))]
     return rows or [row(("  the logs are empty", "dim"))]
+
+
+def moment_row(wall: float, width: int) -> Row:
+    """Return the row behind the log lines of a past: the moment in view. `wall`: Unix seconds."""
+    text = f"── {time.strftime('%H:%M:%S', time.localtime(wall))} the moment in view "
+    return row((fit(text.ljust(width, "─"), width), "accent"))

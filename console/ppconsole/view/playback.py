@@ -38,6 +38,16 @@ class Playback:
             "mark": self.mark, "jump": self.jump,
         }  # fmt: skip
 
+    @property
+    def position(self) -> float:
+        """The moment in view, in Unix seconds."""
+        return self._source.position
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing of the record is after the moment in view."""
+        return self._source.position >= self._source.history.end
+
     def act(self, name: str) -> None:
         """Do what a key is for."""
         self._actions[name]()

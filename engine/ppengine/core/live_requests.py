@@ -104,12 +104,15 @@ class LiveRequests:
         serving = self._health.serving
         if serving is None:
             return []
-        output = self._outputs.get(name)
-        names = [name, *(f"{name}.{index}" for index in range(1, output.sampling.n))] if output else [name]
-        found = (serving.scheduler.queues.requests.get(one) for one in names)
+        output, requests = self._outputs.get(name), serving.scheduler.queues.requests
+        if output is None or output.sampling.n == 1:
+            one = requests.get(name)
+            lives = one is not None and not one.finished and (output is None or one.group == name)
+            return [one] if one is not None and lives else []
+        names = [name, *(f"{name}.{index}" for index in range(1, output.sampling.n))]
+        found = (requests.get(one) for one in names)
         # A later prompt may have the name of an ended sample.
-        live = (request for request in found if request is not None and not request.finished)
-        return [request for request in live if output is None or request.group == name]
+        return [each for each in found if each is not None and not each.finished and each.group == name]
 
     def live(self) -> list[Request]:
         """Return the requests that have not ended, in order of arrival."""

@@ -6,6 +6,7 @@ Each request is atomic, the whole is not: a request that cannot be changed is a 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppengine.common.sizes import size_text
@@ -17,7 +18,7 @@ from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import Room
 from ppengine.protocol.control import Command, Conflict
-from ppengine.protocol.verbs import Many, Preempt, Priority, Release, RequestVerb, SwapIn, label_of
+from ppengine.protocol.verbs import Many, Preempt, Priority, Release, RequestVerb, SwapIn, SwapOut, label_of
 
 _IDS_SHOWN, _CONFLICTS_SHOWN = 8, 3
 _SUMMED = (
@@ -25,6 +26,8 @@ _SUMMED = (
     "device_needed",
 )  # fmt: skip
 """Figures of one request that are added up; free blocks are not, because all take from the same."""
+_TAKING = (Preempt, SwapOut, SwapIn)
+"""Verbs that may take room at once."""
 
 
 @dataclass(eq=False)
@@ -48,11 +51,19 @@ class _Draft:
     room: Room
     """Blocks and places that the requests so far leave."""
     states: Counter[str] = field(default_factory=Counter)
-    sums: Counter[str] = field(default_factory=Counter)
-    recomputed: Counter[str] = field(default_factory=Counter)
+    sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMMED, 0))
+    recomputed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMMED, 0))
     """Sums of the requests that go into no host block."""
     ids: list[str] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+
+    def add(self, figures: Mapping[str, float], *, recomputed: bool) -> None:
+        """Add the figures of one sample."""
+        for name in _SUMMED:
+            amount = int(figures[name])
+            self.sums[name] += amount
+            if recomputed:
+                self.recomputed[name] += amount
 
 
 @dataclass(eq=False)
@@ -65,14 +76,22 @@ class ManyRequests:
     _runs: list[_Run] = field(init=False, default_factory=list)
 
     def plan(self, many: Many, command: Command) -> Plan:
-        """Return the one plan of all. Requests to which the verb does not apply are in its conflicts."""
+        """Return the one plan of all. Requests to which the verb does not apply are in its conflicts.
+
+        Only a dry run shows lines and figures, so only for one they are computed: of a thousand requests that is as
+        much work as the verbs themselves.
+        """
+        target = f"{len(many.verbs)} requests"
+        if not command.dry_run:
+            self._health.require()
+            return Plan([], lambda operation: self._begin(many, operation, command.by), target=target)
         actions = self._health.require().scheduler.actions
-        draft = _Draft(actions.room())
+        draft, moves = _Draft(actions.room()), not isinstance(many.verbs[0], Priority)
         for verb, revision in _pairs(many):
             host = draft.room.host
             try:
                 able = self._able(verb, revision)
-                lack = self._take_room(draft, verb, able)
+                lack = self._take_room(draft, verb, able) if isinstance(verb, _TAKING) else ""
             except (CommandError, NotPossible) as error:
                 draft.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
                 continue
@@ -81,21 +100,17 @@ class ManyRequests:
                 continue
             draft.ids.append(verb.request)
             draft.states[able[0].state] += 1
-            for sample in able:
-                figures = actions.figures(sample)
-                sums = {name: int(figures[name]) for name in _SUMMED}
-                draft.sums.update(sums)
-                if draft.room.host == host:
-                    draft.recomputed.update(sums)
+            for sample in able if moves else ():
+                draft.add(actions.figures(sample), recomputed=draft.room.host == host)
         free = actions.room()
         total: dict[str, float] = {"requests": len(draft.ids), "conflicts": len(draft.conflicts)}
-        if not isinstance(many.verbs[0], Priority):
-            total |= {name: draft.sums[name] for name in _SUMMED}
+        if moves:
+            total |= draft.sums
             total |= {"blocks_free": free.device, "host_free": free.host}
         lines = _lines(many, draft, free, self._health.require().memory.capacity.block_bytes)
         return Plan(
-            lines, lambda operation: self._begin(many, operation, command.by),
-            target=f"{len(many.verbs)} requests", figures=total, conflicts=draft.conflicts,
+            lines, lambda operation: self._begin(many, operation, command.by), target=target, figures=total,
+            conflicts=draft.conflicts,
         )  # fmt: skip
 
     def settle(self) -> None:

@@ -32,7 +32,8 @@ def live_detail(scheduler: Scheduler, request: Request, output: Output | None, n
 def ending_of(request: Request, now: float) -> Ending:
     """Return the ending of `request` at `now` of the scheduler's clock, without its blocks."""
     detail = _detail(request, now)
-    return Ending(now, msgspec.structs.replace(detail, state="finished", finished_s=detail.age_s))
+    detail.state, detail.finished_s = "finished", detail.age_s
+    return Ending(now, detail)
 
 
 def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:

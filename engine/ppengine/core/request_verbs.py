@@ -25,7 +25,7 @@ Effects = list[tuple[ActionResult, Request]]
 
 def reported(effects: Effects) -> tuple[ActionResult, Request]:
     """Return the effect to report of several samples: a group moves together and ends with the last of them."""
-    return min(effects, key=lambda pair: _REPORTED_FIRST.index(pair[0].state))
+    return effects[0] if len(effects) == 1 else min(effects, key=lambda pair: _REPORTED_FIRST.index(pair[0].state))
 
 
 @dataclass(eq=False)

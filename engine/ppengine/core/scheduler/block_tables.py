@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
@@ -178,8 +179,8 @@ class BlockTables:
 
     def exclusive(self, request: Request) -> int:
         """Return the number of its device blocks that no other request uses."""
-        pins = self._steps.pins()
-        return sum(1 for block in request.blocks if self.device.references(block) - pins[block] == 1)
+        pins: Mapping[int, int] = self._steps.pins() if self._pins else {}
+        return sum(1 for block in request.blocks if self.device.references(block) - pins.get(block, 0) == 1)
 
     # --- moves ----------------------------------------------------------------------------------------------
 

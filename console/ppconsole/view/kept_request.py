@@ -1,0 +1,65 @@
+"""The last known state of a request, as names and values for the CLI and the console."""
+
+from __future__ import annotations
+
+from ppengine.protocol.snapshot import RequestInfo
+
+from ppconsole.link.kept_requests import KeptRequest
+from ppconsole.model.endings import clock_text
+from ppconsole.model.safe import clean
+from ppconsole.model.units import age_text, ms_text
+from ppconsole.view import events
+from ppconsole.view.cells import EMPTY, Row, fit, row, wrap
+
+NOT_KEPT = "prompt, output and block table are not kept"
+
+
+def kept_fields(kept: KeptRequest, now: float) -> list[tuple[str, str]]:
+    """Return everything that is known of a request, with the time that it is of. `now`: Unix seconds."""
+    found = [("request", clean(kept.id)), ("as of", f"{clock_text(kept.as_of, now)}, {age_text(now - kept.as_of)} ago")]
+    if kept.finished:
+        found.append(("state", f"finished: {clean(kept.finished)}"))
+    if kept.info is None or kept.picture_wall is None:
+        return [*found, ("picture", "none: it is in no snapshot that was kept")]
+    if not kept.finished:
+        found.append(("state", _state(kept.info)))
+    elif kept.as_of > kept.picture_wall:
+        before = age_text(kept.as_of - kept.picture_wall)
+        found.append(("before", f"{_state(kept.info)}, {before} before; the figures below are of that time"))
+    return [*found, *_figures(kept.info)]
+
+
+def rows(kept: KeptRequest, now: float, width: int) -> list[Row]:
+    """Return the same as rows of the console, with the events."""
+    found = [row((fit(" LAST KNOWN STATE  from the kept record", width), ""), fill="head")]
+    for name, value in kept_fields(kept, now):
+        parts = wrap(value, max(10, width - 16))
+        found += [row((f"  {name if not at else '':<13} ", "dim"), (part, "")) for at, part in enumerate(parts)]
+    found.append(row((f"  {NOT_KEPT}", "dim")))
+    if kept.events:
+        found += [EMPTY, row((fit(" EVENTS", width), ""), fill="head")]
+        found += [events.event_row(event, width, full=True) for event in kept.events]
+    return found
+
+
+def _state(info: RequestInfo) -> str:
+    why = clean(info.why.text or info.why.code) if info.why is not None else ""
+    return f"{info.state}{f': {why}' if why else ''}"
+
+
+def _figures(info: RequestInfo) -> list[tuple[str, str]]:
+    """Return the figures of a request in a snapshot."""
+    between = "-" if info.itl_ms is None else ms_text(info.itl_ms)
+    flight = " ".join(f"m{step}" for step in info.in_flight) or "-"
+    return [
+        ("owner", clean(info.owner)),
+        ("age", age_text(info.age_s)),
+        ("tokens", f"{info.prompt_tokens} in, {info.output_tokens} out, {info.computed_tokens} computed, "
+                   f"{info.cached_tokens} from the prefix cache"),
+        ("timing", f"queued {age_text(info.queue_s)}, first token {age_text(info.ttft_s)}, per token {between}"),
+        ("blocks", f"{info.blocks} on the device, {info.swap_blocks} on the host"),
+        ("in flight", flight),
+        ("preempted", f"{info.preemptions} times"),
+        ("priority", str(info.priority)),
+        ("revision", str(info.revision)),
+    ]  # fmt: skip
