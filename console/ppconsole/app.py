@@ -12,7 +12,7 @@ from typing import ClassVar
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.recording import Update
-from ppengine.protocol.verbs import Verb, name_of
+from ppengine.protocol.verbs import Verb, label_of
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -238,8 +238,8 @@ class ConsoleApp(App[int]):
     def report_outcome(self, verb: Verb, outcome: Outcome) -> None:
         """Show how a verb ended."""
         step = "" if outcome.step is None else f" at step {outcome.step}"
-        text = f"{name_of(verb)} {target_of(verb)}: {outcome.state}{step}. {outcome.text}"
-        self.report(text, bad=outcome.state == "failed")
+        text = f"{label_of(verb)} {target_of(verb)}: {outcome.state}{step}. {outcome.text}"
+        self.report(text, bad=outcome.state == "failed" or bool(outcome.conflicts))
 
     def report(self, text: str, *, bad: bool) -> None:
         """Show a notification. Its text is never parsed as markup."""

@@ -20,7 +20,7 @@ from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppconsole.widgets.strips import Brush
-from ppengine.protocol.control import Refused
+from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import CordonInfo, Event
@@ -409,7 +409,7 @@ async def test_the_command_line_filter_and_completion():
 
 async def test_the_display_freezes_while_figures_arrive():
     async with console() as rig:
-        await rig.pilot.press("space")
+        await rig.pilot.press("F")
         picture = copy.deepcopy(rig.source.picture)
         picture.engine.step = 20_000
         rig.source.send(picture)
@@ -417,7 +417,7 @@ async def test_the_display_freezes_while_figures_arrive():
         rig.app.tick()
         assert "step 18412" in rig.board("top") and "FROZEN 1.0s" in rig.board("top")
         assert rig.app.model.state.snapshot.engine.step == 20_000
-        await rig.pilot.press("space")
+        await rig.pilot.press("F")
         assert "step 20000" in rig.board("top")
 
 
@@ -458,8 +458,18 @@ async def test_a_tick_before_a_screen_is_composed_is_harmless():
             await rig.until(lambda: rig.app.screen is rig.app.main)
 
 
-async def test_a_dialog_that_is_too_long_says_what_is_missing():
+async def test_a_dialog_that_fits_without_its_empty_rows_is_whole():
     async with console(size=(60, 16)) as rig:
+        await rig.confirm("p")
+        body = rig.board("dialog-body")
+        assert "free 45 blocks of 812" in body and "held until released" in body and "esc cancels" in body
+        assert "more lines" not in body and "" not in body.splitlines()
+
+
+async def test_a_dialog_that_is_too_long_says_what_is_missing():
+    lines = [f"line {number} of the plan" for number in range(9)]
+    long = Outcome(id="1", op="o1", state="planned", text=lines[0], plan=lines)
+    async with console(size=(60, 16), plans={"preempt": long}) as rig:
         await rig.confirm("p")
         body = rig.board("dialog-body").splitlines()
         assert any("more lines" in line for line in body) and "esc cancels" in body[-1]
@@ -637,7 +647,7 @@ async def test_keys_change_the_scale_of_the_timeline_and_nothing_else_does():
         assert "TIMELINE  last 500 ms" in rig.board("right")
         await rig.pilot.press(*["z"] * 9)
         assert "TIMELINE  last 50 ms" in rig.board("right")
-        await rig.pilot.press(*["Z"] * 9, "space", "z")
+        await rig.pilot.press(*["Z"] * 9, "F", "z")
         assert "TIMELINE  last 5 s" in rig.board("right")  # a frozen display, too
         await rig.pilot.press("tab", "enter", "z")
         await rig.until(

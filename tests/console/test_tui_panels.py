@@ -184,13 +184,13 @@ async def test_the_span_changes_by_a_key_and_is_kept(tmp_path):
 
 async def test_a_frozen_display_has_frozen_trends():
     async with console(size=(120, 40)) as rig:
-        await rig.pilot.press("space")
+        await rig.pilot.press("F")
         for number in range(5):
             picture = snapshots.snapshot(4, 8, sampled_at=snapshots.WALL + 10 + number, queues=Queues(waiting=7531))
             rig.source.send(picture)
             rig.app.tick()
         assert "7531" not in rig.board("left")
-        await rig.pilot.press("space")
+        await rig.pilot.press("F")
         assert "7531" in rig.board("left")
 
 

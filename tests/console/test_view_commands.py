@@ -9,7 +9,7 @@ import snapshots
 from ppconsole.view import commands, completion, plan
 from ppconsole.view.cells import text_of
 from ppconsole.view.cursor import Cursor
-from ppengine.protocol.control import Outcome, Refused
+from ppengine.protocol.control import Conflict, Outcome, Refused
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import (
     Abort,
@@ -18,6 +18,7 @@ from ppengine.protocol.verbs import (
     Cordon,
     Drain,
     Fault,
+    Many,
     Pause,
     Preempt,
     Priority,
@@ -47,6 +48,21 @@ from ppengine.protocol.verbs import (
         ("swap-in r-1", SwapIn(request="r-1"), "swap-in r-1"),
         ("release", Release(request="r-sel"), "release r-sel"),
         ("priority r-1 5", Priority(request="r-1", priority=5), "priority r-1 5"),
+        (
+            "abort r-1 r-2 r-1 r-4",
+            Many(verbs=[Abort(request=name) for name in ("r-1", "r-2", "r-4")]),
+            "abort r-1 r-2 r-4",
+        ),
+        (
+            "preempt r-1 r-2 --mode swap",
+            Many(verbs=[Preempt(request=name, mode="swap") for name in ("r-1", "r-2")]),
+            "preempt --mode swap r-1 r-2",
+        ),
+        (
+            "priority r-1 r-2 -5",
+            Many(verbs=[Priority(request=name, priority=-5) for name in ("r-1", "r-2")]),
+            "priority r-1 r-2 -5",
+        ),
         ("priority -5", Priority(request="r-sel", priority=-5), "priority r-sel -5"),
         ("priority -- -1 -5", Priority(request="-1", priority=-5), "priority -- -1 -5"),
         (
@@ -89,9 +105,9 @@ from ppengine.protocol.verbs import (
     ],
 )  # fmt: skip
 def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
-    assert commands.parse(line, "r-sel") == verb
+    assert commands.parse(line, ["r-sel"]) == verb
     assert commands.cli_line(verb, "opt@n0") == f"ppconsole -e opt@n0 {shell}"
-    assert commands.parse(shell, None) == verb
+    assert commands.parse(shell) == verb
 
 
 @pytest.mark.parametrize(
@@ -100,17 +116,21 @@ def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
         ("frobnicate", "not a command"),
         (
             "preempt r-1 --mode fast",
-            "'--mode': 'fast' is not one of 'recompute', 'swap'; it is written: preempt REQUEST [--mode",
+            "'--mode': 'fast' is not one of 'recompute', 'swap'; it is written: preempt REQUEST... [--mode",
         ),
-        ("abort --force r-1", "No such option '--force'; it is written: abort REQUEST"),
+        ("abort --force r-1", "No such option '--force'; it is written: abort REQUEST... (or --owner --older --"),
         ("set-memory lots", "'lots' is not a valid float; it is written: set-memory UTILIZATION"),
         ("set-memory nan", "memory utilization is nan; it must be above 0 and at most 1; it is written: set-memory U"),
         ("set-memory -0.5 --force", "Got unexpected extra argument (--force); it is written: set-memory UTILIZATION"),
         ("continue -1", "Invalid value for 'STAGE': -1 is not in the range x>=0; it is written: continue STAGE"),
-        ("priority r-1 many", "'many' is not a valid integer; it is written: priority REQUEST N"),
+        ("priority r-1 many", "'many' is not a valid integer; it is written: priority REQUEST... N (or --owner"),
         ("priority r-1 2147483648", "priority is 2147483648; it must be -2147483647 to 2147483647"),
-        ("abort -5", "No such option '-5'; it is written: abort REQUEST"),
-        ("abort", "Missing argument 'REQUEST'; it is written: abort REQUEST"),
+        ("abort -5", "No such option '-5'; it is written: abort REQUEST... (or --owner --older --"),
+        (
+            "abort",
+            "abort: no request is named or chosen; give ids, or --owner, --older, --state and --filter; it is written: "
+            "abort REQUEST... (or --owner",
+        ),
         ("pause now", "Got unexpected extra argument (now); it is written: pause [--mode wait|keep|abort]"),
         ("check finite", "Missing argument '{on|off}'. Choose from: on, off; it is written: check ledger|strict|"),
         ("check finite maybe", "'maybe' is not one of 'on', 'off'"),
@@ -132,6 +152,54 @@ def test_a_wrong_line_says_what_would_be_right(line, says):
         commands.parse(line)
 
 
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("abort --owner alice", ["r-0000", "r-0005"]),
+        ("abort --owner alice --state swapped", ["r-0005"]),
+        ("preempt --filter 'blk>122'", ["r-0002"]),
+        ("release --older 299s", ["r-0000", "r-0001"]),
+        ("release", ["r-0007", "r-0003"]),
+    ],
+)
+def test_a_line_chooses_requests_as_the_shell_does(line, names):
+    verb = commands.parse(line, ["r-0007", "r-0003"], snapshot=snapshots.snapshot(4, 8))
+    assert commands.requests_of(verb) == names and isinstance(verb, Many) is (len(names) > 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("abort r-1 --owner alice", "requests are named and chosen by options, too; give ids, or --owner, --older"),
+        ("abort --ownr alice", "No such option '--ownr'. (Did you mean one of: '--older', '--owner'?)"),
+        ("abort --filter 'blc>3'", "no field 'blc'; did you mean blk?"),
+        ("abort --older 5x", "'5x' is no number with one of the units"),
+        ("abort --owner carol", 'no request matches owner="carol"; 8 are here'),
+        ("abort --state asleep", "'asleep' is not one of 'waiting'"),
+        (f"abort {' '.join(f'r{number}' for number in range(1001))}", "1001 requests in one command; it must be 1 to"),
+        ("abrot --owner alice", "did you mean abort?"),
+    ],
+    ids=["both", "option", "field", "age", "owner", "state", "too many", "verb"],
+)
+def test_a_wrong_choice_of_requests_says_what_would_be_right(line, says):
+    with pytest.raises(commands.UsageError, match=re.escape(says)):
+        commands.parse(line, ["r-sel"], snapshot=snapshots.snapshot(4, 8))
+
+
+def test_the_rest_of_a_plan_keeps_its_revisions():
+    picture = snapshots.snapshot(4, 8)
+    verb = commands.guarded(commands.parse("abort r-0002 r-0003 r-gone"), picture)
+    assert isinstance(verb, Many) and verb.revisions == [2, 3, None]
+    plan_of = Outcome(id="1", op="o", state="planned", text="")
+    assert commands.without_conflicts(verb, plan_of) is verb
+    plan_of.conflicts = [Conflict(request=name, code="NOT_FOUND", text="gone") for name in ("r-0002", "r-gone")]
+    rest = commands.without_conflicts(verb, plan_of)
+    assert rest == Many(verbs=[Abort(request="r-0003")], revisions=[3])
+    assert commands.target_of(rest) == "request r-0003" and commands.target_of(verb) == "3 requests"
+    plan_of.conflicts += [Conflict(request="r-0003", code="CONFLICT", text="moved")]
+    assert commands.without_conflicts(verb, plan_of) is None
+
+
 def test_completion():
     picture = snapshots.snapshot(4, 6)
 
@@ -140,6 +208,10 @@ def test_completion():
 
     assert first("pre") == "preempt"
     assert first("abort r-00") == "abort r-0000"
+    assert first("abort r-0000 r-0001 r-") == "abort r-0000 r-0001 r-0002", "each once"
+    assert first("abort --o") == "abort --owner"
+    assert completion.complete("abort --owner a", picture, ()) == ["abort --owner alice"]
+    assert first("release --state h") == "release --state held"
     assert first("preempt r-1 --mode s") == "preempt r-1 --mode swap"
     assert first("check f") == "check finite"
     assert first("check finite of") == "check finite off"

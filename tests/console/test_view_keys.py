@@ -10,6 +10,7 @@ from ppengine.protocol.verb_table import ROWS
 
 LINES = {
     "requests": keys.REQUEST_KEYS,
+    "marks": keys.MARKED_KEYS,
     "stages": keys.stage_keys(1),
     "folded stages": keys.stage_keys(None),
     "diagnosis": keys.DIAGNOSIS_KEYS,

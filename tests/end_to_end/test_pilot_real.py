@@ -93,6 +93,33 @@ async def test_preempt_swap_release_and_abort_a_request(engine: Served) -> None:
         assert {event.by for event in told[1:]} == {"pilot"}
 
 
+async def test_all_requests_of_an_owner_are_marked_and_aborted(engine: Served) -> None:
+    async with console(engine) as rig, engine.operator("alice") as alice:
+        mine = await alice.submit_all([[5, 6, 7, 8]] * 4, max_tokens=TOKENS)
+        others = await rig.op.submit_all([[5, 6, 7, 8]] * 4, max_tokens=TOKENS)
+        await rig.op.written(others[-1], 3)
+        await rig.until(lambda: len(rig.app.model.arranged()) == 8, "all are listed")
+        await rig.pilot.press("slash", *"owner:alice", "enter", "asterisk")
+        assert "4 marked  /owner" in rig.board("left")
+        assert sorted(rig.app.main.selection.marked_ids()) == sorted(mine)
+        with engine.stopped("stage1"):
+            await rig.ask("a")
+            body = rig.board("dialog-body")
+            assert "abort 4 of 4 requests" in body and "4 running" in body
+            assert "device blocks (" in body and "computed tokens are lost" in body
+        await rig.confirm()
+        picture = await rig.op.until(lambda picture: not {each.id for each in picture.requests} & set(mine), "ended")
+        assert [(await rig.op.output(name))[2] for name in mine] == ["abort"] * 4
+        assert {each.id for each in picture.requests} == set(others)
+        for name in others:
+            before = (await rig.op.detail(name)).output_tokens
+            assert len(await rig.op.written(name, min(before + 20, TOKENS))) > before, "the others go on"
+        assert [outcome.text for outcome in rig.outcomes] == ["4 of 4 requests"]
+        told = [event.text for event in await rig.op.heard() if event.kind == "op.applied"]
+        assert [text for text in told if text.startswith("abort")] == ["abort 4 requests: 4 of 4 requests"], "one line"
+        await rig.until(lambda: rig.app.main.selection.marked_ids() == (), "the marks went with them")
+
+
 async def test_a_confirm_that_was_overtaken_reports_the_conflict(engine: Served) -> None:
     async with console(engine) as rig:
         dialog = await rig.ask("colon", *"set-memory 0.5", "enter")

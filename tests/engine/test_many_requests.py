@@ -98,6 +98,9 @@ def test_one_plan_has_the_sums_and_one_outcome_the_counts():
     assert plan.plan[1] == "6 running"
     assert plan.figures["blocks_back"] == sum(one["blocks_back"] for one in each) > 0
     assert (plan.figures["requests"], plan.figures["conflicts"]) == (6, 1)
+    assert plan.plan[2].startswith(f"at least {plan.figures['blocks_back']:.0f} device blocks (")
+    computed, written = (sum(one[name] for one in each) for name in ("computed_tokens", "output_tokens"))
+    assert plan.plan[3] == f"{computed:.0f} computed tokens are lost, after {written:.0f} of output"
     assert plan.plan[-1] == "r0 r1 r2 r3 r4 r5"
     assert plan.conflicts == [Conflict(request="r9", code="NOT_FOUND", text="no request r9")]
     assert states(world) == before

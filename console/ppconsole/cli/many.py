@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +13,9 @@ from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
 from ppconsole.cli.effects import carry_out, help_of, send, show_outcome, show_refused
-from ppconsole.cli.options import Common, Effect, effect_options, filter_of
+from ppconsole.cli.options import Common, Effect, effect_options
 from ppconsole.cli.session import attached_with_snapshot, run, say
+from ppconsole.model import choosing
 from ppconsole.model.grammar import command_class, many_parameters
 
 if TYPE_CHECKING:
@@ -23,33 +23,21 @@ if TYPE_CHECKING:
     from ppengine.protocol.snapshot import Snapshot
     from ppengine.protocol.verbs import Many, Verb
 
-STATES = ("waiting", "running", "swapped", "held", "loading")
-CONFLICTS_SHOWN = 5
-"""Most conflicts that are printed with a plan."""
 _MORE = """
     Several requests, or an option that chooses them, make one plan. It is printed first, and a terminal is asked. A
     request that cannot be done is a conflict (exit code 6), and the others are done all the same.
 """
-_CHOOSING = (
-    click.option("--owner", metavar="NAME", help="All requests of this owner."),
-    click.option("--older", metavar="AGE", help="All that are older: 90, 5m, 2h."),
-    click.option("--state", type=click.Choice(STATES), help="All in this state."),
-    click.option("--filter", "wanted", metavar="FILTER", help="All that it matches: 'state:wait blk>40'."),
-    click.option("--yes", is_flag=True, help="Do not ask."),
-)
 
 
 def verb_command(name: str) -> click.Command:
     """Return the command of a verb on requests, generated from its row."""
     row = ROWS[name]
 
-    def command(common: Common, effect: Effect, requests: tuple[str, ...], yes: bool, **values: Any) -> int:
-        choosing = [values.pop(key) for key in ("owner", "older", "state", "wanted")]
-        text = filter_text(*choosing)
-        ids = list(dict.fromkeys(requests))
-        if bool(ids) == bool(text):
-            wrong = "requests are named and chosen by options, too" if ids else "no request is named or chosen"
-            raise click.UsageError(f"{wrong}; give ids, or --owner, --older, --state and --filter.")
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    def command(common: Common, effect: Effect, yes: bool, **values: Any) -> int:
+        ids, text = choosing.take(values)
+        if not ids and not text:
+            raise choosing.nothing()
         if len(ids) == 1:
             return carry_out(_built(name, values, ids[0]), common, effect)
         if effect.if_rev is not None:
@@ -60,19 +48,8 @@ def verb_command(name: str) -> click.Command:
 
         return run(lambda: _many(verb_of, ids, text, common, effect, yes))
 
-    chosen = functools.reduce(lambda made, option: option(made), reversed(_CHOOSING), command)
     text = help_of(row) + "\n" + _MORE
-    return click.command(name, cls=command_class(row), params=many_parameters(row), help=text)(effect_options(chosen))
-
-
-def filter_text(owner: str | None, older: str | None, state: str | None, wanted: str | None) -> str:
-    """Return the filter of some options; all of them must hold."""
-    from ppconsole.model.filters import quoted
-
-    words = [f"owner={quoted(owner)}"] if owner is not None else []
-    words += [f"age>{older}"] if older is not None else []
-    words += [f"state={state}"] if state is not None else []
-    return " ".join([*words, *([wanted] if wanted else [])])
+    return click.command(name, cls=command_class(row), params=many_parameters(row), help=text)(effect_options(command))
 
 
 def _built(name: str, values: dict[str, Any], request: str) -> Verb:
@@ -113,21 +90,24 @@ async def _many(
 
 def _chosen(snapshot: Snapshot, text: str) -> tuple[list[str], list[int | None]]:
     """Return ids and revisions of the requests that a filter matches. Raises Failure."""
-    wanted = filter_of(text)
-    found = [request for request in snapshot.requests if request.state != "finished" and wanted.matches(request)]
-    if snapshot.requests_total > len(snapshot.requests):
-        say(f"the filter sees the first {len(snapshot.requests)} of {snapshot.requests_total} requests")
-    if not found:
-        raise exits.Failure(f"no request matches {text}; {snapshot.requests_total} are here", exits.NOT_FOUND)
+    from ppconsole.model.filters import FilterError
+
+    if note := choosing.unlisted(snapshot):
+        say(note)
+    try:
+        found = choosing.matching(snapshot, text)
+    except FilterError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
+    except LookupError as error:
+        raise exits.Failure(str(error), exits.NOT_FOUND) from None
     return [request.id for request in found], [request.revision for request in found]
 
 
 def _say_plan(plan: Outcome) -> None:
     """Print the plan and its first conflicts; the outcome has all."""
-    lines = [*plan.plan, *(f"not {each.request}: {each.text}" for each in plan.conflicts[:CONFLICTS_SHOWN])]
-    if (more := len(plan.conflicts) - CONFLICTS_SHOWN) > 0:
-        lines.append(f"... and {more} more that cannot be done")
-    for line in lines:
+    from ppconsole.view.plan import conflict_lines
+
+    for line in [*plan.plan, *conflict_lines(plan)]:
         say(f"  {line}")
 
 

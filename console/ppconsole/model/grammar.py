@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from ppengine.protocol.verb_table import Argument, Row
 
+from ppconsole.model import choosing
+
 if TYPE_CHECKING:
     from ppengine.protocol.verbs import Verb
 
@@ -51,9 +53,10 @@ def parameters(row: Row) -> list[click.Parameter]:
 
 
 def many_parameters(row: Row) -> list[click.Parameter]:
-    """Return click's parameters of a verb on any number of requests, which are passed as `requests`."""
+    """Return click's parameters of a verb on any number of requests, for `choosing.take`."""
     requests = click.Argument(["requests"], nargs=-1, metavar="[REQUEST]...")
-    return [requests if argument.kind == "request" else _parameter(argument) for argument in row.arguments]
+    own = [requests if argument.kind == "request" else _parameter(argument) for argument in row.arguments]
+    return own + [_parameter(argument) for argument in choosing.ARGUMENTS]
 
 
 class _NumberCommand(click.Command):
@@ -101,25 +104,18 @@ def _type(argument: Argument) -> Any:
     return {"stage": click.IntRange(0), "integer": click.INT, "number": click.FLOAT}.get(argument.kind, click.STRING)
 
 
-def parse(row: Row, words: Sequence[str], selected: str | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a line. A request that is left out is `selected`; a prompt may be several words.
+def parse(row: Row, words: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a line; those of a verb on requests are for `choosing.take`. A prompt may be several words.
 
     `defaults` go before the row's. Raises click.UsageError.
     """
-    params = parameters(row)
-    for argument, parameter in zip(row.arguments, params, strict=True):
-        if argument.kind == "prompt":
+    params = many_parameters(row) if row.target == "request" else parameters(row)
+    for parameter in params:
+        if any(argument.kind == "prompt" and argument.name == parameter.name for argument in row.arguments):
             parameter.nargs = -1
             parameter.required = True
     command = command_class(row)(row.name, params=params, add_help_option=False)
-    try:
-        context = command.make_context(row.name, list(words), default_map=dict(defaults))
-    except click.MissingParameter as missing:
-        lacks = isinstance(missing.param, click.Argument) and selected is not None
-        if not lacks or all(argument.kind != "request" for argument in row.arguments):
-            raise
-        context = command.make_context(row.name, [str(selected), *words], default_map=dict(defaults))
-    values = dict(context.params)
+    values = dict(command.make_context(row.name, list(words), default_map=dict(defaults)).params)
     for argument in row.arguments:
         if argument.kind == "prompt":
             values[argument.name] = " ".join(values[argument.name])
@@ -136,10 +132,14 @@ def form(row: Row) -> str:
     for option in options:
         text = option.option if option.kind == "flag" else f"{option.option} {_value_name(option)}"
         words.append(text if option.required else f"[{text}]")
+    if row.target == "request":
+        words.append(f"(or {' '.join(argument.option for argument in choosing.ARGUMENTS)})")
     return " ".join(words)
 
 
 def _value_name(argument: Argument) -> str:
+    if argument.kind == "request":
+        return "REQUEST..."
     return "|".join(argument.choices) or argument.metavar or argument.name.upper()
 
 

@@ -82,7 +82,7 @@ class PromptOptions:
         if len(values) != 1:
             raise OptionError(f"{name} takes one value, not {len(values)}: {' '.join(values)}")
         try:
-            return grammar.parse(_ROW, [argument.option, values[0], "x"], None, {})[argument.name]
+            return grammar.parse(_ROW, [argument.option, values[0], "x"], {})[argument.name]
         except click.UsageError as error:
             raise OptionError(" ".join(error.format_message().split())) from None
 
@@ -91,7 +91,7 @@ class PromptOptions:
         from ppengine.protocol.verbs import build
 
         try:
-            build("submit", grammar.parse(_ROW, ["x"], None, self.defaults()))
+            build("submit", grammar.parse(_ROW, ["x"], self.defaults()))
         except click.UsageError as error:
             raise OptionError(" ".join(error.format_message().split())) from None
         except ValueError as error:

@@ -26,9 +26,11 @@ MAIN: list[BindingType] = [
     Binding("T", "look('trends')", "trends", show=False),
     Binding(RESET_KEY, "panel(0)", "panels by need", show=False),
     line_key("i", "prompt"), line_key("slash", "filter"), line_key("colon", "command"),
-    Binding("escape", "clear_filter", "clear the filter, or leave the past", show=False),
+    Binding("escape", "clear", "clear the filter or the marks, or leave the past", show=False),
     Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
-    Binding("f", "follow", "follow output", show=False), Binding("space", "freeze", "freeze", show=False),
+    Binding("space", "mark", "mark or unmark", show=False),
+    Binding("asterisk", "mark_all", "mark all shown, or none", show=False),
+    Binding("f", "follow", "follow output", show=False), Binding("F", "freeze", "freeze", show=False),
     Binding("y", "copy_cli", "copy the CLI line", show=False),
     Binding("Y", "copy_answer", "copy the answer", show=False), Binding("q", "app.quit", "quit", show=False),
 ]  # fmt: skip

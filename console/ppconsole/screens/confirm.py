@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot
-from ppengine.protocol.verbs import Verb, name_of
+from ppengine.protocol.verbs import Verb, label_of
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -15,9 +15,8 @@ from textual.widgets import Button
 
 from ppconsole.link.source import LinkLost
 from ppconsole.screens.console import Console
-from ppconsole.view import plan
+from ppconsole.view import commands, plan
 from ppconsole.view.cells import EMPTY, Row, fit, row
-from ppconsole.view.commands import revision_of
 from ppconsole.view.keys import CONFIRM_KEYS
 from ppconsole.widgets.lines import Lines
 
@@ -25,7 +24,10 @@ MAX_WIDTH = 92
 
 
 class Confirm(ModalScreen[None]):
-    """Asks before `verb`. Verb, epoch and revision are fixed when it opens."""
+    """Asks before `verb`. Verb, epoch and revisions are fixed when it opens.
+
+    A verb on many requests goes to those that its plan does not exclude.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel", show=False),
@@ -38,9 +40,9 @@ class Confirm(ModalScreen[None]):
     def __init__(self, console: Console, verb: Verb, seen: Snapshot) -> None:
         super().__init__()
         self.console = console
-        self.verb = verb
+        self.verb = commands.guarded(verb, seen)
         self._seen = seen
-        self.if_rev = revision_of(verb, seen)
+        self.if_rev = commands.revision_of(verb, seen)
         self._answer: Outcome | Refused | None = None
         self._trouble: list[Row] = []
         self._note = ""
@@ -53,7 +55,7 @@ class Confirm(ModalScreen[None]):
             yield Lines(id="dialog-body")
             with Horizontal(id="dialog-buttons"):
                 yield Button("Cancel", id="cancel", compact=True)
-                yield Button(f"Do it: {name_of(self.verb)}", id="confirm", compact=True, disabled=True)
+                yield Button(f"Do it: {label_of(self.verb)}", id="confirm", compact=True, disabled=True)
                 yield Button("Look again", id="again", compact=True, classes="hidden")
 
     def on_mount(self) -> None:
@@ -72,15 +74,18 @@ class Confirm(ModalScreen[None]):
         if not self._composed or not self.is_attached:
             return  # a tick may come before the dialog is composed
         width = min(MAX_WIDTH, self.app.size.width - 6)
-        title = f" {name_of(self.verb)}?"
-        rows = [row((fit(title, width), ""), fill="head"), *plan.head_rows(self.verb, self._seen, self.if_rev, width)]
+        title = f" {label_of(self.verb)}?"
+        rows = [row((fit(title, width), ""), fill="head")]
+        rows += plan.head_rows(self.verb, self._seen, self.if_rev, width, self._hidden())
         rows += [EMPTY, *(self._trouble or plan.plan_rows(self._answer, width))]
-        rows += [EMPTY, *plan.cli_rows(self.verb, self._seen.engine.name, width)]
+        rows += [EMPTY, *plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width)]
         note = self._note or self.console.model.verbs_off()
         rows.append(row((fit(note or "esc cancels   y copies the shell line", width), "warn" if note else "dim")))
         room = self.app.size.height - 5
         board = self.query_one("#dialog-body", Lines)
         self.query_one("#dialog").styles.width = width + 4
+        if len(rows) > room:
+            rows = [each for each in rows if each != EMPTY]
         if len(rows) > room:  # the end stays: shell line and note; what is left out is counted
             hidden = len(rows) - room + 1
             rows = [
@@ -92,12 +97,30 @@ class Confirm(ModalScreen[None]):
         board.show(rows)
         self._buttons()
 
+    def _hidden(self) -> int:
+        """Return how many requests of the verb the filter of the table hides."""
+        shown = {request.id for request in self.console.model.arranged()}
+        listed = {request.id for request in self._seen.requests}
+        return sum(each in listed and each not in shown for each in commands.requests_of(self.verb))
+
+    def _possible(self) -> Verb | None:
+        """Return the verb on the requests that its plan does not exclude; None without any, or without a plan."""
+        answer = self._answer
+        if not isinstance(answer, Outcome) or answer.state != "planned":
+            return None
+        return commands.without_conflicts(self.verb, answer)
+
     def _buttons(self) -> None:
         """Confirm needs a plan, a live link and nothing under way."""
-        ready = isinstance(self._answer, Outcome) and self._answer.state == "planned" and not self._trouble
-        confirm = self.query_one("#confirm", Button)
+        possible, confirm = self._possible(), self.query_one("#confirm", Button)
+        ready = possible is not None and not self._trouble
         confirm.disabled = not ready or self.busy or bool(self.console.model.verbs_off())
-        self.query_one("#again", Button).set_class(not self._trouble, "hidden")
+        what = "it"
+        if possible is not None and possible is not self.verb:
+            what = f"the other {len(commands.requests_of(possible))}"
+        confirm.label = f"Do {what}: {label_of(self.verb)}"
+        conflicts = isinstance(self._answer, Outcome) and bool(self._answer.conflicts)
+        self.query_one("#again", Button).set_class(not (self._trouble or conflicts), "hidden")
 
     def _ask(self) -> None:
         """Ask the engine what the verb would do."""
@@ -106,17 +129,17 @@ class Confirm(ModalScreen[None]):
         self.paint()
 
     async def _plan(self) -> None:
-        answer = await self._command(dry_run=True)
+        answer = await self._command(self.verb, dry_run=True)
         if answer is not None:
             self._answer = answer
             self._check_conflict(answer)
         self.paint()
 
-    async def _command(self, *, dry_run: bool) -> Outcome | Refused | None:
+    async def _command(self, verb: Verb, *, dry_run: bool) -> Outcome | Refused | None:
         """Send the verb; None when the link broke, which is then explained in the note."""
         try:
             return await self.console.source.command(
-                self.verb,
+                verb,
                 dry_run=dry_run,
                 if_rev=self.if_rev,
                 epoch=self._seen.engine.epoch,
@@ -126,7 +149,7 @@ class Confirm(ModalScreen[None]):
             unknown = error.sent and not dry_run
             self._note = f"outcome unknown: {error}; look at the events" if unknown else f"nothing was done: {error}"
             if unknown:
-                self.console.report(f"{name_of(self.verb)}: {self._note}", bad=True)
+                self.console.report(f"{label_of(self.verb)}: {self._note}", bad=True)
             return None
 
     def _progress(self, message: Accepted | Deferred) -> None:
@@ -152,35 +175,36 @@ class Confirm(ModalScreen[None]):
             self.action_cancel()
         elif event.button.id == "again":
             self._look_again()
-        elif not self.busy:
+        elif not self.busy and (verb := self._possible()) is not None:
             self.busy = True
             self.paint()
             # The app's worker and not this dialog's: the end of a verb is reported after the dialog is closed, too.
-            self.app.run_worker(self._act(), exit_on_error=False, name=name_of(self.verb))
+            self.app.run_worker(self._act(verb), exit_on_error=False, name=label_of(self.verb))
 
     def _look_again(self) -> None:
         """Take the present state as the one to act on, and ask for a new plan."""
         now = self.console.model.state.snapshot
         if now is not None:
-            self._seen, self.if_rev = now, revision_of(self.verb, now)
+            self._seen, self.if_rev = now, commands.revision_of(self.verb, now)
+            self.verb = commands.guarded(self.verb, now)
         self.query_one("#cancel", Button).label = "Cancel"
         self.query_one("#cancel").focus()
         self._ask()
 
-    async def _act(self) -> None:
+    async def _act(self, verb: Verb) -> None:
         """Send the verb and wait for its end."""
         try:
-            answer = await self._command(dry_run=False)
+            answer = await self._command(verb, dry_run=False)
         finally:
             self.busy = False
         if isinstance(answer, Outcome):
-            self.console.report_outcome(self.verb, answer)
+            self.console.report_outcome(verb, answer)
             if self.is_attached:
                 self.dismiss()
             return
         if not self.is_attached:
             if answer is not None:
-                self.console.report(f"{name_of(self.verb)} refused: {answer.code}: {answer.text}", bad=True)
+                self.console.report(f"{label_of(self.verb)} refused: {answer.code}: {answer.text}", bad=True)
             return
         if answer is not None:
             self._answer = answer
@@ -192,7 +216,7 @@ class Confirm(ModalScreen[None]):
     def action_cancel(self) -> None:
         """Close. A verb that was sent already goes on in the engine, and says so."""
         if self.busy:
-            self.console.report(f"{name_of(self.verb)} goes on; its end will be reported", bad=False)
+            self.console.report(f"{label_of(self.verb)} goes on; its end will be reported", bad=False)
         self.dismiss()
 
     def action_help(self) -> None:
@@ -201,4 +225,4 @@ class Confirm(ModalScreen[None]):
 
     def action_copy_cli(self) -> None:
         """Copy the equivalent shell line."""
-        self.console.copy_verb(self.verb)
+        self.console.copy_verb(self._possible() or self.verb)

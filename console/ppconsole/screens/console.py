@@ -18,10 +18,17 @@ from ppconsole.view.keys import Key
 
 
 class Selected(NamedTuple):
-    """The request and the stage that a verb of a screen acts on; None: it has none."""
+    """The requests and the stage that a verb of a screen acts on; None: it has none."""
 
     request: str | None = None
     stage: int | None = None
+    marked: tuple[str, ...] = ()
+    """Marked requests, which go before the selected one."""
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """The requests that a verb acts on."""
+        return self.marked or ((self.request,) if self.request is not None else ())
 
 
 NOTHING_SELECTED = Selected()

@@ -226,7 +226,8 @@ class HelpScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the help."""
-        selected = meaning.of_selection(self.console.model.shown.snapshot, *self._selected)
+        chosen = self._selected
+        selected = meaning.of_selection(self.console.model.shown.snapshot, chosen.request, chosen.stage)
         theme = "mono" if self.app.no_color else self.app.theme
         made = help_page.page(self._screen, self._keys, width, selected, theme)
         self._headings = made.headings

@@ -17,6 +17,7 @@ from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.following import Following
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import LineScreen
+from ppconsole.screens.marking import Marking
 from ppconsole.view import board, commands, keys, request_table, trend_rows
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.cells import fit, row
@@ -37,6 +38,7 @@ class MainScreen(LineScreen):
     def __init__(self, console: Console, following: Following) -> None:
         super().__init__(console)
         self.selection = Selection(console.model)
+        self.marking = Marking(console, self.selection)
         self.block_map = BlockMapFeed(console, on_new_request=self.paint)
         self.panels = Layout(console)
         self._following = following
@@ -105,7 +107,9 @@ class MainScreen(LineScreen):
         """Show the prompt's options, and the keys of the present context."""
         self.line.show_options(self.console.settings.prompt.summary())
         selection = self.selection
-        shown = keys.stage_keys(selection.stage()) if selection.on_stages else keys.REQUEST_KEYS
+        shown = keys.MARKED_KEYS if selection.marked_ids() else keys.REQUEST_KEYS
+        if selection.on_stages:
+            shown = keys.stage_keys(selection.stage())
         if self._model.playback is not None:
             shown = keys.PAST_KEYS
         title = self._model.title if len(self._model.title) <= width // 2 else ""
@@ -133,9 +137,14 @@ class MainScreen(LineScreen):
     # --- selection --------------------------------------------------------------------------------------------
 
     def selected(self) -> Selected:
-        """Return the request, or the stage, that has the focus."""
-        stage = self.selection.focused_stage()
-        return Selected(None if self.selection.on_stages else self.selection.request(), stage)
+        """Return the request, or the stage, that has the focus, and the marked requests."""
+        selection, marked = self.selection, self.selection.marked_ids()
+        request = None if selection.on_stages or selection.marked.lost else selection.request()
+        return Selected(request, selection.focused_stage(), marked)
+
+    def has_target(self) -> bool:
+        """Return whether requests are marked, or one is selected; report if there is none."""
+        return self.marking.usable() and (bool(self.selection.marked_ids()) or self.wanted_request() is not None)
 
     def wanted_request(self) -> str | None:
         """Return the selected request; report if there is none."""
@@ -233,11 +242,24 @@ class MainScreen(LineScreen):
         self.paint()
 
     def action_freeze(self) -> None:
-        """Freeze or thaw the display; in a past, pause or go on."""
+        """Freeze or thaw the display."""
+        if self._model.playback is not None:
+            self.console.report("this is the past: Space pauses it", bad=True)
+        else:
+            self._model.toggle_freeze()
+        self.paint()
+
+    def action_mark(self) -> None:
+        """Mark or unmark the selected request, and move on; in a past, pause or go on."""
         if self._model.playback is not None:
             self._model.playback.toggle_pause()
         else:
-            self._model.toggle_freeze()
+            self.marking.toggle(None if self.selection.on_stages else self.wanted_request())
+        self.paint()
+
+    def action_mark_all(self) -> None:
+        """Mark all requests that the filter shows; where all are marked, unmark them."""
+        self.marking.toggle_shown()
         self.paint()
 
     def action_follow(self) -> None:
@@ -286,9 +308,12 @@ class MainScreen(LineScreen):
         if mode == "filter":
             self._filter("")
 
-    def action_clear_filter(self) -> None:
-        """Show all requests again; without a filter, leave the past."""
-        if self._model.state.filter:
+    def action_clear(self) -> None:
+        """Clear the filter or the marks, the newer first; without both, leave the past."""
+        marks_first = self.marking.newest or not self._model.state.filter
+        if marks_first and self.marking.clear():
+            self.paint()
+        elif self._model.state.filter:
             self._filter("")
         else:
             self.console.leave()
@@ -296,5 +321,6 @@ class MainScreen(LineScreen):
     def _filter(self, text: str) -> None:
         """Show the requests that match `text`."""
         self._model.set_filter(text)
+        self.marking.newest = False
         self.selection.requests.forget()
         self.paint()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
-from ppengine.protocol.verbs import Submit, Verb, name_of
+from ppengine.protocol.verbs import Submit, Verb, label_of
 from textual.app import App
 from textual.screen import Screen
 
@@ -128,7 +128,7 @@ class Navigator:
     # --- verbs --------------------------------------------------------------------------------------------------
 
     def begin_verb(self, name: str) -> None:
-        """Begin the verb of a key on the selected request or stage."""
+        """Begin the verb of a key on the marked requests, or on the selected request or stage."""
         why, snapshot = self._model.verbs_off(), self._model.state.snapshot
         if why:
             self._console.report(f"{name}: {why}", bad=True)
@@ -146,10 +146,11 @@ class Navigator:
     def _build(self, name: str, snapshot: Snapshot) -> Verb | str | None:
         """Return the verb of a key, or the line that it begins; None, and a report, without a target."""
         screen = self._screen()
-        if screen is self._main and ROWS[name].target == "request" and not self._main.wanted_request():
+        if screen is self._main and ROWS[name].target == "request" and not self._main.has_target():
             return None
+        selected = screen.selected()
         try:
-            return commands.of_key(name, snapshot, *screen.selected())
+            return commands.of_key(name, snapshot, selected.requests, selected.stage)
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return None
@@ -176,6 +177,8 @@ class Navigator:
             self._set(rest)
         elif word == "sort":
             self._screen().sort_by(rest.strip())
+        elif word == "mark":
+            self._mark(rest)
         elif word == "show" and rest.strip():
             self.open_reader("show", request=rest.strip())
         elif word in commands.SCREENS and word != "show":
@@ -199,16 +202,31 @@ class Navigator:
         else:
             self._console.report(f"prompts: {settings.prompt.summary()}", bad=False)
 
+    def _mark(self, text: str) -> None:
+        """Mark the requests that a filter matches."""
+        snapshot = self._model.state.snapshot
+        if snapshot is None:
+            return
+        try:
+            found = commands.matching(text, snapshot)
+        except commands.UsageError as error:
+            self._console.report(str(error), bad=True)
+        else:
+            self._main.marking.add(found)
+            self._main.paint()
+            self._console.report(f"marked {len(found)} of {snapshot.requests_total} requests", bad=False)
+
     def _run_verb(self, text: str) -> None:
         """Parse and begin a verb; report an error in the line."""
-        why = self._model.verbs_off()
+        why, snapshot = self._model.verbs_off(), self._model.state.snapshot
+        requests, options = self._screen().selected().requests, self._console.settings.prompt
         try:
-            verb = commands.parse(text, self._screen().selected().request, self._console.settings.prompt)
+            verb = commands.parse(text, requests, options, snapshot)
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return
         if why:
-            self._console.report(f"{name_of(verb)}: {why}", bad=True)
+            self._console.report(f"{label_of(verb)}: {why}", bad=True)
         elif isinstance(verb, Submit):
             self._following.submit(verb)
         else:

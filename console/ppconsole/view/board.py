@@ -24,6 +24,7 @@ class Picked(NamedTuple):
     followed: str | None = None
     top: int = 0
     """First visible position of the request table."""
+    marked: tuple[str, ...] = ()
 
 
 def output_status(output: Output | None) -> str:
@@ -50,7 +51,9 @@ def left(
     lines = stage_table.rows(snapshot, frame.left, frame.stages, stage) if frame.stages else []
     lines.append(request_table.pool(snapshot, frame.left))
     if frame.requests:
-        table = request_table.rows(state, arranged, frame.left, request, picked.top, frame.requests, frame.why_least)
+        table = request_table.rows(
+            state, arranged, frame.left, request, picked.top, frame.requests, frame.why_least, frozenset(picked.marked)
+        )
         lines += _exactly(table, frame.requests + 1)
     lines += _exactly(list(trends), frame.trends)
     if frame.events:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
+from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS, Row, Target
-from ppengine.protocol.verbs import Submit, Verb, build, row_of
+from ppengine.protocol.verbs import Many, Submit, Verb, build, row_of
 
-from ppconsole.model import grammar
+from ppconsole.model import choosing, grammar
+from ppconsole.model.filters import FilterError
 from ppconsole.model.prompt_options import PromptOptions
 from ppconsole.model.safe import clean
 from ppconsole.view.completion import nearest
@@ -37,6 +39,7 @@ SCREENS: dict[str, str] = {
     "finished": "requests that have ended", "incidents": "faults that were", "history": "the last hour, to go back in",
     "diagnosis": "which stage is stuck, and why",
     "streams": "streams, live checks and their findings", "show": "one request in detail: show REQUEST",
+    "mark": "mark the requests that a filter matches: mark FILTER",
     "trends": "rates, queues, KV use and swaps of the last hour",
     "sort": "sort the table: sort COLUMN; once more reverses it",
     "set": "options of prompts: set NAME VALUE, set NAME default", "engines": "choose another engine",
@@ -47,14 +50,15 @@ ALIASES = {"q": "quit", "q!": "quit", "quit!": "quit", "explain": "diagnosis"}
 NAMES = (*VERBS, *SCREENS)
 """Words that a command line may begin with, as completion offers them."""
 _TARGETS: dict[Target, str] = {
-    "submission": "a new request", "request": "request {0.request}", "stage": "stage {0.stage}",
+    "submission": "a new request", "request": "request {0.request}", "requests": "{count} requests",
+    "stage": "stage {0.stage}",
     "memory": "memory of all stages", "check": "the {0.check} check of all stages", "engine": "the engine",
 }  # fmt: skip
 
 
 def prompt(text: str, options: PromptOptions) -> Submit:
     """Return the submission of a prompt that was typed. Raises UsageError."""
-    verb = _built(ROWS["submit"], ["--", text], None, options)
+    verb = _built(ROWS["submit"], ["--", text], (), options, None)
     assert isinstance(verb, Submit)
     return verb
 
@@ -62,13 +66,16 @@ def prompt(text: str, options: PromptOptions) -> Submit:
 # --- the command line -----------------------------------------------------------------------------------------
 
 
-def parse(line: str, selected: str | None = None, options: PromptOptions | None = None) -> Verb:
-    """Return the verb in `line`; a request that is left out is the selected one. Raises UsageError.
+def parse(
+    line: str, targets: Sequence[str] = (), options: PromptOptions | None = None, snapshot: Snapshot | None = None
+) -> Verb:
+    """Return the verb in `line`. Raises UsageError.
 
-    `options`: those of a prompt, for `submit`.
+    `targets`: the requests of a verb that names and chooses none. `options`: those of a prompt, for `submit`.
+    Options such as `--owner` choose among the requests of `snapshot`.
     """
     row, rest = _row_of_words(words_of_line(line))
-    return _built(row, rest, selected, options or PromptOptions())
+    return _built(row, rest, targets, options or PromptOptions(), snapshot)
 
 
 def words_of_line(line: str) -> list[str]:
@@ -79,16 +86,47 @@ def words_of_line(line: str) -> list[str]:
         raise UsageError(f"{line!r}: {error}") from None
 
 
-def _built(row: Row, words: list[str], selected: str | None, options: PromptOptions) -> Verb:
+def _built(
+    row: Row, words: list[str], targets: Sequence[str], options: PromptOptions, snapshot: Snapshot | None
+) -> Verb:
     """Return the verb of `row` with the arguments `words`. Raises UsageError."""
     defaults = options.defaults() if row.name == "submit" else {}
     try:
-        return build(row.name, grammar.parse(row, words, selected, defaults))
+        values = grammar.parse(row, words, defaults)
+        if row.target != "request":
+            return build(row.name, values)
+        return _on_requests(row.name, values, _chosen(values, targets, snapshot))
     except click.UsageError as error:
         text = " ".join(error.format_message().split()).rstrip(".")
         raise UsageError(f"{row.name}: {text}; it is written: {grammar.form(row)}") from None
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         raise UsageError(f"{row.name}: {error}") from None
+
+
+def _chosen(values: dict[str, Any], targets: Sequence[str], snapshot: Snapshot | None) -> list[str]:
+    """Take the words that choose requests out of `values`; return the requests."""
+    ids, text = choosing.take(values)
+    if text and snapshot is not None:
+        ids = [request.id for request in choosing.matching(snapshot, text)]
+    if not ids and not targets:
+        raise choosing.nothing()
+    return ids or list(targets)
+
+
+def _on_requests(name: str, values: dict[str, Any], requests: Sequence[str]) -> Verb:
+    """Return the verb `name` on one request, or on many. Raises ValueError for values that it refuses."""
+    verbs = [build(name, {**values, "request": each}) for each in requests]
+    return verbs[0] if len(verbs) == 1 else Many(verbs=verbs)  # type: ignore[arg-type]
+
+
+def matching(text: str, snapshot: Snapshot) -> list[str]:
+    """Return the live requests that a filter matches. Raises UsageError."""
+    if not text.strip():
+        raise UsageError("mark needs a filter: mark owner:alice age>5m")
+    try:
+        return [request.id for request in choosing.matching(snapshot, text)]
+    except (FilterError, LookupError) as error:
+        raise UsageError(f"mark: {error}") from None
 
 
 def _row_of_words(words: list[str]) -> tuple[Row, list[str]]:
@@ -115,17 +153,17 @@ def sort_column(word: str, columns: Sequence[str]) -> str:
 # --- keys -----------------------------------------------------------------------------------------------------
 
 
-def of_key(name: str, snapshot: Snapshot, request: str | None, stage: int | None) -> Verb | str:
+def of_key(name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | None) -> Verb | str:
     """Return the verb of a key on the selection; a string is the beginning of a line that needs more words.
 
     Raises UsageError where there is nothing to act on.
     """
     row, engine = ROWS[name], snapshot.engine
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     if row.target == "request":
-        if request is None:
+        if not requests:
             raise UsageError(f"{name} acts on a request, and none is selected")
-        values["request"] = request
+        return _key_on_requests(row, requests)
     elif row.target == "stage":
         if stage is None:
             raise UsageError(f"{name} acts on a stage, and none has the focus; on the main screen Tab goes there")
@@ -141,17 +179,56 @@ def of_key(name: str, snapshot: Snapshot, request: str | None, stage: int | None
     return build(name, values)
 
 
+def _key_on_requests(row: Row, requests: Sequence[str]) -> Verb | str:
+    if any(not argument.option and argument.kind != "request" for argument in row.arguments):
+        return shlex.join([row.name, *requests])
+    try:
+        return _on_requests(row.name, {}, requests)
+    except ValueError as error:
+        raise UsageError(f"{row.name}: {error}") from None
+
+
+# --- a verb on many requests ----------------------------------------------------------------------------------
+
+
+def requests_of(verb: Verb) -> list[str]:
+    """Return the requests that a verb names."""
+    named = getattr(verb, "request", None)
+    return verb.requests if isinstance(verb, Many) else [named] if named is not None else []
+
+
+def guarded(verb: Verb, snapshot: Snapshot) -> Verb:
+    """Return a verb on many requests with their revisions in `snapshot`; one that has changed since is a conflict."""
+    if not isinstance(verb, Many):
+        return verb
+    known = {request.id: request.revision for request in snapshot.requests}
+    return Many(verbs=verb.verbs, revisions=[known.get(request) for request in verb.requests])
+
+
+def without_conflicts(verb: Verb, plan: Outcome) -> Verb | None:
+    """Return a verb on many requests without those that its plan excludes; None if none is left."""
+    if not isinstance(verb, Many) or not plan.conflicts:
+        return verb
+    undone = {conflict.request for conflict in plan.conflicts}
+    revisions = verb.revisions or [None] * len(verb.verbs)
+    left = [pair for pair in zip(verb.verbs, revisions, strict=True) if pair[0].request not in undone]
+    return Many(verbs=[one for one, _ in left], revisions=[revision for _, revision in left]) if left else None
+
+
 # --- a verb in words ------------------------------------------------------------------------------------------
 
 
 def effect_of(verb: Verb) -> str:
-    """Return the effect of a verb in one line."""
-    return row_of(verb).help
+    """Return the effect of a verb in one line; of many verbs, that of each."""
+    return row_of(verb.verbs[0] if isinstance(verb, Many) else verb).help
 
 
 def target_of(verb: Verb) -> str:
     """Return what the verb acts on, in words."""
-    return clean(_TARGETS[row_of(verb).target].format(verb))
+    requests = requests_of(verb)
+    if isinstance(verb, Many) and len(requests) == 1:
+        return clean(f"request {requests[0]}")
+    return clean(_TARGETS[row_of(verb).target].format(verb, count=len(requests)))
 
 
 def revision_of(verb: Verb, snapshot: Snapshot) -> int | None:

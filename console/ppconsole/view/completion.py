@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,9 +11,12 @@ from typing import NamedTuple
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS, Argument
 
+from ppconsole.model import choosing
 from ppconsole.model.prompt_options import NAMES, argument_of
 from ppconsole.model.safe import clean
 from ppconsole.view.cells import Row, Seg, clip
+
+_REQUEST = Argument("request", "request")
 
 
 class Completion(NamedTuple):
@@ -75,18 +79,21 @@ def _candidates(words: list[str], last: str, snapshot: Snapshot | None, columns:
     if words[0] == "sort":
         return columns if len(words) == 1 else []
     if words[0] == "show":
-        return _values(Argument("request", "request"), snapshot) if len(words) == 1 else []
+        return _values(_REQUEST, snapshot) if len(words) == 1 else []
     if words[0] == "set":
         return NAMES if len(words) == 1 else _option_values(words[1:])
     row = ROWS.get(words[0])
     if row is None:
         return []
-    valued = {argument.option: argument for argument in row.arguments if argument.option and argument.kind != "flag"}
+    arguments = (*row.arguments, *choosing.ARGUMENTS) if row.target == "request" else row.arguments
+    valued = {argument.option: argument for argument in arguments if argument.option and argument.kind != "flag"}
     if words[-1] in valued:
         return _values(valued[words[-1]], snapshot)
-    options = [argument.option for argument in row.arguments if argument.option]
+    options = [argument.option for argument in arguments if argument.option]
     if last.startswith("-"):
         return options
+    if row.target == "request":  # any number of them, each once
+        return [each for each in _values(_REQUEST, snapshot) if each not in words] + options
     plain = [word for before, word in pairwise(words) if word not in options and before not in valued]
     wanted = [argument for argument in row.arguments if not argument.option][len(plain) : len(plain) + 1]
     return [value for argument in wanted for value in _values(argument, snapshot)] + options
@@ -104,6 +111,8 @@ def _values(argument: Argument, snapshot: Snapshot | None) -> list[str]:
     """Return the values of an argument that are known now."""
     if argument.kind == "request" and snapshot is not None:
         return [request.id for request in snapshot.requests if request.state != "finished"]
+    if argument.name == "owner" and snapshot is not None:
+        return sorted({shlex.quote(request.owner) for request in snapshot.requests if request.state != "finished"})
     if argument.kind == "stage" and snapshot is not None:
         return [str(stage.index) for stage in snapshot.stages]
     return list(argument.choices)

@@ -23,11 +23,16 @@ COPY_ANSWER: Key = ("Y", "copy answer", False)
 SCALE_KEY: Key = ("z Z", "zoom timeline", False)
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", True), *_verbs("request", "memory"), ("?", "help", False), ("⏎", "show", False),
-    ("/", "filter", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False), ("f", "follow", False),
-    COPY_ANSWER,
-    ("S", "sort", False), (":", "command", False), ("⇥", "stages", False), ("spc", "freeze", False),
-    ("1-7", "panels", False), ("q", "quit", False),
+    ("/", "filter", False), ("spc", "mark", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False),
+    ("f", "follow", False), COPY_ANSWER, ("S", "sort", False), (":", "command", False), ("⇥", "stages", False),
+    ("*", "mark all", False), ("F", "freeze", False), ("1-7", "panels", False), ("q", "quit", False),
 )  # fmt: skip
+MARKED_KEYS: tuple[Key, ...] = (
+    ("esc", "unmark", False), *_verbs("request"), ("?", "help", False), ("spc", "mark", False),
+    ("*", "mark all", False), ("/", "filter", False), (":", "command", False), ("⏎", "show", False),
+    ("q", "quit", False),
+)  # fmt: skip
+"""Keys while requests are marked: the verbs act on all of them."""
 
 
 def stage_keys(stage: int | None) -> tuple[Key, ...]:
@@ -35,7 +40,7 @@ def stage_keys(stage: int | None) -> tuple[Key, ...]:
     return (
         ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
         *on_stage(stage), *_verbs("memory"), ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False),
-        ("e", "events", False), *_verbs("engine"), (":", "command", False), ("spc", "freeze", False),
+        ("e", "events", False), *_verbs("engine"), (":", "command", False), ("F", "freeze", False),
         ("q", "quit", False),
     )  # fmt: skip
 
@@ -157,8 +162,9 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T", "trends"), ("t", "time span of the trends"),
-        ("/", "filter; Esc clears it"), ("S R", "next sort, reverse"), ("z Z", "zoom the timeline in, out"),
-        ("Space", "freeze the display"), ("y Y", "copy the CLI line, the answer"),
+        ("/", "filter; Esc clears it"), ("Space", "mark a request; verbs act on all marks"),
+        ("*", "mark all shown, or none"), ("S R", "next sort, reverse"), ("z Z", "zoom the timeline in, out"),
+        ("F", "freeze the display"), ("y Y", "copy the CLI line, the answer"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),
     ("IN THE PAST  a replay, an incident, an engine that has ended, the last hour", (

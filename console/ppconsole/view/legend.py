@@ -83,6 +83,8 @@ _REQUESTS = Section("REQUESTS", {
     "BLK": "KV blocks on the device", "SWP": "swap blocks on the host", **_LATENCIES,
     "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
+    "* »": "in front of a row: marked, marked and selected; verbs act on all that are marked",
+    "3 marked": "number of marked requests, with those that the filter hides",
     "▲ ▼": "sorted by this column: smallest, largest first; beside WHY if there is no room for the column",
 })  # fmt: skip
 _FILTER = Section("FILTER  words after / and --filter; all must hold", {
@@ -212,9 +214,10 @@ _LOGS = Section("LOGS", {
 _CONFIRM = Section("CONFIRM", {
     "effect": "effect of the verb", "target": "the request, stage or engine", "now": "the present state of the target",
     "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
+    "note": "requests of the verb that are not in the table",
     "plan": "the engine's answer to a dry run", "shell": "the shell line that does the same",
     "CONFLICT": "the target has changed since the plan",
-    "not": "a request to which the verb does not apply; the others are done all the same",
+    "not": "a request to which the verb does not apply; Do the other 2 goes on without it",
 })  # fmt: skip
 _MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
     "util": "share of each device's memory: above 0, at most 1", "revision": "counts changes of the utilization",

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
-from ppengine.protocol.verbs import Verb
+from ppengine.protocol.verbs import Many, Verb
 
+from ppconsole.model import choosing
 from ppconsole.model.units import age_text
 from ppconsole.view.cells import Row, Seg, row, width_of, wrap
 from ppconsole.view.commands import cli_line, effect_of, target_of
 from ppconsole.view.marks import request_mark
 
+CONFLICTS_SHOWN = 5
+"""Most conflicts that are shown with a plan."""
+_SHELL_LINES = 3
+"""Most lines of the shell line; `y` copies all of it."""
 
-def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int) -> list[Row]:
-    """Return what the dialog is about: effect, target with its present state, epoch and revision."""
+
+def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int, hidden: int = 0) -> list[Row]:
+    """Return what the dialog is about: effect, target with its present state, epoch and revision.
+
+    `hidden`: requests of the verb that the filter of the table hides.
+    """
     engine = snapshot.engine
     rows = [_field("effect", effect_of(verb))]
     rows.append(_field("target", f"{target_of(verb)} of {engine.name}", "strong"))
@@ -25,6 +34,11 @@ def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int) 
             f"{request.blocks} blocks, {request.swap_blocks} on the host"
         )
         rows.append(row(("now     ", "dim"), (f"{mark.text} ", mark.style), (text, "")))
+    if isinstance(verb, Many):
+        notes = [f"{hidden} of them are hidden by the filter"] if hidden else []
+        if unlisted := choosing.unlisted(snapshot):
+            notes.append(unlisted)
+        rows += [_field("note", note, "warn") for note in notes]
     seen = "" if revision is None else f"   revision {revision}"
     rows.append(_field("epoch", f"{engine.epoch[:16]}{seen}"))
     return [line for each in rows for line in _wrapped(each, width)]
@@ -61,12 +75,25 @@ def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Row]:
     for index, line in enumerate(lines):
         label: Seg = ("plan    " if index == 0 else "        ", "dim")
         rows.extend(_wrapped(row(label, (line, "")), width))
+    for line in conflict_lines(answer):
+        rows.extend(_wrapped(row(("        ", ""), (line, "warn")), width))
     return rows
 
 
+def conflict_lines(answer: Outcome) -> list[str]:
+    """Return the first requests that a plan excludes, with the reasons, and how many more there are."""
+    lines = [f"not {each.request}: {each.text}" for each in answer.conflicts[:CONFLICTS_SHOWN]]
+    if (more := len(answer.conflicts) - CONFLICTS_SHOWN) > 0:
+        lines.append(f"... and {more} more that cannot be done")
+    return lines
+
+
 def cli_rows(verb: Verb, engine: str, width: int) -> list[Row]:
-    """Return the equivalent CLI line."""
-    return _wrapped(row(("shell   ", "dim"), (cli_line(verb, engine), "key")), width)
+    """Return the equivalent CLI line; of a long one the beginning."""
+    rows = _wrapped(row(("shell   ", "dim"), (cli_line(verb, engine), "key")), width)
+    if len(rows) <= _SHELL_LINES:
+        return rows
+    return [*rows[: _SHELL_LINES - 1], row((f"        … {len(rows) - _SHELL_LINES + 1} more lines", "dim"))]
 
 
 def conflict_rows(answer: Refused, changes: list[str], width: int) -> list[Row]:

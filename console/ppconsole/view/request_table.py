@@ -34,6 +34,8 @@ from ppconsole.view.marks import request_mark
 from ppconsole.view.wording import FINISHED
 from ppconsole.view.wording import REQUEST as TITLES
 
+CURSOR = {(False, False): " ", (True, False): ">", (False, True): "*", (True, True): "»"}
+"""Sign in front of a row by whether it is selected, and whether it is marked."""
 COLUMNS = (
     Column("mark", "", 1, 0),
     Column("id", TITLES["id"], 10, 0, grow=8),
@@ -78,11 +80,11 @@ def is_cut(snapshot: Snapshot, shown: Sequence[RequestInfo], width: int) -> bool
 
 def rows(
     state: ConsoleState, arranged: Sequence[RequestInfo], width: int, selected: str | None = None,
-    top: int = 0, height: int = 1000, why_least: int = 0,
+    top: int = 0, height: int = 1000, why_least: int = 0, marked: frozenset[str] = frozenset(),
 ) -> list[Row]:  # fmt: skip
     """Return the header and the rows `[top, top + height)` of `arranged`. Only visible rows are formatted."""
     placed = place(columns(width, why_least), width)
-    lines = [_title(placed, state, arranged)]
+    lines = [_title(placed, state, arranged, len(marked))]
     snapshot = state.snapshot
     if not arranged or snapshot is None:
         some = snapshot is not None and bool(snapshot.requests)
@@ -91,16 +93,18 @@ def rows(
     where = wording.locate(snapshot)
     for request in arranged[top : top + height]:
         mine = request.id == selected
-        cells = _cells(request, where, mine, width >= _WIDE_FROM)
+        sign = CURSOR[mine, request.id in marked]
+        cells = _cells(request, where, sign, width >= _WIDE_FROM)
         lines.append(table_row(placed, cells, fill="select" if mine else ""))
     return lines
 
 
-def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo]) -> Row:
-    """Return the header row: how many there are, the sorted column marked, the filter."""
+def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo], marked: int) -> Row:
+    """Return the header row: how many there are, the sorted column, how many are `marked`, the filter."""
     total = state.snapshot.requests_total if state.snapshot else 0
     shown = f"{len(arranged)}/{total}" if len(arranged) != total else f"{total}"
-    why = [TITLES["why"], hidden_sort(placed, state.order), f"/{state.filter}" if state.filter else ""]
+    marks, wanted = f"{marked} marked" if marked else "", f"/{state.filter}" if state.filter else ""
+    why = [TITLES["why"], marks, hidden_sort(placed, state.order), wanted]
     titles = {"id": f"{TITLES['id']} {shown}", "why": "  ".join(part for part in why if part)}
     return sorted_header(placed, *state.order, titles)
 
@@ -119,15 +123,15 @@ def sort_columns(width: int, why_least: int = 0) -> list[str]:
     return [ARRIVAL, *(each.column.key for each in placed if each.column.key in FIELDS)]
 
 
-def _cells(request: RequestInfo, where: dict[int, int], selected: bool, in_words: bool) -> dict[str, Cell]:
-    """Return the cells of one request row. `in_words`: the state as a whole word."""
+def _cells(request: RequestInfo, where: dict[int, int], sign: str, in_words: bool) -> dict[str, Cell]:
+    """Return the cells of one request row. `sign`: of `CURSOR`. `in_words`: the state as a whole word."""
     mark = request_mark(request.state)
     faint = "dim" if request.state == "finished" else ""
     goal = request.prompt_tokens + request.output_tokens
     done = figures.percent(min(request.computed_tokens, goal), goal) if request.computed_tokens else figures.NOTHING
     waits = request.state in ("waiting", "swapped") and request.why is not None
     return {
-        "mark": (">" if selected else " ", "accent"),
+        "mark": (sign, "accent"),
         "id": (request.id, faint or "strong"),
         "owner": (request.owner, "dim"),
         "state": (request.state, mark.style) if in_words else mark,

@@ -1,4 +1,4 @@
-"""The selected request and stage of the main screen, and which of the two tables has the focus."""
+"""The selected request and stage of the main screen, the marks, and which of the two tables has the focus."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ppconsole.view import board
 from ppconsole.view.cursor import Cursor
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.frame import Frame, frame
+from ppconsole.view.marked import Marked
 
 
 class Selection:
@@ -18,20 +19,34 @@ class Selection:
     def __init__(self, model: DisplayModel) -> None:
         self.requests: Cursor[str] = Cursor()
         self.stages: Cursor[int] = Cursor()
+        self.marked = Marked()
         self.on_stages = False
         self.frame: Frame = frame(80, 24, 1, False)
         self._model = model
 
     def forget(self) -> None:
-        """Go back to the first rows."""
+        """Go back to the first rows, without marks."""
         self.requests.forget()
         self.stages.forget()
+        self.marked.clear()
 
     def request(self) -> str | None:
         """Return the selected request; None if it is gone, there is none, or the table is hidden."""
         if not self.frame.requests:
             return None
         return self.requests.sync(self._request_ids())
+
+    def marked_ids(self) -> tuple[str, ...]:
+        """Return the marked requests that are live now, even if the display is frozen."""
+        return self.marked.sync(self._model.state.snapshot)
+
+    def toggle_marks(self, ids: Sequence[str]) -> bool:
+        """Mark those of `ids` that are live now; where all are marked, unmark them. Return whether any is live."""
+        snapshot = self._model.state.snapshot
+        known = {request.id for request in snapshot.requests if request.state != "finished"} if snapshot else set()
+        live = [each for each in ids if each in known]
+        self.marked.toggle(live)
+        return bool(live)
 
     def stage(self) -> int | None:
         """Return the selected stage; None if it has no row."""
@@ -43,6 +58,7 @@ class Selection:
 
     def move(self, by: int) -> None:
         """Move in the table that has the focus."""
+        self.marked.lost = False
         if self.on_stages:
             self.stages.move(self._stage_ids(), by)
         else:
@@ -54,7 +70,7 @@ class Selection:
         request = self.requests.sync(ids) if self.frame.requests else None
         self.on_stages = self.frame.stages > 0 and (self.on_stages or not self.frame.requests)
         top = self.requests.window(len(ids), self.frame.requests)
-        return board.Picked(request, self.stage(), self.on_stages, followed, top)
+        return board.Picked(request, self.stage(), self.on_stages, followed, top, self.marked_ids())
 
     def _request_ids(self) -> list[str]:
         return [request.id for request in self._model.arranged()]

@@ -18,7 +18,7 @@ from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.results import Room
 from ppengine.protocol.control import Command, Conflict
-from ppengine.protocol.verbs import Many, Preempt, Priority, Release, RequestVerb, SwapIn, SwapOut, label_of
+from ppengine.protocol.verbs import Abort, Many, Preempt, Priority, Release, RequestVerb, SwapIn, SwapOut, label_of
 
 _IDS_SHOWN, _CONFLICTS_SHOWN = 8, 3
 _SUMMED = (
@@ -203,7 +203,10 @@ def _lines(many: Many, draft: _Draft, free: Room, block_bytes: int) -> list[str]
         lines.append(f"takes {sums['device_needed']} device blocks of {free.device} free")
     elif not isinstance(verb, Release):
         # A block that two of them share is in neither's count.
-        lines.append(f"at least {sums['blocks_back']} device blocks come back")
+        blocks = sums["blocks_back"]
+        lines.append(f"at least {blocks} device blocks ({size_text(blocks * block_bytes)}) come back")
+    if isinstance(verb, Abort):
+        lines.append(f"{sums['computed_tokens']} computed tokens are lost, after {sums['output_tokens']} of output")
     if host := free.host - draft.room.host:
         lines.append(f"mode swap: takes {host} host blocks ({size_text(host * block_bytes)}) of {free.host} free")
     if isinstance(verb, Preempt) and draft.recomputed["computed_tokens"]:

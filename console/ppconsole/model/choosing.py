@@ -1,0 +1,65 @@
+"""The requests of a verb: named by their ids, or chosen by owner, age, state and filter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from ppengine.protocol.verb_table import Argument
+
+if TYPE_CHECKING:
+    from ppengine.protocol.snapshot import RequestInfo, Snapshot
+
+STATES = ("waiting", "running", "swapped", "held", "loading")
+ARGUMENTS = (
+    Argument("owner", option="--owner", metavar="NAME", help="All requests of this owner."),
+    Argument("older", option="--older", metavar="AGE", help="All that are older: 90, 5m, 2h."),
+    Argument("state", option="--state", choices=STATES, help="All in this state."),
+    Argument("wanted", option="--filter", metavar="FILTER", help="All that it matches: 'state:wait blk>40'."),
+)
+"""Options that choose requests; all of them must hold."""
+_GIVE = "give ids, or --owner, --older, --state and --filter."
+
+
+def take(values: dict[str, Any]) -> tuple[list[str], str]:
+    """Take the words that choose requests out of `values`; return the ids, or the text of the filter.
+
+    Raises click.UsageError if there are both.
+    """
+    ids, text = list(dict.fromkeys(values.pop("requests"))), _filter_text(values)
+    if ids and text:
+        raise click.UsageError(f"requests are named and chosen by options, too; {_GIVE}")
+    return ids, text
+
+
+def nothing() -> click.UsageError:
+    """Return the refusal of a verb without a request."""
+    return click.UsageError(f"no request is named or chosen; {_GIVE}")
+
+
+def _filter_text(values: dict[str, Any]) -> str:
+    """Take the options out of `values`; return the filter that they make."""
+    from ppconsole.model.filters import quoted
+
+    owner, older, state, wanted = (values.pop(argument.name) for argument in ARGUMENTS)
+    words = [f"owner={quoted(owner)}"] if owner is not None else []
+    words += [f"age>{older}"] if older is not None else []
+    words += [f"state={state}"] if state is not None else []
+    return " ".join([*words, *([wanted] if wanted else [])])
+
+
+def matching(snapshot: Snapshot, text: str) -> list[RequestInfo]:
+    """Return the live requests that a filter matches. Raises FilterError; LookupError if there are none."""
+    from ppconsole.model.request_fields import request_filter
+
+    wanted = request_filter(text)
+    found = [request for request in snapshot.requests if request.state != "finished" and wanted.matches(request)]
+    if not found:
+        raise LookupError(f"no request matches {text}; {snapshot.requests_total} are here")
+    return found
+
+
+def unlisted(snapshot: Snapshot) -> str:
+    """Return how many requests a filter sees, if those are not all; otherwise nothing."""
+    listed, total = len(snapshot.requests), snapshot.requests_total
+    return f"the filter sees the first {listed} of {total} requests" if total > listed else ""
