@@ -7,20 +7,30 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 TORCH ?=
 TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu,)
 
-.PHONY: demo test check reference venv clean
+.PHONY: demo test unit end-to-end check reference venv clean
 demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
-# Some machines have Python write no bytecode: each of hundreds of engine processes would compile our sources anew.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: check
-	@$(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
-	@# An engine is seven processes, but they wait more than they work: half as many of them as cores, and two at least.
-	@# A file has an engine that its tests share: all of them go to one worker, in the order of the files.
-	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadfile --no-loadscope-reorder tests/end_to_end
+# Engines wait more than they work: unit tests and checks run beside them, and give way to them.
+# Each of the three prints its output when it has ended.
+test: $(VENV)/.test
+	@echo "Running checks, unit tests and end-to-end tests side by side"
+	@$(MAKE) --no-print-directory -j3 --output-sync=target check unit end-to-end
+
+# Of 14,000 modules pip would compile all, one by one; tests import a tenth, and each first import writes its own.
+test: PIP += --no-compile
+
+# Some machines have Python write no bytecode: each of hundreds of engine processes would compile all sources.
+test unit end-to-end: export PYTHONDONTWRITEBYTECODE :=
+unit: $(VENV)/.test
+	@nice $(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
+
+# A file has an engine that its tests share: all of them go to one worker, in the order of the files.
+end-to-end: $(VENV)/.test
+	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 6 ? $$(nproc) / 2 : 3 )) --dist loadfile --no-loadscope-reorder tests/end_to_end
 
 check: $(VENV)/.test
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@nice $(BIN)/ruff check . && nice $(BIN)/ruff format --check . && nice $(BIN)/mypy && nice $(BIN)/lint-imports
 
 # Writes docs/reference/ from the code; a test fails when it is stale.
 reference: $(VENV)/.test

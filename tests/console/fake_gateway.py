@@ -262,7 +262,7 @@ class FakeGateway:
         ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(str(folder), ready), daemon=True)
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         self.record = EngineRecord(
             id=self.id, name=self.name, epoch=self.epoch, pid=self.pid, pid_start=process_start(self.pid) or 0,
             state_endpoint=f"ipc://{folder}/state", control_endpoint=f"ipc://{folder}/control",

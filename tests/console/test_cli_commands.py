@@ -61,7 +61,7 @@ def cli(capsys: pytest.CaptureFixture[str], folder: Path) -> Cli:
     return Cli(capsys, folder)
 
 
-def until(reached: Callable[[], bool], seconds: float = 15.0) -> None:
+def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline
@@ -215,7 +215,7 @@ def test_events_past_and_followed(cli: Cli, fake: FakeGateway) -> None:
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["text"] == "third"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
 
@@ -227,7 +227,7 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, fake: FakeGateway) -> None:
     process.stdout.close()
     assert process.stderr is not None
     err = process.stderr.read()
-    process.wait(10)
+    process.wait(60)
     process.stderr.close()
     assert err == ""
 
@@ -576,7 +576,7 @@ def test_ctrl_c_aborts_the_request(cli: Cli, fake: FakeGateway) -> None:
     assert process.stderr is not None
     assert process.stderr.readline().startswith("request r-")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "abort applied" in err
     assert isinstance(fake.commands[-1].verb, Abort)
@@ -685,7 +685,7 @@ def test_record_ends_well_on_ctrl_c(cli: Cli, fake: FakeGateway, tmp_path: Path)
     process = cli.process("record", str(path))
     until(lambda: path.exists() and path.stat().st_size > 2000)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert cli("replay", str(path)).code == 0
 
@@ -764,7 +764,7 @@ def test_serve_relays_and_passes_signals_on(cli: Cli, stand_in: Path, number: si
     notice = json.loads(process.stdout.readline())
     assert (notice["name"], notice["argv"][:2]) == ("stand-in", ["tiny", "--within=7.0"])
     process.send_signal(number)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert "a message for humans" in err
 
@@ -773,7 +773,7 @@ def test_serve_says_that_its_supervisor_was_killed(cli: Cli, stand_in: Path) -> 
     process = cli.process("serve", "tiny", "--json")
     assert process.stdout is not None
     os.kill(json.loads(process.stdout.readline())["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     says = "error: the engine's supervisor was killed by SIGKILL, and its child processes end with it"
     assert err.splitlines()[-1] == says
@@ -784,6 +784,6 @@ def test_an_engine_leaves_when_serve_is_killed(cli: Cli, stand_in: Path) -> None
     assert process.stdout is not None
     process.stdout.readline()
     process.kill()
-    process.wait(10)
+    process.wait(60)
     until(stand_in.exists)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)

@@ -48,7 +48,7 @@ def record(pid: int) -> EngineRecord:
 
 
 def until(done: object) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not done():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.02)

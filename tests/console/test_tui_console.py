@@ -69,7 +69,7 @@ class Rig:
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not ready():
                 await self.pilot.pause(0.01)
 

@@ -41,7 +41,7 @@ class Rig:
         return "\n".join(text_of(row) for row in found.first(Lines).rows) if found else ""
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not ready():
                 await self.pilot.pause(0.02)
 

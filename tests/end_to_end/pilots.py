@@ -46,7 +46,7 @@ class Rig:
     def board(self, name: str) -> str:
         return "\n".join(text_of(row) for row in self.app.screen.query_one(f"#{name}", Lines).rows)
 
-    async def until(self, ready: Callable[[], Any], what: str, seconds: float = 10.0) -> None:
+    async def until(self, ready: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
         for _ in range(int(seconds / 0.02)):
             if ready():
                 return

@@ -63,11 +63,15 @@ def named(stage: int | None, cause: str) -> Callable[[Snapshot], bool]:
 
 
 async def judged(op: Operator, condition: Callable[[Snapshot], bool], since: float, what: str) -> float:
-    """Wait for verdicts and return after how many seconds the engine published them; `since` is wall-clock time."""
+    """Wait for verdicts; return the engine's seconds until it published them (`Served.queued` is not its own).
+
+    `since` is wall-clock time.
+    """
+    before = op.engine.queued()
     picture = await op.until(condition, what, core=False)
-    took = picture.sampled_at - since
-    print(f"{what}: after {took:.2f} s")
-    return took
+    took, queued = picture.sampled_at - since, op.engine.queued() - before
+    print(f"{what}: after {took:.2f} s, with {queued:.2f} s in queues for a CPU")
+    return took - queued
 
 
 async def content(op: Operator) -> None:
@@ -222,7 +226,8 @@ async def test_killed_stage_is_named_in_time(lost_engine: Served, load: bool) ->
         assert f"stage {stage} was killed by SIGKILL" in ran.out
         lost = f"stage {stage} is lost: killed by SIGKILL"
         await op.until(lambda picture: picture.engine.message == lost, "the core knows how")
-        assert named(stage, "dead")(op.picture), "one fault and no cascade"
+        found = [(verdict.stage, verdict.cause, verdict.summary, verdict.evidence) for verdict in roots(op.picture)]
+        assert [one[:2] for one in found] == [(stage, "dead")], f"one fault and no cascade: {found}"
 
         text = f"the engine is degraded: {lost}"
         for verb in (Submit(prompt_token_ids=PROMPT), SetMemory(utilization=0.5)):

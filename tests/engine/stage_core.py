@@ -110,7 +110,7 @@ class FakeCore:
                 print(f"--- log of stage {stage}:\n{self.log(stage)}")
         for child in self.children.values():
             child.kill()
-            child.wait(10)
+            child.wait(60)
             child.close()
         self._socket.close()
         self._context.term()
@@ -182,7 +182,7 @@ class FakeCore:
         self.generation += 1
         child = self.children.pop(stage)
         child.kill()
-        child.wait(5)
+        child.wait(60)
         child.close()
         self.ready.clear()
         self.slots.clear()

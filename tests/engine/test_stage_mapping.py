@@ -113,7 +113,7 @@ def test_in_a_new_generation_only_its_own_change_is_answered(core: FakeCore, exp
 def test_a_stage_leaves_in_the_middle_of_a_change(core: FakeCore) -> None:
     begin(core, 200)
     core.shutdown(0)
-    assert core.children[0].wait(10) == 0
+    assert core.children[0].wait(60) == 0
     assert core.complaints(0) == []
 
 

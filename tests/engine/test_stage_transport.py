@@ -55,7 +55,7 @@ def test_hidden_states_arrive_bit_for_bit(tmp_path: Path) -> None:
         assert_both_sides_agree(RingReader(tmp_path / "send.ring"), RingReader(tmp_path / "receive.ring"), step)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -93,7 +93,7 @@ def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> Non
         assert process.wait(20) == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -117,7 +117,7 @@ def test_what_was_not_due_is_refused(
         assert raised.value.peer == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -131,7 +131,7 @@ def test_a_wait_is_left_when_told_so(tmp_path: Path) -> None:
             edge.receive(torch.zeros(4), 1)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -160,7 +160,7 @@ def test_who_does_not_know_the_key_is_turned_away(tmp_path: Path) -> None:
         assert answered and not path.exists()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -181,7 +181,7 @@ def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:
         assert process.wait(20) == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -197,7 +197,7 @@ def test_a_wait_for_tokens_that_ends_with_the_peer_is_over_in_the_ring(tmp_path:
         assert record is not None and record.kind == Kind.TOKEN_RETURN and record.done_ns > 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()
 
 
@@ -227,5 +227,5 @@ def kill_peer(tmp_path: Path) -> float:
         return took
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.close()

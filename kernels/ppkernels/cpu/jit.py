@@ -1,11 +1,15 @@
 """Compilation by numba: a kernel is compiled on its first call and cached beside its source for the
-next process.
+next process. Stages that start together need the same kernels: one compiles, the others load.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,6 +23,9 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 REORDER = {"reassoc", "contract", "arcp", "nsz"}
 """Fast-math flags: sums may be reordered to vectorize them; NaN and infinity stay."""
 
+TURN_S = 60.0
+"""Seconds that a process waits for another one to compile a kernel; then it compiles that kernel, too."""
+
 
 def compiled(function: Kernel) -> Kernel:
     """Return `function` as machine code, which runs without the GIL and checks no index."""
@@ -27,7 +34,48 @@ def compiled(function: Kernel) -> Kernel:
     cache, make_file = kernel._cache, cast(Callable[..., Any], IndexDataCacheFile)
     name = f"{cache._impl.filename_base}.{VECTOR_BYTES}"
     cache._cache_file = make_file(cache.cache_path, name, _sources())
+    lock = Path(cache.cache_path, f"{name}.lock")
+    kernel.compile = functools.partial(_compile_alone, kernel.compile, lock)
     return cast(Kernel, kernel)
+
+
+def _compile_alone(compile_or_load: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
+    with _turn(lock):
+        return compile_or_load(signature)
+
+
+_compiling = threading.RLock()
+_held: set[Path] = set()
+"""Locks of the kernels under way in this process: a kernel compiles those that it calls."""
+
+
+@contextlib.contextmanager
+def _turn(lock: Path) -> Iterator[None]:
+    """Let one process at a time compile the kernel of `lock`; another one waits for `TURN_S` seconds at most."""
+    with _compiling, contextlib.ExitStack() as stack:
+        if lock in _held:
+            yield
+            return
+        # A cache that cannot be written is no reason not to compile.
+        with contextlib.suppress(OSError):
+            _lock(stack.enter_context(lock.open("w")).fileno(), time.monotonic() + TURN_S)
+        _held.add(lock)
+        try:
+            yield
+        finally:
+            _held.discard(lock)
+
+
+def _lock(descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+        else:
+            return
 
 
 @functools.cache
