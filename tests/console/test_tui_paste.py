@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ppconsole.widgets.driver import PasteParser
+from ppconsole.widgets.driver import ESCAPE_S, PasteParser
 from textual import events
 
 COLOURED = "AAA \x1b[31mBBB\x1b[0m CCC"
@@ -57,6 +57,24 @@ def test_a_paste_that_is_not_over_holds_no_key_and_an_escape_is_still_one() -> N
     assert not list(parser.feed("\x1b"))
     time.sleep(0.15)
     assert [message.key for message in parser.tick()] == ["escape"]
+
+
+def test_an_escape_alone_is_a_key_soon_and_one_of_a_sequence_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual looks at most ten times a second: Esc took longer than the tenth in which a key is answered."""
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as terminal:
+        monkeypatch.setattr("sys.__stdin__", terminal)
+        parser = PasteParser()
+        assert not list(parser.feed("\x1b"))
+        begun = time.monotonic()
+        assert [message.key for message in parser.tick()] == ["escape"]
+        assert time.monotonic() - begun >= ESCAPE_S
+        assert ESCAPE_S < 0.05
+        assert not list(parser.feed("\x1b"))
+        os.write(theirs, b"[A")
+        assert not list(parser.tick()), "the rest of the sequence is there"
+        assert [message.key for message in parser.feed("[A")] == ["up"]
+    os.close(theirs)
 
 
 class Terminal:

@@ -14,6 +14,9 @@ from textual.message import Message
 
 from ppconsole.model.safe import clean
 
+ESCAPE_S = 0.03
+"""A terminal sends the characters of a function key together; a slow link parts them seldom, and not for long."""
+
 
 class PasteParser(XTermParser):
     """Collects a bracketed paste up to its end and hands on its text without control characters.
@@ -46,6 +49,20 @@ class PasteParser(XTermParser):
                 self._pasted = None if mark else text
                 if mark:
                     yield from super().feed(clean(text, newlines=True) + mark)
+
+    def tick(self) -> Iterable[Message]:
+        """Yield the messages that a silence completes: Esc is a key if nothing follows it within `ESCAPE_S`.
+
+        Textual looks ten times a second alone, so Esc took more than 0.1 s.
+        """
+        if self._timeout_time is not None and not _more_within(ESCAPE_S):
+            self._timeout_time = 0.0
+        yield from super().tick()
+
+
+def _more_within(seconds: float) -> bool:
+    """Whether the terminal sends more within `seconds`; without a terminal, nothing is known to be missing."""
+    return sys.__stdin__ is None or bool(select.select([sys.__stdin__], [], [], seconds)[0])
 
 
 setattr(linux_driver, "XTermParser", PasteParser)  # noqa: B010  # the driver has no other place for its parser
