@@ -141,3 +141,20 @@ def test_only_the_minutes_that_are_shown_are_read(
     assert past.at(past.end).snapshot is not None
     assert read and old[1] not in read, "its minute is further back than any event that is shown"
     past.close()
+
+
+def test_a_moment_is_read_forward_and_from_no_more_minutes_than_it_has(
+    minutes: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed file is unpacked from its begin for each step back: 500 events took seconds."""
+    places: list[int] = []
+    opened: list[Path] = []
+    read, outlines = Recording.read, Recording.outlines
+    monkeypatch.setattr(Recording, "read", lambda file, place: places.append(place) or read(file, place))
+    monkeypatch.setattr(Recording, "outlines", lambda file: opened.append(file.path) or outlines(file))
+    past = History.of_segments(minutes)
+    moment = past.at(BEGIN + 179, events_most=20)
+    assert [one.seq for one in moment.events] == list(range(160, 180))
+    assert len(places) == 21 and places == sorted(places)
+    assert opened == [minutes[1]], "a search for a link would read the minutes before"
+    past.close()

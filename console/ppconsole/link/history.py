@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,18 +136,16 @@ class History:
             while place is not None and self.frame(place).kind != "snapshot":
                 place = self.after(place)
             following = None if place is None else self.after(place)
-        link = self._newest("link", following, back_s)
-        events: list[Event] = []
-        for each in self._before(following, wall - back_s):
-            if len(events) >= events_most:
-                break
-            if self.frame(each).kind == "event" and (event := self.read(each).event) is not None:
-                events.append(event)
+        # Segments of a gateway hold neither links nor details: looking for one would read ten minutes of them.
+        link = self._newest("link", following, back_s) if len(self._files) == 1 else None
+        before = (each for each in self._before(following, wall - back_s) if self.frame(each).kind == "event")
+        events = sorted(islice(before, events_most))
+        found = self._read_all([place, link, *events])
         return Moment(
-            None if place is None else self.read(place).snapshot,
-            events[::-1],
+            None if place is None else found[place].snapshot,
+            [event for each in events if (event := found[each].event) is not None],
             self._details(following),
-            None if link is None else self.read(link).link,
+            None if link is None else found[link].link,
             following,
         )
 
@@ -160,6 +159,10 @@ class History:
         """Close the files."""
         for file in self._files:
             file.close()
+
+    def _read_all(self, places: Iterable[Place | None]) -> dict[Place, Recorded]:
+        """Read frames in the order of their files: a step back in a packed file unpacks it again from its begin."""
+        return {place: self.read(place) for place in sorted({place for place in places if place is not None})}
 
     # --- frames of the files ------------------------------------------------------------------------------------
 
