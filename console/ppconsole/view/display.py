@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 from ppengine.protocol.control import Fetched
 from ppengine.protocol.recording import Update
-from ppengine.protocol.snapshot import Event, RequestInfo
+from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
 
 from ppconsole.model.facts import freshness, why_no_verbs
+from ppconsole.model.filters import Filter
 from ppconsole.model.reduce import add_output, add_prompt, reduce, set_filter
 from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.safe import clean
+from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.model.state import SPANS_MS, ConsoleState
 from ppconsole.model.trends import Point, Trends
 from ppconsole.view.banner import Link, link_segs
@@ -57,6 +59,9 @@ class DisplayModel:
         self.playback: Playback | None = None
         """The position in a past; None with a live engine, and with an export, which does not move."""
         self._clock = clock
+        self._arranged_of: tuple[Snapshot | None, Filter, Order] = (None, Filter(), BY_ARRIVAL)
+        """Snapshot, filter and order of `_arranged`."""
+        self._arranged: list[RequestInfo] = []
         self._frozen: ConsoleState | None = None
         self._frozen_at = 0.0
         self._frozen_trends = self.trends
@@ -137,8 +142,13 @@ class DisplayModel:
         return freshness(self.state, self._clock()).grey
 
     def arranged(self) -> list[RequestInfo]:
-        """Return the requests in the table's order."""
-        return visible_requests(self.shown)
+        """Return the requests in the table's order; once for a snapshot, as a paint asks several times."""
+        state = self.shown
+        snapshot, wanted, order = self._arranged_of
+        if state.snapshot is not snapshot or (state.wanted, state.order) != (wanted, order):
+            self._arranged_of = state.snapshot, state.wanted, state.order
+            self._arranged = visible_requests(state)
+        return self._arranged
 
     def link(self) -> Link:
         """Return the link's part of the banner."""
