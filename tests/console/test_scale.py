@@ -6,13 +6,16 @@ import gc
 import tracemalloc
 from dataclasses import replace
 
+import msgspec
 import pytest
 from large_engine import LargeEngine, copied
 from long_watch import watch
 from ppconsole.model import rows
 from ppconsole.model.state import ConsoleState
+from ppconsole.model.trends import Figures, measure
 from ppconsole.view import display
 from ppconsole.view.display import DisplayModel
+from ppengine.protocol.frames import encode
 
 WARM_S, ROUND_S, ROUNDS = 60, 60, 4
 BYTES_S_MOST, OBJECTS_S_MOST = 1000, 0.5
@@ -73,3 +76,12 @@ def test_the_order_of_requests_is_found_once_for_a_snapshot(monkeypatch: pytest.
     assert [request.id for request in model.arranged()] != frozen
     model.state = replace(model.state, snapshot=None)
     assert model.arranged() == []
+
+
+def test_points_of_the_past_are_those_of_whole_snapshots() -> None:
+    engine = LargeEngine(1e9, stages=3, requests=30)
+    engine.advance(1.0)
+    point = measure(copied(engine.snapshot))
+    assert measure(msgspec.msgpack.decode(encode(engine.snapshot), type=Figures)) == point
+    assert point.running and point.waiting and point.kv_use and point.stage_memory_use and point.ttft_p99_s
+    assert point.output_tok_s and point.preemptions_total and point.swaps_total

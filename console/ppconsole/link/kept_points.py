@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 from ppengine.protocol.frames import ProtocolError, decode_as
 from ppengine.protocol.recording import Recording, RecordingError
-from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.link.history import unique
-from ppconsole.model.trends import PERIOD_S, Point, measure
+from ppconsole.model.trends import PERIOD_S, Figures, Point, measure
 
 READ_S = 5.0
 """Seconds after which reading ends, with as much of the newest past as was read by then."""
@@ -67,6 +66,6 @@ def _segment(path: Path, before: float, over: Callable[[], bool]) -> Iterator[Po
             if outline.at_s < due or not len(memoryview(outline.snapshot)):
                 continue
             due = outline.at_s + PERIOD_S - 0.05
-            snapshot = decode_as(Snapshot, bytes(outline.snapshot))
+            snapshot = decode_as(Figures, bytes(outline.snapshot))
             if snapshot.sampled_at < before:
                 yield measure(snapshot)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from ppengine.protocol.snapshot import Snapshot
+import msgspec
+from ppengine.protocol.snapshot import KvBlocks, Latency, Queues, Snapshot, StageMemory, Throughput
 
 from ppconsole.model.units import ratio
 
@@ -40,7 +41,26 @@ class Point(NamedTuple):
     """99th percentile of the time to first token in seconds; None: no token in its window, or an old recording."""
 
 
-def measure(snapshot: Snapshot) -> Point:
+class StageFigures(msgspec.Struct, kw_only=True):
+    """The part of a stage that a point is made of."""
+
+    kv_blocks: KvBlocks = msgspec.field(default_factory=KvBlocks)
+    memory: StageMemory = msgspec.field(default_factory=StageMemory)
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """The part of a snapshot that a point is made of: an hour of them is decoded when a console attaches."""
+
+    sampled_at: float = 0.0
+    stages: list[StageFigures] = []
+    queues: Queues = msgspec.field(default_factory=Queues)
+    throughput: Throughput = msgspec.field(default_factory=Throughput)
+    latency: Latency = msgspec.field(default_factory=Latency)
+    preemptions_total: int = 0
+    swaps_total: int = 0
+
+
+def measure(snapshot: Snapshot | Figures) -> Point:
     """Return the figures of one snapshot; rates need the point before."""
     kv = [
         each for stage in snapshot.stages if (each := ratio(stage.kv_blocks.used, stage.kv_blocks.mapped)) is not None
