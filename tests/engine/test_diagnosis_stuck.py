@@ -384,3 +384,19 @@ def test_a_stage_that_has_just_begun_to_move_again_is_no_root(count, k):
     assert not any(verdict.root for verdict in diagnose(stuck(stages)))
     stages = with_stage(stages, k, op_age_s=0.3)
     assert only_root(diagnose(stuck(stages))).stage == k
+
+
+# --- beside a death -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["idle", "forward"])
+def test_what_a_death_interrupts_is_no_second_root(op):
+    """Its connection closed, and a neighbour does something else for a moment; a stage that was stuck before is one."""
+    stages = with_stage(pipeline_held_at(3, 1), 1, process_state=None, exit_code=-9, dead_for_s=0.7, oom_kills=0)
+
+    def roots(op_age_s):
+        found = with_stage(stages, 2, op=op, op_peer=None, op_age_s=op_age_s, progress_age_s=op_age_s, wchan="")
+        return [(verdict.stage, verdict.cause) for verdict in diagnose(stuck(found)) if verdict.root]
+
+    assert roots(0.6) == [(1, "dead")]
+    assert [stage for stage, _ in roots(6.0)] == [1, 2]

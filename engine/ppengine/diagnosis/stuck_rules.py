@@ -82,7 +82,7 @@ def blocked_work(case: Case) -> list[Verdict]:
         on_the_way = {main(stage.stage), *(wait.on for wait in chain)}
         if any(node.stage in case.guilty or node.stage in found for node in on_the_way):
             continue
-        if found and not _blocked_itself(case, chain, stage, limit):
+        if (found or case.guilty) and not _blocked_itself(case, chain, stage, limit):
             continue
         verdict = _at_the_end(case, stage, chain, since)
         if verdict is None:
