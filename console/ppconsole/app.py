@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
+from weakref import WeakSet
 
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
@@ -99,6 +100,8 @@ class ConsoleApp(App[int]):
         self._next: Timer | None = None
         self._fresh = False
         self._ticked_at = 0.0
+        self._pasts: WeakSet[ReplaySource] = WeakSet()
+        """Open pasts: the operator may quit in one."""
         self.hour = HourFeed(self)
         self.alarms = AlarmEffects(self, alarms or AlarmConfig(), self.bell)
         self._restarts: dict[str, Callable[[], object]] = {
@@ -157,7 +160,8 @@ class ConsoleApp(App[int]):
         """Close the source; the engine is not touched."""
         self.hour.leave()
         await self.alarms.close()
-        await self.source.close()
+        for source in (self.source, *self._pasts):
+            await source.close()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         """Show a failed worker in the banner, and restart those that must not stop."""
@@ -275,6 +279,7 @@ class ConsoleApp(App[int]):
         """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""
         from ppconsole.screens.past_console import PastConsole
 
+        self._pasts.add(source)
         past = PastConsole(self, self, source, title, self._clock)
         self.run_worker(past.open(diagnosis=diagnosis), name="past", exit_on_error=False)
 

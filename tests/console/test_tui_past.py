@@ -123,6 +123,14 @@ async def test_the_last_hour_of_a_live_engine_opens_and_escape_returns(tmp_path:
         assert rig.app.screen is rig.app.main, "there is nothing to leave"
 
 
+async def test_an_operator_may_quit_in_the_past(tmp_path: Path) -> None:
+    source = past(tmp_path)
+    async with console() as rig:
+        rig.app.open_past(source, "")
+        await rig.until(lambda: source._player is not None)
+    assert source._player is not None and source._player.done(), "it plays no more"
+
+
 async def test_an_engine_without_history_says_so() -> None:
     async with console(notes=True) as rig:
         await rig.pilot.press("h")
