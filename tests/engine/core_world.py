@@ -25,18 +25,18 @@ class CoreWorld:
     """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
 
     def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", load_format="auto", cards=None, **scheduler,
+        restart="auto", load_format="auto", cards=None, run_dir="/r", model="m", **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
         profile = Profile(
-            name="t", model=ModelConfig(path="m", load_format=load_format),
+            name="t", model=ModelConfig(path=model, load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, restart=restart),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler),
         )  # fmt: skip
-        config = EngineConfig(
-            id="e", name="t", epoch="epoch", profile=profile, model_path="m", model_type="opt",
-            layers=[(index, index + 1) for index in range(stages)], max_model_len=max_model_len, run_dir="/r",
+        self.config = config = EngineConfig(
+            id="e", name="t", epoch="epoch", profile=profile, model_path=model, model_type="opt",
+            layers=[(index, index + 1) for index in range(stages)], max_model_len=max_model_len, run_dir=run_dir,
             ring_dir="/d", started_wall=0.0,
         )  # fmt: skip
         spec = ModelSpec(
@@ -64,6 +64,7 @@ class CoreWorld:
             config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
+            send_renderer=lambda name, payload: self.send_renderer(name, payload),
             start_stage=lambda place, generation: self.started.append((place.stage, generation)),
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
             note=self.facts.append, clock=lambda: self.now,
@@ -71,6 +72,10 @@ class CoreWorld:
         if serve:
             self.ready()
             self.run()
+
+    def send_renderer(self, name, payload):
+        """Send a chat to the process of chat templates; `ChatWorld` has one."""
+        raise AssertionError(f"no process of chat templates here, for {name}")
 
     @property
     def scheduler(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
-from ppengine.common.config import ConfigError
 from ppengine.core import operations
 from ppengine.protocol.control import Command, Failed, Fetch, Fetched, Inspect, Outcome, Refused
 from ppengine.protocol.inspection import RequestDetail
@@ -34,16 +33,13 @@ from ppengine.protocol.verbs import (
 )
 
 
-class NoTemplate:
-    """A tokenizer of a model without a chat template; every letter is a token."""
+class Letters:
+    """A tokenizer for which every letter is a token."""
 
     longest_token = 1
 
     def encode(self, text):
         return [ord(letter) % VOCAB for letter in text]
-
-    def encode_chat(self, messages):
-        raise ConfigError("this model has no chat template; send the prompt as plain text")
 
     def stream(self, prompt_ids):
         return self
@@ -64,14 +60,8 @@ def refusal(answers):
     return answers[0].code, answers[0].text
 
 
-def test_chat_without_a_template_is_refused():
-    world = CoreWorld(tokenizer=NoTemplate())
-    code, text = refusal(world.say(Submit(prompt="hi", chat=True)))
-    assert (code, text) == ("INVALID", "this model has no chat template; send the prompt as plain text")
-
-
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized():
-    world = CoreWorld(tokenizer=NoTemplate())
+    world = CoreWorld(tokenizer=Letters())
     code, text = refusal(world.say(Submit(prompt="x" * 65)))
     assert code == "DOES_NOT_FIT"
     assert text.startswith("the prompt has 65 characters, max_model_len is 64 tokens of at most 1 characters")
@@ -369,7 +359,7 @@ def test_the_priority_is_in_the_picture_and_in_the_detail_also_after_the_end():
 
 
 def test_the_detail_has_the_text_of_the_prompt_also_after_the_end():
-    world = CoreWorld(tokenizer=NoTemplate())
+    world = CoreWorld(tokenizer=Letters())
     world.say(Submit(prompt="once upon a time", request="a", sampling=SamplingParams(max_tokens=3)))
     for _ in range(2):
         answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_tokenizer
+from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError
 from tokenizers import Tokenizer as Backend
@@ -93,19 +94,19 @@ def test_special_tokens_stand_in_front_only_where_the_model_wants_them(byte_leve
 def test_chat_is_that_of_transformers(byte_level: Path) -> None:
     ours, theirs = Tokenizer.load(byte_level), AutoTokenizer.from_pretrained(byte_level)
     expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    assert ours.chat(CHAT) == expected
+    text = ChatTemplate.load(byte_level).render(CHAT, 1000)
+    assert text == expected
     assert expected.endswith("<assistant>")
     ids = theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
-    assert ours.encode_chat(CHAT) == ids
+    assert ours.encode_chat(text) == ids
 
 
-def test_template_may_stand_in_the_config_and_cannot_leave_its_sandbox(byte_level: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((byte_level / "tokenizer.json").read_bytes())
+def test_template_may_stand_in_the_config_and_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
 
     def chat(template: object) -> str:
         config.write_text(json.dumps({"chat_template": template, "eos_token": {"content": "</s>"}}))
-        return Tokenizer.load(tmp_path).chat(CHAT)
+        return ChatTemplate.load(tmp_path).render(CHAT, 1000)
 
     assert chat("{{ messages[0]['content'] }}{{ eos_token }}") == "Who waits? <>&'</s>"
     assert chat([{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]) == "yes"

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 
+from ppengine.checkpoint.special_tokens import special_tokens
 from ppengine.common.config import ConfigError
 
 _UNFINISHED = "\ufffd"
 _LONGEST_TAIL = 64
 """Tokens of one stream without a whole character among them, from when on a cut is looked for."""
 
-_TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""Errors that an expression in a template can raise, as in Python."""
-
 
 class Tokenizer:
     """Tokenizer of a checkpoint. `eos` is the end-of-sequence token's text and `eos_id` its id, where it has one."""
 
-    def __init__(self, backend: Backend, special: dict[str, str], template: str | None) -> None:
+    def __init__(self, backend: Backend, special: dict[str, str]) -> None:
         self._backend = backend
-        self._special = special
-        self._template = template
-        self._compiled: Template | None = None
         self._special_ids = frozenset(
             number for number, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -51,9 +40,7 @@ class Tokenizer:
         # What the file may carry for training batches has no place here: prompts are neither cut nor padded.
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
-        special = {**_special_tokens(_read_json(folder / "special_tokens_map.json")), **_special_tokens(config)}
-        return cls(backend, special, _chat_template(folder, config))
+        return cls(backend, special_tokens(folder))
 
     @property
     def longest_token(self) -> int:
@@ -81,26 +68,9 @@ class Tokenizer:
         """Return an incremental decoder for what follows `prompt_ids`."""
         return DetokStream(self, prompt_ids or [])
 
-    def chat(self, messages: list[dict[str, Any]]) -> str:
-        """Return the text of `messages` (`role`, `content`) by the chat template, ready for the assistant's answer.
-
-        Special tokens are in the text already: encode it with `encode_chat`. Raises ConfigError if there is no
-        template or it refuses the messages.
-        """
-        if self._template is None:
-            raise ConfigError("this model has no chat template; send the prompt as plain text")
-        try:
-            if self._compiled is None:
-                self._compiled = _environment().from_string(self._template)
-            return self._compiled.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
-            )
-        except (TemplateError, *_TEMPLATE_FAULTS) as error:
-            raise ConfigError(f"chat template: {' '.join(str(error).split())}") from None
-
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Return the ids of `chat(messages)`, which brings its own special tokens."""
-        ids: list[int] = self._backend.encode(self.chat(messages), add_special_tokens=False).ids
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the ids of a text of the chat template, which brings its own special tokens."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
 
@@ -151,56 +121,3 @@ class DetokStream:
             if head + self._tokenizer.decode(self._ids[count:]) == text:
                 return self._give(count, head)
         return ""
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return the sandbox that chat templates run in, with the helpers that they expect."""
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-        # Jinja's own escapes what HTML would take for markup.
-        return json.dumps(value, ensure_ascii=options.pop("ensure_ascii", False), indent=indent, **options)
-
-    def now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = now
-    environment.filters["tojson"] = to_json
-    return environment
-
-
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the template: a file of its own (transformers 5), or a key of tokenizer_config.json, maybe by name."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token`, `eos_token` and the like as texts; they are written as texts or as objects with `content`."""
-    found = {}
-    for key, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            found[key] = text
-    return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None

@@ -22,8 +22,9 @@ from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.core.engine import Engine
 from ppengine.core.shadow_check import IDENTITY
+from ppengine.protocol.chat_messages import FromRenderer
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
-from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
 from ppengine.protocol.place import Place
@@ -54,19 +55,23 @@ class Loop:
         self._report = self._socket(context, zmq.PUSH)
         # A restarted stage connects under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._render = self._socket(context, zmq.ROUTER)
+        self._render.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._render.bind(config.endpoint("render"))
         self._steps.bind(config.endpoint("steps"))
         self._front.bind(config.endpoint("front"))
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
         self._clock = time.monotonic
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
+        self._from_renderer = Codec(FromRenderer)
         model = config.profile.model
         spec = read_spec(Path(config.model_path))
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
-            send_shadow=self._send_shadow, start_stage=self._start_stage, notify_stage=self._notify_stage,
-            note=lambda fact: self._push(self._collect, fact), clock=self._clock,
+            send_shadow=self._send_shadow, send_renderer=self._send_renderer, start_stage=self._start_stage,
+            notify_stage=self._notify_stage, note=lambda fact: self._push(self._collect, fact), clock=self._clock,
         )  # fmt: skip
         self._identities = [_identity("s", place) for place in self.engine.stages.places]
         self._supervisor = b""
@@ -84,13 +89,15 @@ class Loop:
         poller = zmq.Poller()
         poller.register(self._steps, zmq.POLLIN)
         poller.register(self._front, zmq.POLLIN)
+        poller.register(self._render, zmq.POLLIN)
         interval = 1.0 / self._config.profile.console.publish_hz
         report_at = self._clock()
         while not self.engine.health.leaving:
             deadline = min(report_at, self._clock() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
             woken = poller.poll(max(0, math.ceil((deadline - self._clock()) * 1e3)))
-            if woken and not self._drain_stages() and not readable(self._front):
+            news = self._drain_renderer()
+            if woken and not self._drain_stages() and not readable(self._front) and not news:
                 continue  # Other stages are still busy with these steps.
             if self._drain_front():
                 # That may have taken long; messages of the stages from meanwhile must not look late.
@@ -123,6 +130,18 @@ class Loop:
                 news = self.engine.on_stage(self._from_stage.decode(frames[-1])) or news
             except ProtocolError as error:
                 self.engine.event("protocol.error", f"from a stage: {error}")
+        return news
+
+    def _drain_renderer(self) -> bool:
+        """Route the messages of the process of chat templates; return whether there was one."""
+        news = False
+        while readable(self._render):
+            name, *frames = self._render.recv_multipart(NOBLOCK)
+            news = True
+            try:
+                self.engine.templates.take(name, self._from_renderer.decode(frames[-1]))
+            except ProtocolError as error:
+                self.engine.event("protocol.error", f"from the process of chat templates: {error}")
         return news
 
     def _drain_front(self) -> bool:
@@ -185,6 +204,9 @@ class Loop:
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], NOBLOCK)
 
+    def _send_renderer(self, name: bytes, payload: bytes) -> None:
+        self._render.send_multipart([name, payload], NOBLOCK)
+
     def _notify_stage(self, place: Place, message: NewGeneration | Shutdown) -> None:
         """Send `message` to the step loop, and to the control thread in case the step loop is stuck."""
         for thread in ("s", "c"):
@@ -224,6 +246,7 @@ class Loop:
             self._dropped += 1
 
     def _close(self) -> None:
+        self.engine.templates.close()
         self.engine.outputs.serve_waiters()
         self._serve_state_waiters()
         self._send_events(self._report)
@@ -231,7 +254,7 @@ class Loop:
         self.engine.checks.shadow.stop()
         for place in self.engine.stages.places:
             self._notify_stage(place, Shutdown(self.engine.recovery.generation))
-        for socket in (self._steps, self._front, self._collect, self._report):
+        for socket in (self._steps, self._front, self._render, self._collect, self._report):
             socket.close(linger=500)
 
 

@@ -34,6 +34,7 @@ from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submissions import Submissions
+from ppengine.core.template_process import TemplateProcess
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
@@ -67,6 +68,7 @@ class Engine:
         reply: Callable[[bytes, msgspec.Struct], None],
         happened: Callable[[Event], None],
         send_shadow: Callable[[bytes], None],
+        send_renderer: Callable[[bytes, bytes], None],
         start_stage: Callable[[Place, int], None],
         notify_stage: Callable[[Place, NewGeneration], None],
         note: Callable[[Fact], None],
@@ -83,6 +85,7 @@ class Engine:
         self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure)
         self.requests = requests = LiveRequests(health, self.outputs, event, clock)
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
+        self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock)
         self.offline = OfflineRequests(health, submissions, requests, reply)
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
@@ -94,8 +97,9 @@ class Engine:
         one = RequestVerbs(health, requests, tracker, operations)
         many = ManyRequests(health, one, operations)
         self.commands = Commands(
-            config, health, one, many, stages, requests, submissions, recovery, cordons, checks, operations, reply
-        )
+            config, health, one, many, stages, requests, submissions, self.templates, recovery, cordons, checks,
+            operations, reply,
+        )  # fmt: skip
         self.rooms = RoomBook(clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, clock())
@@ -169,6 +173,7 @@ class Engine:
 
     def advance(self) -> None:
         """Retire the steps that all stages have retired, end settled operations, schedule new steps."""
+        self.templates.advance()
         serving = self.health.serving
         if serving is not None:
             self._retire(serving)

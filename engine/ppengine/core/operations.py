@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ppengine.protocol.control import Accepted, Command, Conflict, Deferred, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Conflict, Deferred, ErrorCode, Outcome, Refused
 from ppengine.protocol.snapshot import Event, OperationInfo
 from ppengine.protocol.verbs import label_of
 
@@ -87,10 +87,8 @@ class Operations:
         conflicts: list[Conflict] | None = None,
     ) -> None:
         """Give an operation its outcome."""
-        if self._live.pop(operation.id, None) is None:
+        if not self._close(operation, state, text):
             return
-        operation.state, operation.progress, operation.ended = state, text, self._clock()
-        self._ended.append(operation)
         command = operation.command
         self._reply(
             operation.client,
@@ -109,6 +107,19 @@ class Operations:
                 op=operation.id,
             )
         )  # fmt: skip
+
+    def refuse(self, operation: Operation, code: ErrorCode, text: str) -> None:
+        """End an operation that was accepted and turns out to be impossible: it had no effect."""
+        if self._close(operation, "failed", text):
+            self._reply(operation.client, Refused(id=operation.command.id, code=code, text=text))
+
+    def _close(self, operation: Operation, state: State, text: str) -> bool:
+        """Note the end of an operation; return whether it had none."""
+        if self._live.pop(operation.id, None) is None:
+            return False
+        operation.state, operation.progress, operation.ended = state, text, self._clock()
+        self._ended.append(operation)
+        return True
 
     def infos(self) -> list[OperationInfo]:
         """Return the live operations and those that ended within `KEEP_SECONDS`."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
+
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.checkpoint.tokenizer import Tokenizer
-from ppengine.common.config import ConfigError
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
+from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.verbs import Submit
 
 NAME_MOST = 128
+CHAT_MOST = MAX_FRAME_BYTES // 4 - 1024
+"""Most characters of a rendered chat, which comes in one message; a character has at most four bytes."""
 
 
 class Submissions:
@@ -24,6 +28,8 @@ class Submissions:
         self._max_model_len = max_model_len
         self._taken = taken
         self._longest_token = 0 if tokenizer is None else tokenizer.longest_token
+        self._most = max_model_len * self._longest_token
+        """Characters of a prompt that can fit."""
         self._count = 0
         self._first_name = secrets.randbits(16)
 
@@ -56,8 +62,10 @@ class Submissions:
             raise ValueError("give either a prompt text or prompt_token_ids")
         if verb.prompt is None:
             ids = verb.prompt_token_ids or []
+        elif verb.chat:
+            raise ValueError("chat is for single submissions; a batch has texts or prompt_token_ids")
         else:
-            ids = self._encode(verb.prompt, verb.chat)
+            ids = self._checked(verb.prompt).encode(verb.prompt)
         if not ids:
             raise ValueError("the prompt is empty; give at least one token")
         if len(ids) < self._max_model_len:
@@ -65,11 +73,23 @@ class Submissions:
             self._check_vocabulary("token id", ids)
         return ids
 
-    def _encode(self, text: str, chat: bool) -> list[int]:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
+    def chat(self, verb: Submit) -> tuple[list[dict[str, str]], int]:
+        """Return the messages of a chat, and the most characters of its text. Raises as `requests`."""
+        if verb.prompt is None or verb.prompt_token_ids is not None:
+            raise ValueError("a chat is a prompt text, without prompt_token_ids")
+        self._checked(verb.prompt)
+        return [{"role": "user", "content": verb.prompt}], min(self._most, CHAT_MOST)
+
+    def rendered(self, verb: Submit, text: str) -> Submit:
+        """Return the submission of a chat by the tokens of its text."""
+        ids = self._checked(text).encode_chat(text)
+        return msgspec.structs.replace(verb, prompt=None, prompt_token_ids=ids, chat=False)
+
+    def _checked(self, text: str) -> Tokenizer:
+        """Return the tokenizer for `text`. Raises ValueError if there is none, DoesNotFit for a text too long."""
+        if self._tokenizer is None:
             raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
-        most = self._max_model_len * self._longest_token
+        most = self._most
         if len(text) > most:
             # Tokenizing takes about 0.5 s per megabyte and would block the core.
             fits = f"{self._max_model_len} tokens of at most {self._longest_token} characters"
@@ -77,12 +97,7 @@ class Submissions:
                 f"the prompt has {len(text)} characters, max_model_len is {fits}; at most {most} would fit",
                 len(text), most,
             )  # fmt: skip
-        if not chat:
-            return tokenizer.encode(text)
-        try:
-            return tokenizer.encode_chat([{"role": "user", "content": text}])
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        return self._tokenizer
 
     def _check_vocabulary(self, what: str, ids: list[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):

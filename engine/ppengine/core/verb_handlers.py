@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -22,7 +23,9 @@ from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.stage_records import Stages
 from ppengine.core.submissions import Submissions
-from ppengine.protocol.control import Command, Outcome, Refused
+from ppengine.core.template_process import TemplateProcess
+from ppengine.protocol.chat_messages import Rendered
+from ppengine.protocol.control import Command, ErrorCode, Outcome, Refused
 from ppengine.protocol.verbs import (
     Cordon,
     Drain,
@@ -40,6 +43,9 @@ from ppengine.protocol.verbs import (
     value_of,
 )
 
+_REFUSALS = (CommandError, NotPossible, DoesNotFit, ValueError)
+"""Errors that refuse a command, each with its reason in one line."""
+
 
 @dataclass(eq=False)
 class Commands:
@@ -52,6 +58,7 @@ class Commands:
     _stages: Stages
     _requests: LiveRequests
     _submissions: Submissions
+    _templates: TemplateProcess
     _recovery: Recovery
     _cordons: Cordons
     _checks: Checks
@@ -80,25 +87,58 @@ class Commands:
     def handle(self, client: bytes, command: Command) -> None:
         """Execute one command; every path answers."""
         try:
+            if isinstance(command.verb, Submit) and command.verb.chat:
+                self._render(client, command, command.verb)
+                return
             plan = self._plan(command)
-        except (CommandError, NotPossible) as error:
-            self._reply(client, Refused(id=command.id, code=error.code, text=error.text))
-        except DoesNotFit as error:
-            self._reply(client, Refused(id=command.id, code="DOES_NOT_FIT", text=error.text))
-        except ValueError as error:
-            self._reply(client, Refused(id=command.id, code="INVALID", text=str(error)))
+        except _REFUSALS as error:
+            self._reply(client, Refused(id=command.id, code=_code(error), text=str(error)))
         else:
-            if command.dry_run:
-                outcome = Outcome(
-                    id=command.id, op="", state="planned", text=plan.lines[0], plan=plan.lines, figures=plan.figures,
-                    revision=plan.revision, request=plan.request, conflicts=plan.conflicts,
-                )  # fmt: skip
-                self._reply(client, outcome)
+            self._begin(client, command, plan)
+
+    def _begin(self, client: bytes, command: Command, plan: Plan, operation: Operation | None = None) -> None:
+        """Execute a plan, or answer with it. `operation`: the one that the command has already."""
+        if command.dry_run:
+            outcome = Outcome(
+                id=command.id, op="", state="planned", text=plan.lines[0], plan=plan.lines, figures=plan.figures,
+                revision=plan.revision, request=plan.request, conflicts=plan.conflicts,
+            )  # fmt: skip
+            self._reply(client, outcome)
+        else:
+            plan.begin(operation or self._operations.open(command, client, plan.target, request=plan.request))
+
+    def _render(self, client: bytes, command: Command, verb: Submit) -> None:
+        """Have the prompt of a chat rendered; its submission goes on in `_rendered`. Raises as `_plan`."""
+        self._check(command)
+        messages, most = self._submissions.chat(verb)
+        self._templates.check_room()
+        # It has no request before its prompt is known, so its wait is an operation's.
+        operation = None if command.dry_run else self._operations.open(command, client, verb.request)
+        defer = None if operation is None else partial(self._operations.defer, operation)
+        self._templates.render(messages, most, partial(self._rendered, client, command, verb, operation), defer)
+
+    def _rendered(
+        self, client: bytes, command: Command, verb: Submit, operation: Operation | None, rendered: Rendered
+    ) -> None:  # fmt: skip
+        """Submit a chat by the tokens of its text: all is checked again, for the core has gone on meanwhile."""
+        try:
+            if rendered.error:
+                raise CommandError(rendered.code, rendered.error)
+            plan = self._plan(msgspec.structs.replace(command, verb=self._submissions.rendered(verb, rendered.text)))
+        except _REFUSALS as error:
+            if operation is None:
+                self._reply(client, Refused(id=command.id, code=_code(error), text=str(error)))
             else:
-                plan.begin(self._operations.open(command, client, plan.target, request=plan.request))
+                self._operations.refuse(operation, _code(error), str(error))
+        else:
+            self._begin(client, command, plan, operation)
 
     def _plan(self, command: Command) -> Plan:
         """Check a command and return its plan. Raises CommandError, and the refusals of its handler."""
+        return self._check(command)(command.verb, command)
+
+    def _check(self, command: Command) -> Callable[[Any, Command], Plan]:
+        """Return the handler of a command that can be planned now. Raises CommandError."""
         health, verb = self._health, command.verb
         row = row_of(verb)
         if command.epoch != self._config.epoch:
@@ -113,7 +153,7 @@ class Commands:
             raise CommandError("UNSUPPORTED", f"{row.name} is not for the core")
         if command.if_rev is not None and row.has_revision:
             self._check_revision(verb, command.if_rev)
-        return handler(verb, command)
+        return handler
 
     def _check_revision(self, verb: Verb, seen: int) -> None:
         """Raise CommandError unless `seen` is the revision of the verb's request, or of memory."""
@@ -228,3 +268,13 @@ def _running(scheduler: Scheduler) -> int:
     """Return how many requests run or are being loaded."""
     queues = scheduler.queues.counts()
     return queues.running + queues.loading
+
+
+def _code(error: Exception) -> ErrorCode:
+    """Return the code of a refusal."""
+    match error:
+        case CommandError() | NotPossible():
+            return error.code
+        case DoesNotFit():
+            return "DOES_NOT_FIT"
+    return "INVALID"

@@ -1,0 +1,122 @@
+"""The chat template of a checkpoint: a program of its author, which runs in the process `templates` alone.
+
+The sandbox keeps a template from attributes and functions that are not its own. Time, memory and output have no limit
+here: the process has them.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ppengine.checkpoint.special_tokens import read_optional, special_tokens
+from ppengine.common.config import ConfigError
+from ppengine.common.one_line import one_line
+
+_REASON_MOST = 280
+"""Most characters of the reason in an error."""
+
+
+class TooLongError(ConfigError):
+    """A template whose text is longer than the prompt may be."""
+
+
+class ChatTemplate:
+    """Template of a checkpoint, compiled at the first chat."""
+
+    def __init__(self, source: str, special: dict[str, str]) -> None:
+        self._source = source
+        self._special = special
+        self._compiled: Template | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate:
+        """Read the template of a Hugging Face folder. Raises ConfigError in one line, also if there is none."""
+        source = _source(folder)
+        if source is None:
+            raise ConfigError("this model has no chat template; send the prompt as plain text")
+        return cls(source, special_tokens(folder))
+
+    def render(self, messages: list[dict[str, str]], most: int) -> str:
+        """Return the text of `messages` (`role`, `content`), ready for the assistant's answer.
+
+        Special tokens are in the text already: encode it without others. Raises ConfigError in one line for
+        any error of the template, TooLongError if the text has more than `most` characters.
+        """
+        try:
+            return self._render(messages, most)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a template can raise all that Python can
+            raise ConfigError(f"chat template: {one_line(_reason(error), _REASON_MOST)}") from None
+
+    def _render(self, messages: list[dict[str, str]], most: int) -> str:
+        if self._compiled is None:
+            self._compiled = _environment().from_string(self._source)
+        pieces, size = [], 0
+        for piece in self._compiled.generate(
+            messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+        ):
+            size += len(piece)
+            if size > most:
+                raise TooLongError(f"chat template: its text has more than {most} characters; at most {most} would fit")
+            pieces.append(piece)
+        text = "".join(pieces)
+        text.encode()  # An escape in the template can make half a character, which no tokenizer takes.
+        return text
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason of an error. Python's own errors carry their name: some have no text."""
+    match error:
+        case TemplateSyntaxError():
+            return f"line {error.lineno}: {error.message}"
+        case TemplateError():
+            return error.message or type(error).__name__
+        case SyntaxError():
+            return f"{type(error).__name__}: {error.msg}"
+        case MemoryError():
+            return "it needs more memory than its process may take"
+    return f"{type(error).__name__}: {str(error)[:_REASON_MOST]}"
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the sandbox that chat templates run in, with the helpers that they expect."""
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+        # Jinja's own escapes what HTML would take for markup.
+        return json.dumps(value, ensure_ascii=options.pop("ensure_ascii", False), indent=indent, **options)
+
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = now
+    environment.filters["tojson"] = to_json
+    return environment
+
+
+def _source(folder: Path) -> str | None:
+    """Return the template: a file of its own (transformers 5), or a key of tokenizer_config.json, maybe by name."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(one_line(f"{path}: {error}")) from None
+    template = read_optional(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
