@@ -74,12 +74,12 @@ def serves(engine: Served) -> None:
     [
         (["tiny", "--set", "memory.utilisation=0.5"], 2, "key memory.utilisation; did you mean memory.utilization?"),
         (["tiny", "--set", "scheduler.preemtion=swap"], 2, "did you mean scheduler.preemption?"),
-        (["tiny", "--set", "memory.utilization=0"], 2, "memory utilization is 0; it must be above 0 and at most 1"),
-        (["tiny", "--set", "memory.utilization=1.5"], 2, "memory utilization is 1.5; it must be above 0 and at most 1"),
+        (["tiny", "--set", "memory.utilization=0"], 2, "memory.utilization is 0; it must be above 0 and at most 1"),
+        (["tiny", "--set", "memory.utilization=1.5"], 2, "memory.utilization is 1.5; it must be above 0 and at most 1"),
         (["tiny", "--set", "model.path=/nowhere"], 1, "/nowhere"),
         (["tiny", "--set", "parallel.pipeline=100"], 2, "100"),
         (["nothing"], 2, "no profile 'nothing'; bundled: llama-8b-pp1"),
-        (["tiny", "--name", "-x"], 2, "engine name '-x'"),
+        (["tiny", "--name", "-x"], 2, "engine name is '-x'; it must be 1 to 64 letters"),
     ],
 )  # fmt: skip
 def test_profile_is_refused(serve: Serve, words: list[str], code: int, text: str) -> None:
