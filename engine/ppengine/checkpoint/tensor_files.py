@@ -17,6 +17,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
 _INDEX_MOST = 64 * 1024 * 1024
+_NAME_MOST = 255
+"""Bytes of a file's name, on any file system here."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WEIGHT_DTYPES = ("F64", "F32", "BF16", "F16")
 """Types of the tensors that a model is loaded from; a file may hold others beside them."""
@@ -97,7 +99,7 @@ def _check_layout(path: Path, entries: dict[str, TensorEntry]) -> None:
         begin, end = entry.data_offsets
         what = f"{path}: tensor {shown(name)}"
         if entry.size < 0:
-            raise CheckpointError(f"{what} has the dtype {shown(entry.dtype)}; these are known: {', '.join(_BITS)}")
+            raise CheckpointError(f"{what} has the dtype {shown(entry.dtype, 24)}; these are known: {', '.join(_BITS)}")
         if begin != place:
             raise CheckpointError(f"{what} begins at byte {begin}; the tensor before it ends at {place}")
         if end - begin != entry.size:
@@ -126,7 +128,7 @@ def _shards(index: Path) -> list[Path]:
         raise CheckpointError(f"{index}: broken index; it must hold a weight_map of tensor to file") from None
     names = sorted(set(weight_map.values()))
     for name in names:
-        if Path(name).name != name or name == ".." or not name.isprintable():
+        if Path(name).name != name or name in ("", "..") or not name.isprintable() or len(name.encode()) > _NAME_MOST:
             raise CheckpointError(f"{index}: shard {shown(name)} is outside of the folder; it must be a file's name")
     files = [index.parent / name for name in names]
     missing = [path.name for path in files if not path.is_file()]

@@ -200,16 +200,24 @@ def find_profile(name: str) -> Path:
     """Return the file of a profile named by path or by bundled name. Raises ConfigError with the bundled ones."""
     direct = Path(name)
     if direct.suffix in (".yaml", ".yml") or "/" in name:
-        if direct.is_file():
+        if _is_file(direct):
             return direct
         raise ConfigError(f"no profile at {name}")
     bundled = profiles_dir() / f"{name}.yaml"
-    if bundled.is_file():
+    if _is_file(bundled):
         return bundled
     known = sorted(path.stem for path in profiles_dir().glob("*.yaml"))
     raise ConfigError(
         f"no profile {shown(name)}; bundled: {', '.join(known) or 'none'}; or give a path to a .yaml file"
     )
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def load_profile(name: str, settings: list[str] | None = None) -> Profile:

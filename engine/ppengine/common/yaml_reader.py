@@ -11,7 +11,8 @@ import yaml
 
 from ppengine.protocol.error_text import one_line, shown
 
-BYTES_MOST = 64 * 1024
+BYTES_MOST = 16 * 1024
+"""Bytes of a file: ten times those of a long profile."""
 DEPTH_MOST = 8
 NODES_MOST = 1000
 """Values, keys and sections together."""

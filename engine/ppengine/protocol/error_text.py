@@ -26,7 +26,7 @@ def shown(value: object, most: int = _VALUE_MOST) -> str:
     try:
         return one_line(repr(value), most)
     except (ValueError, RecursionError):  # Python prints no whole number above 4,300 digits.
-        return f"a {type(value).__name__} that is too large to print"
+        return f"a value of type {type(value).__name__}, too large to print"
 
 
 def _printable(character: str) -> str:

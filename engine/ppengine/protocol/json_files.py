@@ -22,7 +22,9 @@ def decode_json(data: bytes, kind: type[T]) -> T:
     try:
         value = msgspec.json.decode(data, type=kind)
         msgspec.msgpack.encode(value)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
+    except OverflowError:
+        raise ValueError("a whole number in it has more than 64 bits") from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ValueError(one_line(str(error))) from None
     return value
 
