@@ -79,7 +79,7 @@ def serves(engine: Served) -> None:
         (["tiny", "--set", "model.path=/nowhere"], 1, "/nowhere"),
         (["tiny", "--set", "parallel.pipeline=100"], 2, "100"),
         (["nothing"], 2, "no profile 'nothing'; bundled: llama-8b-pp1"),
-        (["tiny", "--set", "scheduler.max_num_batched_tokens=1000000"], 2, "is 1000000; it must be 1 to 65536"),
+        (["tiny", "--set", "scheduler.max_num_batched_tokens=1000000"], 2, "is 1000000; it must be 1 to 32768"),
         (["tiny", "--set", "memory=["], 2, "--set 'memory': line 1, column 2: "),
         (["tiny", "--set", "\x1b[2Jname=x"], 2, r"unknown key \x1b[2Jname; did you mean name?"),
         (["tiny", "--set", "k" * 10_000], 2, "write it as key=value, for example memory.utilization=0.5"),

@@ -44,7 +44,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a list": (b"[a]", "a profile is a mapping, this is list"),
 }  # fmt: skip
 OUT_OF_RANGE: dict[str, tuple[str, str]] = {
-    "tokens of a step": ("scheduler.max_num_batched_tokens=1000000", "is 1000000; it must be 1 to 65536"),
+    "tokens of a step": ("scheduler.max_num_batched_tokens=1000000", "is 1000000; it must be 1 to 32768"),
     "requests": (f"scheduler.max_num_seqs={2**62}", f"is {2**62}; it must be 1 to 65536"),
     "more than 64 bits": (f"scheduler.max_num_seqs={2**64}", "is no whole number of 64 bits"),
     "watermark below": ("scheduler.watermark=-1", "scheduler.watermark is -1; it must be 0 to 0.5"),
@@ -133,7 +133,7 @@ def test_a_value_out_of_its_range_is_refused_with_key_value_and_range(case: str,
     ("key", "most"),
     [
         ("scheduler.max_num_seqs", 65_536),
-        ("scheduler.max_num_batched_tokens", 65_536),
+        ("scheduler.max_num_batched_tokens", 32_768),
         ("scheduler.watermark", 0.5),
         ("memory.utilization", 1),
         ("parallel.pipeline", 256),

@@ -78,7 +78,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Batching. `schedule_ahead`: give a request its next decode step before the last one has retired."""
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=65_536)] = 256
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 2048
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=32_768)] = 2048
     preemption: Literal["recompute", "swap"] = "recompute"
     schedule_ahead: bool = False
     prefix_caching: bool = True
