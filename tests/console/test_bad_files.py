@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -21,6 +22,8 @@ from ppconsole.link.config_file import ConfigFileError, read_config
 from ppconsole.link.export import ExportError, ExportSource, gather
 from ppconsole.link.history import History
 from ppconsole.link.kept_finished import KeptFinished
+from ppconsole.link.kept_points import read_points
+from ppconsole.link.kept_requests import find_request
 from ppconsole.link.settings import Settings
 from ppconsole.link.source import QueryFailed
 from ppconsole.model.endings import clock_text
@@ -200,10 +203,14 @@ def test_a_packed_bomb_ends_at_its_limits(tmp_path, monkeypatch):
     assert History(path).error is None
 
 
-def test_a_deep_frame_ends_the_list_of_finished_requests(tmp_path):
+def test_a_deep_frame_ends_what_is_read_of_a_kept_recording(tmp_path):
     path = tmp_path / "1.rec"
-    path.write_bytes(recorded(msgspec.Raw(b"\x81\xa5event" + b"\x91" * 100_000 + b"\x00")))
+    deep = msgspec.Raw(b"\x82\xa4at_s\x00\xa3new" + b"\x91" * 100_000 + msgspec.msgpack.encode("r-1"))
+    path.write_bytes(recorded(deep))
     assert KeptFinished([path]).before(1e9).requests == []
+    assert find_request([path], "r-1") is None
+    assert read_points([path], 0.0, 1e9, threading.Event()) == []
+    assert "recursion" in str(History(path).error)
 
 
 @pytest.mark.parametrize("wall", [1e308, float("inf"), float("nan"), -1e300])

@@ -308,5 +308,5 @@ def log_rows(detail: LogsDetail | None, problem: str, width: int) -> list[Row]:
 
 def moment_row(wall: float, width: int) -> Row:
     """Return the row behind the log lines of a past: the moment in view. `wall`: Unix seconds."""
-    text = f"── {time.strftime('%H:%M:%S', time.localtime(wall))} the moment in view "
+    text = f"── {wall_text(wall)} the moment in view "
     return row((fit(text.ljust(width, "─"), width), "accent"))
