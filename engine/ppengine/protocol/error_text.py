@@ -1,4 +1,4 @@
-"""Text of errors: one printable line of a bounded length, whatever the input was."""
+"""Text of errors: one printable line of a bounded length for any input."""
 
 from __future__ import annotations
 
