@@ -16,11 +16,11 @@ from ppengine.common.yaml_reader import YamlError, read_yaml
 from ppengine.protocol.error_text import LINE_MOST, TEXT_MOST, one_line, shown
 
 GOOD = b"name: x\nmodel: {path: m}\n"
-BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
-    b"%c: &%c [%s]\n" % (name, name, b", ".join([b"*%c" % (name - 1)] * 9)) for name in b"bcdefghij"
+BOMB = b"name:\n- &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    b"- &%c [%s]\n" % (name, b", ".join([b"*%c" % (name - 1)] * 9)) for name in b"bcdefghij"
 )
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "alias bomb": (BOMB, "line 1, column 4: anchors and aliases are not read; write the value out"),
+    "alias bomb": (BOMB, "line 2, column 3: anchors and aliases are not read; write the value out"),
     "alias alone": (b"a: *b", "anchors and aliases are not read"),
     "deep list": (b"[" * 16_000, "line 1, column 9: more than 8 levels of nesting"),
     "deep section": (b"a: " + b"{a: " * 4_000, "more than 8 levels of nesting"),
