@@ -12,7 +12,7 @@ import textwrap
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 import msgspec
@@ -20,7 +20,9 @@ from ppconsole.cli import exits, ppconsole
 from ppconsole.cli.environment import VARIABLES
 from ppconsole.model.thresholds import AlarmConfig, OnIncident, Threshold
 from ppengine.common.config import Profile
+from ppengine.common.yaml_reader import BYTES_MOST, DEPTH_MOST, NODES_MOST
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from ppengine.protocol.kinds import range_text
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Snapshot
 
@@ -89,7 +91,9 @@ def profile_page() -> str:
     """Return the keys of a profile, section by section, and the sampling parameters of a request."""
     intro = (
         "# Profile keys\n\nA profile is a YAML file. `ppconsole serve PROFILE --set a.b=c` replaces one key."
-        "\nAn unknown key is an error that names the nearest known one.\n"
+        "\nAn unknown key is an error that names the nearest known one. A value out of its range, a key"
+        "\nthat is given twice, and an alias or a tag of YAML are errors, too."
+        f"\nA file has at most {BYTES_MOST} bytes, {NODES_MOST} keys and values, and {DEPTH_MOST} levels.\n"
     )
     parts = [intro, _struct(Profile, "Top level", defaults=True)]
     for name, kind in typing.get_type_hints(Profile).items():
@@ -130,7 +134,7 @@ def _structs_in(hint: Any) -> list[type[msgspec.Struct]]:
 
 def _struct(kind: type[msgspec.Struct], title: str, *, defaults: bool, prefix: str = "") -> str:
     """Return one struct as a heading, its docstring and a table of its fields."""
-    hints, docs = typing.get_type_hints(kind), _attribute_docs(kind)
+    hints, docs = typing.get_type_hints(kind, include_extras=True), _attribute_docs(kind)
     rows = []
     for field in msgspec.structs.fields(kind):
         row = [f"`{prefix}{field.encode_name}`", _type_text(hints[field.name])]
@@ -159,6 +163,10 @@ def _attribute_docs(kind: type) -> dict[str, str]:
 def _type_text(hint: Any) -> str:
     """Return a type as JSON users say it."""
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        inner = get_args(parts[0])
+        text = f"list of {_type_text(get_args(inner[0])[0])}" if inner else _type_text(parts[0])
+        return f"{text} ({range_text(hint)})"
     if origin is Literal:
         return " or ".join(f"`{part}`" for part in parts)
     if origin in (Union, types.UnionType):

@@ -74,19 +74,65 @@ def serves(engine: Served) -> None:
     [
         (["tiny", "--set", "memory.utilisation=0.5"], 2, "key memory.utilisation; did you mean memory.utilization?"),
         (["tiny", "--set", "scheduler.preemtion=swap"], 2, "did you mean scheduler.preemption?"),
-        (["tiny", "--set", "memory.utilization=0"], 2, "memory utilization is 0; it must be above 0 and at most 1"),
-        (["tiny", "--set", "memory.utilization=1.5"], 2, "memory utilization is 1.5; it must be above 0 and at most 1"),
+        (["tiny", "--set", "memory.utilization=0"], 2, "memory.utilization is 0; it must be above 0 and at most 1"),
+        (["tiny", "--set", "memory.utilization=1.5"], 2, "memory.utilization is 1.5; it must be above 0 and at most 1"),
         (["tiny", "--set", "model.path=/nowhere"], 1, "/nowhere"),
         (["tiny", "--set", "parallel.pipeline=100"], 2, "100"),
         (["nothing"], 2, "no profile 'nothing'; bundled: llama-8b-pp1"),
-        (["tiny", "--name", "-x"], 2, "engine name '-x'"),
+        (["tiny", "--set", "scheduler.max_num_batched_tokens=1000000"], 2, "is 1000000; it must be 1 to 32768"),
+        (["tiny", "--set", "memory=["], 2, "--set 'memory': line 1, column 2: "),
+        (["tiny", "--set", "\x1b[2Jname=x"], 2, r"unknown key \x1b[2Jname; did you mean name?"),
+        (["tiny", "--set", "k" * 10_000], 2, "write it as key=value, for example memory.utilization=0.5"),
+        (["\x1b]0;x\x07/" * 300 + "a.yaml"], 2, r"no profile at \x1b]0;x\x07/"),
+        (["tiny", "--name", "-x"], 2, "engine name is '-x'; it must be 1 to 64 letters"),
     ],
 )  # fmt: skip
 def test_profile_is_refused(serve: Serve, words: list[str], code: int, text: str) -> None:
     ran = serve(*words)
     assert ran.code == code, ran
     assert text in ran.error
-    assert len(ran.err.splitlines()) == 1
+    is_one_short_line(ran)
+
+
+def is_one_short_line(ran: Ran) -> None:
+    (line,) = ran.err.splitlines()
+    assert line.isprintable()
+    assert len(line) <= 300
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"a: &a [x]\nb: &b [*a, *a]", "anchors and aliases are not read"),
+        (b"[" * 16_000, "more than 8 levels of nesting"),
+        (b"name: \xff", "byte 0xff at offset 6 is not UTF-8"),
+        (b"name: x\nname: y", "key 'name' is given twice"),
+        (b"name: 2024-13-45 25:61\nmodel: {path: x}", "it must be 1 to 64 letters, digits"),
+        (b"name: x\nmodel: {path: x}\nthreads_per_stage: 0x" + b"f" * 4_000, "is no whole number of 64 bits"),
+    ],
+)
+def test_profile_file_that_is_made_to_harm(serve: Serve, tmp_path: Path, data: bytes, text: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_bytes(data)
+    ran = serve(str(path))
+    assert ran.code == 2
+    assert ran.error.startswith(f"error: {path}: ")
+    assert text in ran.error
+    is_one_short_line(ran)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_hidden_layers", 10**9), ("head_dim", 33), ("eos_token_id", [[-1]]), ("model_type", "\x1b[2J" * 5_000)],
+)
+def test_model_that_lies(serve: Serve, model: Path, field: str, value: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {field: value}))
+    ran = serve("tiny", "--set", f"model.path={model}")
+    assert ran.code == 1
+    assert ran.error.startswith(f"error: {path}: ")
+    assert field in ran.error
+    is_one_short_line(ran)
 
 
 def test_missing_weights(serve: Serve, model: Path) -> None:

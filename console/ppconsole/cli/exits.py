@@ -47,7 +47,7 @@ class Failure(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click declares it for the class and reads the instance
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the line, with nothing in it that could move a cursor."""
-        from ppconsole.model.safe import clean
+        """Print the line, printable and short."""
+        from ppengine.protocol.error_text import PREFIX, one_line
 
-        click.echo(f"error: {clean(self.message)}", file=file, err=file is None)
+        click.echo(f"{PREFIX}{one_line(self.message)}", file=file, err=file is None)

@@ -136,7 +136,7 @@ def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
     if packed:
         export = ExportSource(path)
         manifest = export.export.manifest
-        return export, f"export of {manifest['name']} ({manifest['engine']})"
+        return export, f"export of {manifest.name} ({manifest.engine})"
     replay = ReplaySource(path, speed)
     return replay, f"recording of {replay.header.name} ({replay.header.engine})"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
@@ -16,7 +15,7 @@ from ppconsole.model.endings import clock_text, consequences, ended_text, follow
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, who
-from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
+from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio, wall_text
 from ppconsole.view import figures
 from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, why
 
@@ -183,7 +182,7 @@ def latency_line(latency: Latency) -> str:
 
 def event_line(event: Event) -> str:
     """Return one event as a line with its local time and its level."""
-    clock = time.strftime("%H:%M:%S", time.localtime(event.wall)) if event.wall else "--:--:--"
+    clock = wall_text(event.wall) if event.wall else "--:--:--"
     by = f" [{clean(event.by)}]" if event.by else ""
     return f"{clock} {event.seq:>6} {level_of(event).upper():<7} {clean(event.kind)}{by} {clean(event.text)}"
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from ppengine.protocol.control import InspectWhat
+from ppengine.protocol.error_text import one_line, shown
 from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, OpRecord, RingsDetail
+from ppengine.protocol.json_files import BYTES_MOST, decode_json
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 
@@ -136,6 +140,14 @@ def write(path: Path, files: Mapping[str, bytes], *, force: bool = False) -> int
     return size
 
 
+class Manifest(msgspec.Struct):
+    """The parts of a manifest that are read."""
+
+    format: str = ""
+    name: str = ""
+    engine: str = ""
+
+
 class Export:
     """An export that was read. Raises ExportError for anything else."""
 
@@ -143,14 +155,13 @@ class Export:
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:
-                self._files = {name: archive.read(name) for name in archive.namelist() if _is_part(archive, name)}
-        except (OSError, zipfile.BadZipFile, RuntimeError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ExportError(f"{path} cannot be read as an export: {why}") from None
-        manifest = self._decode("manifest.json", dict)
-        if manifest.get("format") != FORMAT:
-            raise ExportError(f"{path} is no export of ppconsole: its format is {manifest.get('format')!r}")
-        self.manifest: dict[str, Any] = manifest
+                self._files = _read_parts(archive)
+        except (OSError, zipfile.BadZipFile, *_DAMAGES) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ExportError(f"{path} cannot be read as an export: {one_line(why)}") from None
+        self.manifest: Manifest = self._decode("manifest.json", Manifest)
+        if self.manifest.format != FORMAT:
+            raise ExportError(f"{path} is no export of ppconsole: its format is {shown(self.manifest.format)}")
         self.snapshot: Snapshot = self._decode("snapshot.json", Snapshot)
         self.events: list[Event] = [
             self._convert("events.jsonl", line, Event) for line in self._files.get("events.jsonl", b"").splitlines()
@@ -165,7 +176,7 @@ class Export:
         value = self._convert(f"{what}.json", self._files[f"{what}.json"], Any)
         try:
             detail: Detail = msgspec.convert(_packed(value, what), DETAILS[what])
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, TypeError, KeyError, AttributeError) as error:
             raise ExportError(f"{self.path}: {what}.json: {error}") from None
         return detail
 
@@ -176,17 +187,32 @@ class Export:
 
     def _convert(self, name: str, data: bytes, kind: Any) -> Any:
         try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
+            return decode_json(data, kind)
+        except ValueError as error:
             raise ExportError(f"{self.path}: {name}: {error}") from None
 
 
-_PART_MOST = 64 * 1024 * 1024
+_READ = ("manifest.json", "snapshot.json", "events.jsonl", "audit.jsonl", *(f"{what}.json" for what in DETAILS))
+"""Members that are read; the others are for people."""
+_ALL_MOST = 4 * BYTES_MOST
+_DAMAGES = (zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
+"""Errors of `zipfile` for damaged members, beside its own."""
 
 
-def _is_part(archive: zipfile.ZipFile, name: str) -> bool:
-    """Return whether a member is one of ours and of a size that may be unpacked."""
-    return name.endswith((".json", ".jsonl")) and archive.getinfo(name).file_size <= _PART_MOST
+def _read_parts(archive: zipfile.ZipFile) -> dict[str, bytes]:
+    """Return the members that are read. Raises ValueError for one that is too large or packed in another way."""
+    parts: dict[str, bytes] = {}
+    for info in archive.infolist():
+        if info.filename not in _READ:
+            continue
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename} is packed by method {info.compress_type}; an export is deflated")
+        if info.file_size > BYTES_MOST or sum(map(len, parts.values())) + info.file_size > _ALL_MOST:
+            raise ValueError(
+                f"{info.filename} has {info.file_size} bytes; at most {BYTES_MOST} are read, and {_ALL_MOST} of all"
+            )
+        parts[info.filename] = archive.read(info)
+    return parts
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
 from ppengine.protocol.incidents import Incident, incident_folders, read_incident, read_info
@@ -40,7 +39,7 @@ class Listed(NamedTuple):
         """Return all of it. Raises IncidentError."""
         try:
             return read_incident(self.folder)
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise IncidentError(f"incident {self.id}: {self.folder} cannot be read: {error}") from None
 
 
@@ -55,7 +54,7 @@ def list_incidents(meant: EngineRecord | None, *, everything: bool = False) -> l
         if not everything and meant is not None and record.name != meant.name:
             continue
         for folder in incident_folders(engine_folder(record.id)):
-            with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
                 own = meant is not None and record.id == meant.id
                 found.append(
                     Listed(folder.name if own else f"{record.id}/{folder.name}", record, read_info(folder), folder)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 from ppengine.protocol.finished import FinishedInfo
-from ppengine.protocol.frames import ProtocolError
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.recording import Recording, RecordingError
 
@@ -81,7 +80,7 @@ def _read(path: Path) -> _Read | None:
     except RecordingError:
         return None
     read = _Read(recording.header.recorded_at, [], [])
-    with contextlib.suppress(RecordingError, ProtocolError, msgspec.MsgspecError):
+    with contextlib.suppress(RecordingError, ValueError, RecursionError):
         for body in recording.bodies():
             event = _frames.decode(body).event
             if event is None or event.kind != "request.finished":

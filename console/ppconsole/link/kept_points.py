@@ -56,7 +56,7 @@ def read_points(
 def _segment(path: Path, before: float, over: Callable[[], bool]) -> Iterator[Point]:
     """Yield the points of one recording."""
     due = float("-inf")
-    with contextlib.suppress(RecordingError, ProtocolError, msgspec.MsgspecError):
+    with contextlib.suppress(RecordingError, ProtocolError, ValueError, RecursionError):
         recording = Recording(path)
         for number, body in enumerate(recording.bodies()):
             if number % 64 == 0 and over():

@@ -97,7 +97,7 @@ def _in_segment(path: Path, request: str, until: float) -> _Found:
     wall: float | None = None
     newest: RequestInfo | None = None
     events: list[Event] = []
-    with contextlib.suppress(RecordingError, msgspec.MsgspecError):
+    with contextlib.suppress(RecordingError, ValueError, RecursionError):
         recording = Recording(path)
         for body in recording.bodies():
             if needle not in body:

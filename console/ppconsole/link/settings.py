@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from ppengine.protocol.error_text import one_line
+from ppengine.protocol.json_files import read_json_file
 
 from ppconsole.model.prompt_options import OptionError, PromptOptions
 
@@ -50,17 +52,18 @@ class Settings:
 
     def _load(self, path: Path) -> None:
         try:
-            kept = msgspec.json.decode(path.read_bytes(), type=_File)
+            kept = read_json_file(path, _File)
         except FileNotFoundError:
             return
-        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-            self.problem = f"{path} is not in effect, the defaults are: {getattr(error, 'strerror', None) or error}"
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            self.problem = one_line(f"{path} is not in effect, the defaults are: {why}")
             return
         self.panels, self.trends_s = kept.panels, kept.trends_s
         try:
             self.prompt = _options(kept.prompt)
         except OptionError as error:
-            self.problem = f"{path} is not in effect, the defaults are: {error}"
+            self.problem = one_line(f"{path} is not in effect, the defaults are: {error}")
 
 
 def settings_path() -> Path:

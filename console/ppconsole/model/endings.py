@@ -12,7 +12,7 @@ from ppengine.protocol.snapshot import IncidentInfo
 
 from ppconsole.model.folding import alike
 from ppconsole.model.safe import clean
-from ppconsole.model.units import age_text
+from ppconsole.model.units import age_text, wall_text
 
 _DAY_S = 20 * 3600.0
 _WITH_S = 1.0
@@ -21,9 +21,8 @@ _WITH_S = 1.0
 
 def clock_text(wall: float, now: float | None = None) -> str:
     """Return a time of day, with its date where that is not of the last hours. Both in Unix seconds."""
-    then = time.localtime(wall)
     old = abs((time.time() if now is None else now) - wall) > _DAY_S
-    return time.strftime("%b %d %H:%M" if old else "%H:%M:%S", then)
+    return wall_text(wall, "%b %d %H:%M" if old else "%H:%M:%S")
 
 
 def end_words(end: EngineEnd, now: float | None = None) -> str:

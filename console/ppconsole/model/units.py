@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 UNKNOWN = "?"
+
+
+def wall_text(wall: float, form: str = "%H:%M:%S") -> str:
+    """Return a time in Unix seconds as the clock here shows it; `?` for one that no calendar has."""
+    try:
+        return time.strftime(form, time.localtime(wall))
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
 
 
 def bytes_text(count: float | None) -> str:

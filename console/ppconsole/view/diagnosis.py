@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
@@ -11,7 +10,7 @@ from ppengine.protocol.snapshot import Snapshot, Verdict
 from ppconsole.model.facts import headline
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
-from ppconsole.model.units import age_text
+from ppconsole.model.units import age_text, wall_text
 from ppconsole.model.waits import arrows
 from ppconsole.view import pipeline, step_table
 from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
@@ -187,4 +186,4 @@ def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:
 
 
 def _clock(wall: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(wall))
+    return wall_text(wall)

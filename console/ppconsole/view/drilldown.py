@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 from ppengine.protocol.finished import FinishedInfo
@@ -14,7 +13,7 @@ from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.state import SPAN_MS
-from ppconsole.model.units import age_text, bytes_text, count_text, percent_text
+from ppconsole.model.units import age_text, bytes_text, count_text, percent_text, wall_text
 from ppconsole.view import events, figures, stage_table, timeline, wording
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
@@ -102,7 +101,7 @@ def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
     )  # fmt: skip
     between = "-" if ended.itl_ms is None else f"{figures.latency_ms(ended.itl_ms)} a token"
     times = [
-        ("ended", f"{time.strftime('%H:%M:%S', time.localtime(ended.wall))}, {age_text(ended.ended_s)} ago"),
+        ("ended", f"{wall_text(ended.wall)}, {age_text(ended.ended_s)} ago"),
         ("finished", age_text(ended.took_s)), ("queued", figures.latency(ended.queue_s)),
         ("first token", figures.latency(ended.ttft_s)), ("between", between),
     ]  # fmt: skip
@@ -309,5 +308,5 @@ def log_rows(detail: LogsDetail | None, problem: str, width: int) -> list[Row]:
 
 def moment_row(wall: float, width: int) -> Row:
     """Return the row behind the log lines of a past: the moment in view. `wall`: Unix seconds."""
-    text = f"── {time.strftime('%H:%M:%S', time.localtime(wall))} the moment in view "
+    text = f"── {wall_text(wall)} the moment in view "
     return row((fit(text.ljust(width, "─"), width), "accent"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from ppengine.protocol.severity import level_of
@@ -11,7 +10,7 @@ from ppengine.protocol.snapshot import Event, StageInfo
 from ppconsole.model.folding import folded
 from ppconsole.model.safe import clean
 from ppconsole.model.state import Output
-from ppconsole.model.units import count_text
+from ppconsole.model.units import count_text, wall_text
 from ppconsole.view import figures
 from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, width_of, wrap
 from ppconsole.view.marks import Mark
@@ -30,7 +29,7 @@ def mark_of(event: Event) -> Mark:
 
 def event_row(event: Event, width: int, *, full: bool = False) -> Row:
     """Return one event. `full` adds date-free extras: sequence, step."""
-    clock = time.strftime("%H:%M:%S", time.localtime(event.wall))
+    clock = wall_text(event.wall)
     segs: list[Seg] = [(clock + " ", "dim")]
     mark = mark_of(event)
     segs.append((f"{mark.text} ", mark.style))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot
@@ -10,6 +9,7 @@ from ppengine.protocol.snapshot import IncidentInfo, Snapshot
 from ppconsole.link.incident_source import Listed
 from ppconsole.model.endings import clock_text, duration, outcome
 from ppconsole.model.safe import clean
+from ppconsole.model.units import wall_text
 from ppconsole.view.cells import FLEX, Column, Row, Seg, header, place, row, table_row
 
 BADGE_S = 3600.0
@@ -58,7 +58,7 @@ def badge(snapshot: Snapshot, room: int) -> str:
     info = snapshot.incident
     if info is None or info.over_wall is None or snapshot.sampled_at - info.over_wall > BADGE_S:
         return ""
-    when = time.strftime("%H:%M", time.localtime(info.wall))
+    when = wall_text(info.wall, "%H:%M")
     forms = (f"last fault {when}, {_healed(info)} (I)", f"last fault {when}, {_healed(info)}", f"last fault {when}")
     return next((form for form in forms if len(form) <= room), "")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.link.replay import SPEEDS, ReplaySource
-from ppconsole.model.units import count_text
+from ppconsole.model.units import count_text, wall_text
 from ppconsole.view import figures
 from ppconsole.view.cells import Seg
 
@@ -89,7 +88,7 @@ class Playback:
         past = self._source.history
         length, at = past.end - past.begin, self._source.position - past.begin
         unit, divisor = ("s", 1.0) if length < _SHORT_S else ("min", 60.0)
-        clock = time.strftime("%H:%M:%S", time.localtime(self._source.position))
+        clock = wall_text(self._source.position)
         pace = "paused" if self._source.paused else f"x{self._source.speed:g}"
         return f"REPLAY {clock} {at / divisor:.0f}/{length / divisor:.0f} {unit} {pace}"
 
@@ -98,7 +97,7 @@ class Playback:
         now, mark = self._shown(), self._mark
         if mark is None:
             return []
-        clock = time.strftime("%H:%M:%S", time.localtime(mark.wall))
+        clock = wall_text(mark.wall)
         if now is None or mark.snapshot is None:
             return [(f" vs {clock}", "warn")]
         here, there = _figures(now), _figures(mark.snapshot)

@@ -25,6 +25,7 @@ from ppengine.common.config import ConfigError, EngineConfig, load_profile
 from ppengine.common.partition import best_partition, longest_ms
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
+from ppengine.protocol.error_text import PREFIX, one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -204,7 +205,7 @@ def bench(arguments: argparse.Namespace) -> int:
         jobs = next(work)
         check_lengths(jobs, profile.model.max_model_len or spec.max_model_len)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)
         return 2
     cores = len(os.sched_getaffinity(0))
     say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
@@ -222,7 +223,7 @@ def bench(arguments: argparse.Namespace) -> int:
                 against_baseline(llm, work, Baseline(folder, dtype), arguments.rounds)
             explain(llm, next(work), spec, rates, arguments)
     except (EngineError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)
         return 1
     return 0
 

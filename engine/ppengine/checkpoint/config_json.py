@@ -1,68 +1,92 @@
-"""Read fields of a checkpoint's JSON files, each checked for its kind; an error is one line with the value."""
+"""Read fields of a checkpoint's JSON files, each checked for its kind and range."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from ppengine.common.config import ConfigError
+from ppengine.protocol.error_text import one_line, shown
 
 T = TypeVar("T")
+_JSON_MOST = 4 * 1024 * 1024
+"""Bytes of a config.json; those of real models have at most 100,000."""
+_IDS_MOST = 256
 
 
 class CheckpointError(ConfigError):
     """A checkpoint folder that cannot be used. One line: what, with the value, and what would be right."""
 
 
-def count(data: dict[str, Any], key: str, default: int | None = None) -> int:
-    """Return a whole number of at least 1; `default` if it is missing or null."""
+class FieldError(ValueError):
+    """A field with a value that cannot be: key, value, and what would be right. `read_spec` adds the file."""
+
+
+def count(data: dict[str, Any], key: str, most: int, *, least: int = 1, default: int | None = None) -> int:
+    """Return a whole number from `least` to `most`; `default` if it is missing or null. Raises FieldError."""
     value = data.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise FieldError(f"{key} is {shown(value)}; it must be a whole number, {least} to {most}")
     return value
 
 
-def number(data: dict[str, Any], key: str, default: float) -> float:
-    """Return a number of at least 0; `default` if it is missing or null."""
+def number(data: dict[str, Any], key: str, default: float, most: float, *, least: float = 0) -> float:
+    """Return a number from `least` to `most`; `default` if it is missing or null. Raises FieldError."""
     value = data.get(key)
     if value is None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a number of at least 0")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise FieldError(f"{key} is {shown(value)}; it must be a number, {least:g} to {most:g}")
     return float(value)
 
 
 def typed(data: dict[str, Any], key: str, kind: type[T], default: T) -> T:
-    """Return a value of type `kind`; `default` if it is missing or null."""
+    """Return a value of type `kind`; `default` if it is missing or null. Raises FieldError."""
     value = data.get(key)
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a {kind.__name__}")
+        raise FieldError(f"{key} is {shown(value)}; it must be {_KINDS[kind]}")
     return value
 
 
-def token_ids(value: Any) -> list[int]:
-    """Return ids that are given as nothing, one or a list."""
+_KINDS: dict[type, str] = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
+
+
+def token_ids(data: dict[str, Any], key: str) -> list[int]:
+    """Return ids that are given as nothing, one or a list. Raises FieldError."""
+    value = data.get(key)
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise CheckpointError(f"config.json: token id is {value!r}; it must be a whole number or a list of them")
+    if len(ids) > _IDS_MOST or not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+        right = f"a whole number of at least 0, or a list of at most {_IDS_MOST}"
+        raise FieldError(f"{key}: token id is {shown(value)}; it must be {right}")
     return ids
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file."""
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {' '.join(str(error).split())}") from None
+    """Return the object in a JSON file. Raises CheckpointError."""
+    data = read_as(path, Any, _JSON_MOST)
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: it must hold a JSON object, this is {type(data).__name__}")
     return data
+
+
+def read_as(path: Path, kind: Any, most: int) -> Any:
+    """Return a JSON file of at most `most` bytes, decoded as `kind`. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(most + 1)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    if len(text) > most:
+        raise CheckpointError(f"{path}: more than {most} bytes, the most that is read")
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {one_line(str(error))}") from None

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ppengine.checkpoint.config_json import CheckpointError, count, number, read_json, token_ids, typed
+from ppengine.checkpoint.config_json import CheckpointError, FieldError, count, number, read_json, token_ids, typed
 from ppengine.checkpoint.tensor_files import check_weights, tensor_files
-from ppengine.common.config import DTYPES
+from ppengine.common.config import DTYPES, LAYERS_MOST, MODEL_LEN_MOST
+from ppengine.protocol.error_text import one_line, shown
 
 __all__ = [
     "ARCHITECTURES",
@@ -32,6 +33,14 @@ ARCHITECTURES = {
 """Supported architectures of config.json, with their `model_type`."""
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 OPT_ACTIVATIONS = ("relu", "gelu")
+MOST = {
+    "vocab_size": 2**20, "num_hidden_layers": LAYERS_MOST, "hidden_size": 2**16, "num_attention_heads": 1024,
+    "num_key_value_heads": 1024, "head_dim": 1024, "intermediate_size": 2**19, "ffn_dim": 2**19,
+    "word_embed_proj_dim": 2**16, "max_position_embeddings": MODEL_LEN_MOST,
+    "original_max_position_embeddings": MODEL_LEN_MOST, "sliding_window": MODEL_LEN_MOST,
+}  # fmt: skip
+"""Largest value of each size: several times that of any model so far."""
+_FACTOR_MOST = 1e6
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +57,11 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     attention_factor: float = 1.0
     """Cosines and sines are multiplied by this (yarn)."""
+
+    @property
+    def stretched(self) -> int:
+        """Positions that yarn makes of those that the model was trained for; 0 for other kinds."""
+        return int(self.factor * self.original_max_position) if self.kind == "yarn" else 0
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,105 +130,123 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 def read_spec(folder: Path) -> ModelSpec:
     """Return the spec of the checkpoint in `folder`. Raises CheckpointError if it is broken or not supported."""
     data = read_json(folder / "config.json")
-    model_type, architecture = _identify(data, folder)
+    path = folder / "config.json"
+    try:
+        fields = _fields(data)
+        generation = folder / "generation_config.json"
+        if generation.is_file():
+            path = generation
+            fields |= {key: value for key, value in _ids(read_json(path)).items() if value not in (None, [])}
+    except FieldError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return msgspec.convert(fields, ModelSpec)
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec. Raises FieldError."""
+    model_type, architecture = _identify(data)
     if data.get("quantization_config"):
-        raise CheckpointError(
-            f"{folder}: quantized weights are not supported; use a float32, bfloat16 or float16 checkpoint"
-        )
-    ids = {key: data.get(key) for key in ("eos_token_id", "bos_token_id")}
-    generation = folder / "generation_config.json"
-    if generation.is_file():
-        ids |= {key: value for key, value in read_json(generation).items() if value is not None}
+        raise FieldError("quantized weights are not supported; use a float32, bfloat16 or float16 checkpoint")
     fields: dict[str, Any] = {
         "model_type": model_type,
         "architecture": architecture,
         "dtype": _dtype(data),
-        "eos_token_ids": token_ids(ids.get("eos_token_id")),
-        "bos_token_id": next(iter(token_ids(ids.get("bos_token_id"))), None),
-        "vocab_size": count(data, "vocab_size"),
-        "num_layers": count(data, "num_hidden_layers"),
-        "hidden_size": count(data, "hidden_size"),
-        "num_heads": count(data, "num_attention_heads"),
-        "max_position": count(data, "max_position_embeddings"),
+        "vocab_size": _size(data, "vocab_size"),
+        "num_layers": _size(data, "num_hidden_layers"),
+        "hidden_size": _size(data, "hidden_size"),
+        "num_heads": _size(data, "num_attention_heads"),
+        "max_position": _positions(data),
+        **_ids(data),
     }
-    family = _opt_fields(data) if model_type == "opt" else _llama_fields(data, model_type)
-    spec = msgspec.convert({**fields, **family}, ModelSpec)
-    if spec.num_heads % spec.num_kv_heads:
-        raise CheckpointError(
-            f"config.json: num_attention_heads {spec.num_heads} is not a multiple of num_key_value_heads "
-            f"{spec.num_kv_heads}"
-        )
-    return spec
+    fields |= _opt_fields(data) if model_type == "opt" else _llama_fields(data, model_type)
+    heads, kv_heads = fields["num_heads"], fields["num_kv_heads"]
+    if heads % kv_heads:
+        raise FieldError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    return fields
 
 
-def _identify(data: dict[str, Any], folder: Path) -> tuple[str, str]:
+def _size(data: dict[str, Any], key: str, default: int | None = None) -> int:
+    return count(data, key, MOST[key], default=default)
+
+
+def _positions(data: dict[str, Any]) -> int:
+    """Return the positions: a prompt of one token and one more are the least that can be served."""
+    return count(data, "max_position_embeddings", MODEL_LEN_MOST, least=2)
+
+
+def _ids(data: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "eos_token_ids": token_ids(data, "eos_token_id"),
+        "bos_token_id": next(iter(token_ids(data, "bos_token_id")), None),
+    }
+
+
+def _identify(data: dict[str, Any]) -> tuple[str, str]:
     works = ", ".join(ARCHITECTURES)
     named = typed(data, "architectures", list, [])
     by_type = {model_type: architecture for architecture, model_type in ARCHITECTURES.items()}
     architecture = str(named[0] if named else by_type.get(str(data.get("model_type")), ""))
     if architecture not in ARCHITECTURES:
-        shown = architecture or f"model_type {data.get('model_type')!r}"
-        raise CheckpointError(f"{folder}: {shown} is not supported; these work: {works}")
+        named_so = one_line(architecture, 80) or f"model_type {shown(data.get('model_type'))}"
+        raise FieldError(f"{named_so} is not supported; these work: {works}")
     model_type = ARCHITECTURES[architecture]
     if data.get("model_type", model_type) != model_type:
-        raise CheckpointError(
-            f"{folder}: {architecture} with model_type {data['model_type']!r}; it must be {model_type!r}"
-        )
+        raise FieldError(f"{architecture} with model_type {shown(data['model_type'])}; it must be {model_type!r}")
     return model_type, architecture
 
 
 def _opt_fields(data: dict[str, Any]) -> dict[str, Any]:
-    hidden, heads = count(data, "hidden_size"), count(data, "num_attention_heads")
+    hidden, heads = _size(data, "hidden_size"), _size(data, "num_attention_heads")
     if hidden % heads:
-        raise CheckpointError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise FieldError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     activation = data.get("activation_function", "relu")
     if activation not in OPT_ACTIVATIONS:
-        raise CheckpointError(
-            f"config.json: activation_function is {activation!r}; these work: {', '.join(OPT_ACTIVATIONS)}"
-        )
-    bias = bool(data.get("enable_bias", True))
-    before = bool(data.get("do_layer_norm_before", True))
+        raise FieldError(f"activation_function is {shown(activation)}; these work: {', '.join(OPT_ACTIVATIONS)}")
+    bias = typed(data, "enable_bias", bool, True)
+    before = typed(data, "do_layer_norm_before", bool, True)
     return {
         "num_kv_heads": heads,
         "head_dim": hidden // heads,
-        "intermediate_size": count(data, "ffn_dim"),
-        "tie_word_embeddings": bool(data.get("tie_word_embeddings", True)),
+        "intermediate_size": _size(data, "ffn_dim"),
+        "tie_word_embeddings": typed(data, "tie_word_embeddings", bool, True),
         "norm_eps": 1e-5,
         "activation": activation,
         "qkv_bias": bias,
         "out_bias": bias,
         "mlp_bias": bias,
-        "embed_dim": count(data, "word_embed_proj_dim", hidden),
+        "embed_dim": _size(data, "word_embed_proj_dim", hidden),
         "norm_before": before,
-        "final_norm": before and not data.get("_remove_final_layer_norm", False),
-        "norm_affine": bool(data.get("layer_norm_elementwise_affine", True)),
+        "final_norm": before and not typed(data, "_remove_final_layer_norm", bool, False),
+        "norm_affine": typed(data, "layer_norm_elementwise_affine", bool, True),
     }
 
 
 def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
-    hidden, heads = count(data, "hidden_size"), count(data, "num_attention_heads")
+    hidden, heads = _size(data, "hidden_size"), _size(data, "num_attention_heads")
     activation = data.get("hidden_act", "silu")
     if activation != "silu":
-        raise CheckpointError(f"config.json: hidden_act is {activation!r}; only silu works for {model_type}")
-    bias = bool(data.get("attention_bias", False)) and model_type in ("llama", "qwen3")
-    max_position = count(data, "max_position_embeddings")
+        raise FieldError(f"hidden_act is {shown(activation)}; only silu works for {model_type}")
+    bias = typed(data, "attention_bias", bool, False) and model_type in ("llama", "qwen3")
+    max_position = _positions(data)
     rope = _rope(data, max_position)
-    head_dim = count(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
+    head_dim = _size(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
+    if head_dim % 2:
+        raise FieldError(f"head_dim is {head_dim}; it must be even: rotary embeddings turn pairs")
     return {
-        "num_kv_heads": count(data, "num_key_value_heads", heads),
+        "num_kv_heads": _size(data, "num_key_value_heads", heads),
         "head_dim": head_dim,
-        "intermediate_size": count(data, "intermediate_size"),
-        "tie_word_embeddings": bool(data.get("tie_word_embeddings", False)),
-        "norm_eps": number(data, "rms_norm_eps", 1e-6),
+        "intermediate_size": _size(data, "intermediate_size"),
+        "tie_word_embeddings": typed(data, "tie_word_embeddings", bool, False),
+        "norm_eps": number(data, "rms_norm_eps", 1e-6, 1),
         "activation": activation,
         "qkv_bias": bias or model_type == "qwen2",
         "out_bias": bias,
-        "mlp_bias": bool(data.get("mlp_bias", False)) and model_type == "llama",
+        "mlp_bias": typed(data, "mlp_bias", bool, False) and model_type == "llama",
         "qk_norm": model_type == "qwen3",
         "embed_dim": hidden,
         "rope": rope,
         # Qwen's configs keep the trained length and let yarn stretch it; others write the stretched one.
-        "max_position": max(max_position, int(rope.factor * rope.original_max_position) * (rope.kind == "yarn")),
+        "max_position": max(max_position, rope.stretched),
         "sliding_window": _sliding_window(data, model_type),
     }
 
@@ -224,15 +256,15 @@ def _sliding_window(data: dict[str, Any], model_type: str) -> int | None:
         return None
     if model_type == "mistral":
         slides = True
-    elif not data.get("use_sliding_window"):
+    elif not typed(data, "use_sliding_window", bool, False):
         slides = False
     elif kinds := typed(data, "layer_types", list, []):
         slides = "sliding_attention" in kinds
     else:
-        slides = number(data, "max_window_layers", 28) < count(data, "num_hidden_layers")
+        slides = number(data, "max_window_layers", 28, 1e6) < _size(data, "num_hidden_layers")
     if not slides or data.get("sliding_window", 4096) is None:
         return None
-    return count(data, "sliding_window", 4096)
+    return count(data, "sliding_window", MODEL_LEN_MOST, least=2, default=4096)
 
 
 def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
@@ -240,45 +272,51 @@ def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
     given = typed(data, "rope_parameters", dict, {}) or typed(data, "rope_scaling", dict, {})
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in given.values()):
-        raise CheckpointError(f"config.json: rope type {kind!r} is not supported; these work: {', '.join(ROPE_KINDS)}")
+        raise FieldError(f"rope type {shown(kind)} is not supported; these work: {', '.join(ROPE_KINDS)}")
     both = {**data, **given}
-    if number(both, "partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError("config.json: partial_rotary_factor is not supported; it must be 1")
-    theta = number(both, "rope_theta", 0.0) or 10_000.0
+    if number(both, "partial_rotary_factor", 1.0, 1) != 1.0:
+        raise FieldError("partial_rotary_factor is not supported; it must be 1")
+    theta = number(both, "rope_theta", 10_000.0, 1e12, least=2)
     if kind == "default":
         return RopeSpec(theta=theta)
-    original = count({**given, **data}, "original_max_position_embeddings", max_position)
+    original = _size({**given, **data}, "original_max_position_embeddings", max_position)
     if given.get("factor") is None and kind != "yarn":
-        raise CheckpointError(f"config.json: rope type {kind!r} needs a factor")
-    factor = number(given, "factor", max_position / original)
+        raise FieldError(f"rope type {kind} needs a factor")
+    factor = number({"rope factor": given.get("factor")}, "rope factor", max_position / original, _FACTOR_MOST)
     if factor == 0:
-        raise CheckpointError("config.json: rope factor is 0; it must be above 0")
+        raise FieldError("rope factor is 0; it must be above 0")
     optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-    return RopeSpec(
+    rope = RopeSpec(
         kind=kind,
         theta=theta,
         factor=factor,
         original_max_position=original,
         attention_factor=_yarn_attention(given, factor) if kind == "yarn" else 1.0,
-        **{name: number(given, name, 0.0) for name in optional if given.get(name)},
+        **{name: number(given, name, 0.0, _FACTOR_MOST) for name in optional if given.get(name)},
         truncate=given.get("truncate") is not False,
     )
+    if kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+        raise FieldError(f"low_freq_factor is {rope.low_freq_factor:g}; it must be below {rope.high_freq_factor:g}")
+    if rope.stretched > MODEL_LEN_MOST:
+        raise FieldError(f"rope factor {factor:g} makes {rope.stretched} positions; at most {MODEL_LEN_MOST}")
+    return rope
 
 
 def _yarn_attention(given: dict[str, Any], factor: float) -> float:
     """Return the scale of cosines and sines (YaRN, arXiv 2309.00071, equation 22; `mscale` as DeepSeek writes it)."""
     if given.get("attention_factor") is not None:
-        return number(given, "attention_factor", 1.0)
+        return number(given, "attention_factor", 1.0, _FACTOR_MOST)
 
     def scale(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    above, below = number(given, "mscale", 0.0), number(given, "mscale_all_dim", 0.0)
+    above, below = (number(given, key, 0.0, _FACTOR_MOST) for key in ("mscale", "mscale_all_dim"))
     return scale(above) / scale(below) if above and below else scale(1.0)
 
 
 def _dtype(data: dict[str, Any]) -> str:
-    dtype = str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
+    named = typed(data, "dtype", str, "") or typed(data, "torch_dtype", str, "") or "float32"
+    dtype = named.removeprefix("torch.")
     if dtype not in DTYPES:
-        raise CheckpointError(f"config.json: dtype is {dtype!r}; these work: {', '.join(DTYPES)}")
+        raise FieldError(f"dtype is {shown(dtype)}; these work: {', '.join(DTYPES)}")
     return dtype

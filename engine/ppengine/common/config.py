@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from ppengine.protocol.kinds import check_kind
+from ppengine.protocol.error_text import one_line, shown
+from ppengine.protocol.frames import check_utf8
+from ppengine.protocol.kinds import check_kind, words_for
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+
+EngineName = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
+        description="1 to 64 letters, digits, '.', '_' and '-', with no sign first",
+    ),
+]
+LAYERS_MOST = 1024
+_KEY_MOST = 80
+"""Characters of a key that an error repeats."""
+MODEL_LEN_MOST = 2**22
+"""Tokens of the longest sequence that any model may have."""
 
 
 class ConfigError(Exception):
@@ -22,19 +39,21 @@ class ConfigError(Exception):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which checkpoint. `path` is a Hugging Face folder, relative to the profile; `max_model_len` None: the model's."""
 
-    path: str
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
     dtype: DType = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Meta(ge=2, le=MODEL_LEN_MOST)] | None = None
     skip_tokenizer: bool = False
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the model is cut. `partition`: layers of each stage, in order; None: so that the longest is shortest."""
 
-    pipeline: int = 1
+    pipeline: Annotated[int, Meta(ge=1, le=256)] = 1
     tensor: int = 1
-    partition: list[int] | None = None
+    partition: (
+        Annotated[list[Annotated[int, Meta(ge=1, le=LAYERS_MOST)]], Meta(min_length=1, max_length=256)] | None
+    ) = None
     executor: Literal["local", "ray"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the stages. auto: a GPU if there is one and `memory.device_mib` is not set, otherwise the CPU."""
@@ -49,71 +68,62 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory of each stage. `device_mib` replaces the card's memory on a CPU stage; on a GPU it is a limit."""
 
-    utilization: float = 0.9
-    device_mib: int | None = None
-    swap_space_gib: float = 4.0
-    block_size: int = 16
+    utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    device_mib: Annotated[int, Meta(ge=1, le=2**24)] | None = None
+    swap_space_gib: Annotated[float, Meta(ge=0, le=2**16)] = 4.0
+    block_size: Literal[8, 16, 32, 64, 128] = 16
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Batching. `schedule_ahead`: give a request its next decode step before the last one has retired."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: Annotated[int, Meta(ge=1, le=65_536)] = 256
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=32_768)] = 2048
     preemption: Literal["recompute", "swap"] = "recompute"
     schedule_ahead: bool = False
     prefix_caching: bool = True
     chunked_prefill: bool = True
-    watermark: float = 0.01
+    watermark: Annotated[float, Meta(ge=0, le=0.5)] = 0.01
+    """Share of the blocks that stays free for running requests when another one is admitted."""
 
 
 class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Watching. `bind` None: local sockets in a 0700 folder."""
 
     bind: str | None = None
-    publish_hz: float = 10.0
-    history_minutes: int = 60
+    publish_hz: Annotated[float, Meta(ge=0.1, le=100)] = 10.0
+    history_minutes: Annotated[int, Meta(ge=0, le=1440)] = 60
     """Minutes of snapshots and events that are kept on disk; 0: none, and no recordings of incidents."""
-    history_mib: int = 64
+    history_mib: Annotated[int, Meta(ge=1, le=65_536)] = 64
     """Most MiB of them; a large engine gets fewer snapshots a minute in place of fewer minutes."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine."""
 
-    name: str
+    name: EngineName
     model: ModelConfig
     parallel: ParallelConfig = ParallelConfig()
     memory: MemoryConfig = MemoryConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     console: ConsoleConfig = ConsoleConfig()
-    threads_per_stage: int | None = None
+    threads_per_stage: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Threads that torch computes with on a CPU stage; None: cores divided by stages, at least 1."""
 
     def __post_init__(self) -> None:
         """Check ranges, and refuse by name the settings that are not built yet."""
-        memory, parallel, scheduler = self.memory, self.parallel, self.scheduler
-        check_utilization(memory.utilization)
-        _at_least("memory.device_mib", memory.device_mib, 1)
-        _at_least("parallel.pipeline", parallel.pipeline, 1)
-        _at_least("scheduler.max_num_seqs", scheduler.max_num_seqs, 1)
-        _at_least("scheduler.max_num_batched_tokens", scheduler.max_num_batched_tokens, 1)
-        _at_least("model.max_model_len", self.model.max_model_len, 2)
-        _at_least("threads_per_stage", self.threads_per_stage, 1)
-        if not 0 <= memory.swap_space_gib < 2**20:
-            raise ValueError(f"memory.swap_space_gib is {memory.swap_space_gib}; it must be 0 or more")
-        if memory.block_size not in (8, 16, 32, 64, 128):
-            raise ValueError(f"memory.block_size is {memory.block_size}; it must be 8, 16, 32, 64 or 128")
+        _check_ranges(self, "")
+        parallel = self.parallel
         if parallel.tensor != 1:
             raise ValueError(f"parallel.tensor is {parallel.tensor}; only 1 is built so far: raise parallel.pipeline")
         if parallel.partition is not None and len(parallel.partition) != parallel.pipeline:
             raise ValueError(
                 f"parallel.partition names {len(parallel.partition)} stages, parallel.pipeline is {parallel.pipeline}"
             )
-        if not 0.1 <= self.console.publish_hz <= 100:
-            raise ValueError(f"console.publish_hz is {self.console.publish_hz}; it must be 0.1 to 100")
         if self.console.bind is not None:
-            raise ValueError(f"console.bind is {self.console.bind!r}; remote sockets are not built yet: leave it out")
+            raise ValueError(
+                f"console.bind is {shown(self.console.bind)}; remote sockets are not built yet: leave it out"
+            )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,9 +165,28 @@ def check_utilization(value: float) -> None:
         raise ValueError(f"memory utilization is {value:g}; it must be above 0 and at most 1")
 
 
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ValueError(f"{name} is {value}; it must be at least {least}")
+def _check_ranges(section: msgspec.Struct, prefix: str) -> None:
+    """Raise ValueError for a value out of its range, in `section` or below it."""
+    for key, hint in _hints(type(section)).items():
+        value = getattr(section, key)
+        if isinstance(value, msgspec.Struct):
+            _check_ranges(value, f"{prefix}{key}.")
+        else:
+            _check_value(f"{prefix}{key}", value, hint)
+
+
+def _check_value(name: str, value: object, hint: Any) -> None:
+    check_kind(name, value, hint)
+    if isinstance(value, str):
+        check_utf8(name, value)
+        if "\0" in value:
+            raise ValueError(f"{name} is {shown(value)}; it must be a text without NUL")
+
+
+@functools.cache
+def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the types of a section's keys, with their limits."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def profiles_dir() -> Path:
@@ -171,29 +200,48 @@ def find_profile(name: str) -> Path:
     """Return the file of a profile named by path or by bundled name. Raises ConfigError with the bundled ones."""
     direct = Path(name)
     if direct.suffix in (".yaml", ".yml") or "/" in name:
-        if direct.is_file():
+        if _is_file(direct):
             return direct
         raise ConfigError(f"no profile at {name}")
     bundled = profiles_dir() / f"{name}.yaml"
-    if bundled.is_file():
+    if _is_file(bundled):
         return bundled
     known = sorted(path.stem for path in profiles_dir().glob("*.yaml"))
-    raise ConfigError(f"no profile {name!r}; bundled: {', '.join(known) or 'none'}; or give a path to a .yaml file")
+    raise ConfigError(
+        f"no profile {shown(name)}; bundled: {', '.join(known) or 'none'}; or give a path to a .yaml file"
+    )
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def load_profile(name: str, settings: list[str] | None = None) -> Profile:
     """Return the profile `name` (bundled or a path) with `a.b=c` settings applied. Raises ConfigError."""
-    import yaml
+    from ppengine.common.yaml_reader import BYTES_MOST, YamlError, read_yaml
 
     path = find_profile(name)
     try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+        with path.open("rb") as file:
+            data = read_yaml(file.read(BYTES_MOST + 1))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a profile is a mapping, this is {type(data).__name__}")
     for setting in settings or []:
-        _apply(data, setting, yaml.safe_load)
+        key, separator, text = setting.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {shown(setting)}: write it as key=value, for example memory.utilization=0.5")
+        try:
+            _apply(data, key.strip(), read_yaml(text.encode("utf-8", "surrogateescape")))
+        except ValueError as error:
+            raise ConfigError(f"--set {shown(key)}: {error}") from None
     return build_profile(data, base=path.parent, where=str(path))
 
 
@@ -201,6 +249,7 @@ def build_profile(data: dict[str, Any], base: Path, where: str = "profile") -> P
     """Return the validated profile of `data`; the model's path is taken relative to `base`. Raises ConfigError."""
     try:
         _check_keys(data, Profile, "")
+        _check_missing(data, Profile, "")
         profile = msgspec.convert(data, Profile)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -211,29 +260,41 @@ def build_profile(data: dict[str, Any], base: Path, where: str = "profile") -> P
     return profile
 
 
-def _apply(data: dict[str, Any], setting: str, parse: Any) -> None:
-    key, separator, text = setting.partition("=")
-    if not separator:
-        raise ConfigError(f"--set {setting}: write it as key=value, for example memory.utilization=0.5")
-    *parents, last = key.strip().split(".")
+def _apply(data: dict[str, Any], key: str, value: Any) -> None:
+    """Change one key, named with its sections. Raises ValueError for an unknown one and a value that cannot be."""
+    *parents, last = key.split(".")
+    nested: Any = {last: value}
+    for parent in reversed(parents):
+        nested = {parent: nested}
+    _check_keys(nested, Profile, "")
     for parent in parents:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
-            raise ConfigError(f"--set {setting}: {parent} is a value, not a section")
-    data[last] = parse(text)
+            raise ValueError(f"{parent} is a value, not a section")
+    data[last] = value
 
 
 def _check_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:
-    """Check names and kinds. Raises ConfigError for an unknown key, ValueError for a value of another kind."""
-    hints = typing.get_type_hints(kind)
+    """Raise ValueError for an unknown key, and for a value of another kind or out of its range."""
+    hints = _hints(kind)
     for key, value in data.items():
         if key not in hints:
-            nearest = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
-            raise ConfigError(f"unknown key {prefix}{key}; did you mean {prefix}{nearest[0]}?")
+            nearest = difflib.get_close_matches(key[:_KEY_MOST], hints, n=1, cutoff=0.0)[0]
+            raise ValueError(f"unknown key {one_line(prefix + key, _KEY_MOST)}; did you mean {prefix}{nearest}?")
         section = hints[key]
         if isinstance(section, type) and issubclass(section, msgspec.Struct):
             if not isinstance(value, dict):
-                raise ConfigError(f"{prefix}{key} is {value!r}; it is a section of keys")
+                raise ValueError(f"{prefix}{key} is {shown(value)}; it is a section of keys")
             _check_keys(value, section, f"{prefix}{key}.")
         else:
-            check_kind(f"{prefix}{key}", value, section)
+            _check_value(f"{prefix}{key}", value, section)
+
+
+def _check_missing(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:
+    """Raise ValueError for a required key that is not there."""
+    for field in msgspec.structs.fields(kind):
+        hint = _hints(kind)[field.name]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            _check_missing(data.get(field.name, {}), hint, f"{prefix}{field.name}.")
+        elif field.required and field.name not in data:
+            raise ValueError(f"{prefix}{field.name} is missing; it must be {words_for(hint)}")

@@ -12,10 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ppengine.checkpoint.config_json import CheckpointError
-from ppengine.checkpoint.tensor_files import tensor_files
+from ppengine.checkpoint.tensor_files import WEIGHT_DTYPES, tensor_files
 from ppengine.models.stage_model import StageModel
 
 DUMMY_SCALE = 0.05
+_WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
@@ -39,6 +40,9 @@ def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int],
                 tensor = opened[path].get_tensor(stored)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path}: tensor {stored}: {' '.join(str(error).split())}") from None
+            if tensor.dtype not in _WEIGHT_DTYPES:
+                works = ", ".join(WEIGHT_DTYPES)
+                raise CheckpointError(f"{path}: tensor {stored} is {tensor.dtype}; its type must be one of {works}")
             if tensor.shape != target.shape:
                 raise CheckpointError(
                     f"{path}: tensor {stored} is {list(tensor.shape)}; config.json makes it {list(target.shape)}"

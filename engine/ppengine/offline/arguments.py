@@ -27,7 +27,6 @@ ARGUMENTS = {
     "parallel.eager": "enforce_eager",
     "parallel.device": "device",
     "memory.utilization": "gpu_memory_utilization",
-    "memory utilization": "gpu_memory_utilization",
     "memory.swap_space_gib": "swap_space",
     "scheduler.max_num_seqs": "max_num_seqs",
     "scheduler.max_num_batched_tokens": "max_num_batched_tokens",

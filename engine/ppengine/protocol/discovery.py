@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from ppengine.protocol import kept_files
+from ppengine.protocol.json_files import read_json_file
 
 ENDED_MOST = 10
 """Ended engines whose files are kept; those with a fault stay longest."""
@@ -110,8 +111,8 @@ def list_engines() -> list[EngineRecord]:
     found = []
     for path in sorted(runtime_dir().glob("*.json")):
         # What is no record of ours is left alone: a name inside it must not choose which folder is removed.
-        with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
-            record = msgspec.json.decode(path.read_bytes(), type=EngineRecord)
+        with contextlib.suppress(OSError, ValueError):
+            record = read_json_file(path, EngineRecord)
             if record.id != path.stem:
                 continue
             if process_start(record.pid) == record.pid_start:
@@ -133,8 +134,8 @@ def ended_engines() -> list[EndedEngine]:
     """Return the ended engines whose files are kept, the newest first."""
     found = []
     for folder in kept_files.state_dir().glob("engines/*"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
-            record = msgspec.json.decode((folder / "record.json").read_bytes(), type=EngineRecord)
+        with contextlib.suppress(OSError, ValueError):
+            record = read_json_file(folder / "record.json", EngineRecord)
             if record.id != folder.name:
                 continue
             gone, run_dir = process_start(record.pid) != record.pid_start, Path(record.run_dir)

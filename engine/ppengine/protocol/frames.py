@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
+from ppengine.protocol.error_text import one_line
+
 PROTOCOL_MIN = 1
 PROTOCOL = 1
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -22,7 +24,6 @@ TOPIC_SNAPSHOT_SLOW = b"snap1"
 TOPIC_EVENT = b"event"
 TOPIC_HEARTBEAT = b"hugz"
 
-_TEXT_MOST = 300
 T = TypeVar("T")
 
 
@@ -97,8 +98,7 @@ def _check_all(what: str, value: object) -> None:
 
 def _said(error: Exception) -> str:
     """Return a decoder's error as one printable line: it may quote a name that the peer chose."""
-    text = f"{type(error).__name__}: {error}"
-    return "".join(character if character.isprintable() else "?" for character in text)[:_TEXT_MOST]
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 class Codec:

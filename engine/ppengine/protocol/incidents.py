@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ppengine.protocol.inspection import FaultDetail
+from ppengine.protocol.json_files import read_json_file
 from ppengine.protocol.snapshot import Event, IncidentInfo
 
 FILE = "incident.json"
@@ -32,14 +33,14 @@ def incident_folders(engine_folder: Path) -> list[Path]:
 
 
 def read_incident(folder: Path) -> Incident:
-    """Return the incident in `folder`. Raises OSError, msgspec.MsgspecError."""
-    return msgspec.json.decode((folder / FILE).read_bytes(), type=Incident)
+    """Return the incident in `folder`. Raises OSError, ValueError."""
+    return read_json_file(folder / FILE, Incident)
 
 
 def newest_incident(engine_folder: Path) -> Incident | None:
     """Return the newest incident of an engine that can be read; None without any."""
     for folder in reversed(incident_folders(engine_folder)):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             return read_incident(folder)
     return None
 
@@ -51,5 +52,5 @@ class _Brief(msgspec.Struct):
 
 
 def read_info(folder: Path) -> IncidentInfo:
-    """Return the summary of the incident in `folder`. Raises OSError, msgspec.MsgspecError."""
-    return msgspec.json.decode((folder / FILE).read_bytes(), type=_Brief).info
+    """Return the summary of the incident in `folder`. Raises OSError, ValueError."""
+    return read_json_file(folder / FILE, _Brief).info

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from ppengine.protocol.json_files import read_json_file
+
 LOG_BYTES_MOST = 4 * 1024 * 1024
 """Bytes kept of each file of a run folder, from its end."""
 _KEPT = ("*.log", "*.stack", "audit.jsonl", "engine.json", "stacks.txt")
@@ -72,8 +74,8 @@ def write_end(engine_id: str, end: EngineEnd) -> None:
 def read_end(engine_id: str) -> EngineEnd | None:
     """Return the noted end; None if there is none, or if its file is damaged."""
     try:
-        return msgspec.json.decode((engine_folder(engine_id) / "end.json").read_bytes(), type=EngineEnd)
-    except (OSError, msgspec.MsgspecError, ValueError):
+        return read_json_file(engine_folder(engine_id) / "end.json", EngineEnd)
+    except (OSError, ValueError):
         return None
 
 

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,12 @@ from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded", "ended"]
 MAGIC = b"ppconsole recording 1\n"
 _GZIP = b"\x1f\x8b"
+_WALL_MOST = 1e11
+"""Seconds: three thousand years."""
+FRAMES_MOST = 1_000_000
+"""Updates of one recording that are read: 27 hours of ten snapshots a second."""
+UNPACKED_MOST = 1024**3
+"""Bytes that are unpacked of one file."""
 _KINDS = ("link", "snapshot", "event", "detail")
 
 
@@ -54,7 +60,7 @@ class RecordingHeader(msgspec.Struct, kw_only=True):
     """Engine and time of a recording (`recorded_at`: Unix seconds). `schema` is that of the snapshots."""
 
     schema: int
-    recorded_at: float
+    recorded_at: Annotated[float, msgspec.Meta(ge=0, le=_WALL_MOST)]
     engine: str
     name: str
 
@@ -69,7 +75,7 @@ class KeptDetail(msgspec.Struct, kw_only=True):
 class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One update or detail, `at_s` seconds after the recording began. Exactly one of the four is set."""
 
-    at_s: float
+    at_s: Annotated[float, msgspec.Meta(ge=0, le=_WALL_MOST)]
     link: LinkState | None = None
     snapshot: Snapshot | None = None
     event: Event | None = None
@@ -84,7 +90,7 @@ class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
 class _Outline(msgspec.Struct):
     """A frame of a `Recorded` whose parts are not decoded."""
 
-    at_s: float
+    at_s: Annotated[float, msgspec.Meta(ge=0, le=_WALL_MOST)]
     link: msgspec.Raw = msgspec.Raw()
     snapshot: msgspec.Raw = msgspec.Raw()
     event: msgspec.Raw = msgspec.Raw()
@@ -94,7 +100,7 @@ class _Outline(msgspec.Struct):
 class Outline(NamedTuple):
     """Time, kind and place of one frame. `kind`: link, snapshot, event, detail; empty: one of a newer version."""
 
-    at_s: float
+    at_s: Annotated[float, msgspec.Meta(ge=0, le=_WALL_MOST)]
     kind: str
     place: int
 
@@ -198,6 +204,8 @@ class Recording:
         number, place = 0, self._file.tell()
         while (body := self._frame()) is not None:
             number += 1
+            if number > FRAMES_MOST:
+                raise RecordingError(f"{self.path} has more than {FRAMES_MOST} updates, the most that are read")
             try:
                 found = decode_as(_Outline, body)
             except ProtocolError as error:
@@ -247,6 +255,8 @@ class Recording:
     def _frame(self) -> bytes | None:
         """Return the next body; None at a clean end."""
         place = self._file.tell()
+        if place > UNPACKED_MOST and isinstance(self._file, gzip.GzipFile):
+            raise RecordingError(f"{self.path} unpacks to more than {UNPACKED_MOST} bytes; unpack it by gunzip first")
         prefix = self._read(4)
         if not prefix:
             return None

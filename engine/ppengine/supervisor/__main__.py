@@ -16,6 +16,7 @@ from ppengine.checkpoint.model_spec import CheckpointError
 from ppengine.common import lifeline
 from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.protocol.discovery import RuntimeDirError
+from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.supervisor.boot import engine_config, parse_profile
 from ppengine.supervisor.claims import ClaimError
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
@@ -38,8 +39,9 @@ def main() -> int:
         end = End(1, str(error))
     except ConfigError as error:
         end = End(2, str(error))
-    tell(f"error: {end.reason}" if end.code else f"stopped: {end.reason}")
-    announce("stopped", code=end.code, reason=end.reason)
+    reason = one_line(end.reason)
+    tell(f"{PREFIX}{reason}" if end.code else f"stopped: {reason}")
+    announce("stopped", code=end.code, reason=reason)
     return end.code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 import msgspec
 
 from ppengine.checkpoint.model_spec import check_weights, read_spec
-from ppengine.common.config import ConfigError, EngineConfig, Profile, build_profile
+from ppengine.common.config import ConfigError, EngineConfig, EngineName, Profile, build_profile
 from ppengine.common.partition import partition_layers
 from ppengine.protocol import discovery
+from ppengine.protocol.kinds import check_kind
 from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.messaging import tell
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def parse_profile(text: str) -> Profile:
@@ -37,8 +35,10 @@ def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = Fa
     Raises ConfigError for the profile, CheckpointError for the model's folder.
     """
     name = profile.name if name is None else name
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"engine name {name!r}: use letters, digits, '.', '_' and '-', at most 64, no sign first")
+    try:
+        check_kind("engine name", name, EngineName)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     folder = Path(profile.model.path)
     spec = read_spec(folder)
     if profile.model.load_format != "dummy":

@@ -10,6 +10,7 @@ import time
 import zmq
 
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.error_text import LINE_MOST, one_line
 from ppengine.protocol.facts import Exited
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
@@ -93,6 +94,6 @@ def announce(event: str, **fields: object) -> None:
 
 
 def tell(text: str) -> None:
-    """Write one line for a human to stderr, if anyone still reads it."""
+    """Write one printable line for a human to stderr, if anyone still reads it."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(one_line(text, LINE_MOST), file=sys.stderr, flush=True)

@@ -27,6 +27,7 @@ from ppengine.common import lifeline
 from ppengine.common.child_process import describe_exit, kill_all, session, until
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.discovery import process_start
+from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.protocol.reports import UNKNOWN_STATUS, ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 from ppengine.supervisor.launch.launcher import ExecutorError
@@ -318,7 +319,7 @@ def main() -> int:
     try:
         driver.run()
     except ExecutorError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)
         return 1
     return 0
 
