@@ -46,6 +46,24 @@ async def test_the_mode_shows_at_the_very_key(monkeypatch, key, name, placeholde
         assert line(rig).input.placeholder == "i writes a prompt"
 
 
+async def test_a_colon_begins_a_command_on_the_prompt_line_too():
+    async with console() as rig:
+        await rig.pilot.press("i", *":set max-tokens 12", "enter")
+        assert rig.app.settings.prompt.summary() == "12 tok · T 0.8" and rig.source.acted() == []
+        await rig.pilot.press(*":", "enter", *"hi", "enter")
+        assert line(rig).is_open, "for the next prompt"
+        await rig.pilot.press(*" :q", "enter", "backslash", *":q", "enter", "backslash", *"q", "enter")
+        await rig.until(lambda: len(rig.source.acted()) == 4)
+        assert [verb.prompt for verb in rig.source.acted()] == ["hi", " :q", ":q", "\\q"]
+        await rig.pilot.press(*":abort r-0001", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        assert rig.app.screen.verb == Abort(request="r-0001")
+        await rig.pilot.press("escape", *":strems", "enter")
+        assert any("did you mean streams?" in note.message for note in rig.app._notifications)
+        await rig.pilot.press(*":quit", "enter")
+        await rig.until(lambda: not rig.app.is_running)
+
+
 async def test_set_changes_shows_and_resets_the_options_of_prompts():
     async with console() as rig:
         assert label(rig) == "PROMPT 256 tok · T 0.8 › "
