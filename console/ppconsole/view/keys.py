@@ -115,7 +115,7 @@ PAST_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 MEMORY_KEYS: tuple[Key, ...] = (("⏎", "confirm", False), ("esc", "cancel", False))
 CONFIRM_KEYS: tuple[Key, ...] = (
-    ("⏎", "press button", False), ("← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
+    ("⏎", "press button", False), ("⇥ ← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
 )  # fmt: skip
 HELP_KEYS: tuple[Key, ...] = (
     ("↑↓", "scroll", False), ("⇥", "section", False), ("g G", "ends", False), ("/", "search", False),
