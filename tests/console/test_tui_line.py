@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import snapshots
 from ppconsole.link.settings import Settings
@@ -284,7 +286,29 @@ async def test_x_acts_on_the_focused_stage_and_on_nothing_else():
         dialog = await rig.confirm("x")
         assert dialog.verb == RestartStage(stage=1)
         await rig.pilot.press("escape", "d")
-        assert "x continue 1 " in rig.board("reader-foot"), "the suggested fix, by its name"
+        assert "⏎ continue 1 " in rig.board("reader-foot"), "the suggested fix, by its name"
+
+
+async def test_c_without_a_stage_in_focus_acts_on_the_one_that_is_halted():
+    picture = snapshots.halted()
+    halted = [stage for stage in picture.stages if stage.state == "stopped"]
+    assert [stage.index for stage in halted] == [1]
+    async with console(picture) as rig:
+        assert not rig.app.main.selection.on_stages
+        assert (await rig.confirm("c")).verb == Continue(stage=1)
+        await rig.pilot.press("escape", "tab")
+        assert (await rig.confirm("c")).verb == Continue(stage=0), "the stage in focus comes first"
+        await rig.pilot.press("escape", "tab")
+        for states in (("stopped", "stopped"), ("idle", "idle")):
+            rig.source.commands.clear()
+            picture = copy.deepcopy(picture)
+            for stage, state in zip(picture.stages[:2], states, strict=True):
+                stage.state = state
+            rig.source.send(picture)
+            rig.app.tick()
+            await rig.pilot.press("c")
+            assert rig.app.screen is rig.app.main and not rig.source.commands
+            assert any("continue acts on a stage, and none has the focus" in n.message for n in rig.app._notifications)
 
 
 async def test_logs_are_searched():
