@@ -59,7 +59,7 @@ class RequestScreen(Reader):
         return ENDED_REQUEST_KEYS if self._has_ended() else self.keys
 
     def _has_ended(self) -> bool:
-        """Return whether the request has ended, by its detail, by the table, or by the engine having forgotten it."""
+        """Return whether the request has ended, or the engine does not know it any more."""
         if self._ended is not None or (self._detail is not None and self._detail.state == "finished"):
             return True
         info = self._info()
