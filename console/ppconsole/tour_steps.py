@@ -73,8 +73,8 @@ async def _diagnose(tour: TourApp) -> str:
 
 
 async def _mend(tour: TourApp) -> str:
-    tour.say("x previews the suggested fix, then runs it.")
-    await tour.press("x")
+    tour.say("Enter previews the suggested fix, then runs it.")
+    await tour.press("enter")
     await tour.confirm()
     await tour.until(lambda: _root(tour) is None and _healed(tour), "end of the incident", 30.0)
     incident = tour.snapshot.incident

@@ -337,6 +337,51 @@ async def test_read_only_and_recordings_hide_and_refuse_verbs(read_only, live):
         assert not rig.source.commands
 
 
+async def test_the_dialog_says_how_to_confirm_and_what_cancel_did():
+    async with console(notes=True) as rig:
+        dialog = await rig.confirm("a")
+        assert rig.board("dialog-body").splitlines()[-1].startswith("⇥ ⏎ does it   esc cancels")
+        await rig.pilot.press("tab")
+        assert rig.board("dialog-body").splitlines()[-1].startswith("⏎ does it   esc cancels")
+        await rig.pilot.press("shift+tab", "enter")
+        assert rig.app.screen is rig.app.main and rig.source.acted() == []
+        assert [note.message for note in rig.app._notifications] == ["abort: cancelled; nothing was done"]
+        rig.source.plans["abort"] = Refused(id="1", code="NOT_FOUND", text="it has ended")
+        await rig.confirm("a")
+        assert "does it" not in rig.board("dialog-body"), "there is nothing to confirm"
+        await rig.pilot.press("escape")
+        rig.source.plans.clear()
+        rig.source.answers["abort"] = LinkLost("gone", sent=True)
+        await rig.confirm("a")
+        await rig.pilot.press("tab", "enter")
+        await rig.until(lambda: "outcome unknown" in rig.board("dialog-body"))
+        before = len(rig.app._notifications)
+        await rig.pilot.press("escape")
+        assert len(rig.app._notifications) == before, "it may have been done"
+        assert dialog.verb == Abort(request="r-0000")
+
+
+async def test_the_page_of_a_request_that_ends_offers_no_verb():
+    async with console() as rig:
+        await rig.pilot.press("enter")
+        await rig.until(lambda: "abort" in rig.board("reader-foot"))
+        live = rig.source.picture
+        done = copy.deepcopy(live)
+        done.requests[0].state = "finished"
+        rig.source.send(done)
+        await rig.app.screen._load()
+        assert "abort" not in rig.board("reader-foot") and "copy answer" in rig.board("reader-foot")
+        gone = copy.deepcopy(live)
+        del gone.requests[0]
+        rig.app.screen._detail = None
+        rig.source.send(gone)
+        await rig.app.screen._load()
+        assert "abort" not in rig.board("reader-foot"), "the engine has forgotten it"
+        rig.source.send(live)
+        await rig.app.screen._load()
+        assert "abort" in rig.board("reader-foot")
+
+
 async def test_hostile_text_is_inert_everywhere():
     async with console(snapshots.hostile()) as rig:
         picture = rig.screen()

@@ -13,7 +13,8 @@ from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.streams_screen import StreamsScreen
 from ppengine.protocol.inspection import FindingsDetail
 from ppengine.protocol.recording import LinkState
-from ppengine.protocol.verbs import Continue, SetCheck
+from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.verbs import Continue, Cordon, RestartStage, SetCheck
 from test_tui_console import console
 
 
@@ -35,7 +36,7 @@ async def test_the_screen_names_the_stage_at_every_size(size):
         await rig.until(lambda: "frozen at the fault" in "\n".join(rows(rig)))
         screen = rig.screen()
         assert "! STAGE 2 self_stuck" in screen and "╔═ 2 ROOT" in screen and "──►" in screen
-        assert "ppconsole stacks --stage 2" in screen and "x stacks --stage 2 " in screen
+        assert "ppconsole stacks --stage 2" in screen and "⏎ stacks --stage 2 " in screen
         await rig.pilot.press("tab", "tab", "tab")
         assert "m18410" in rig.screen()
 
@@ -49,22 +50,60 @@ def rows(rig):
 
 async def test_the_suggested_command_is_run_after_a_confirm():
     async with console(halted()) as rig:
-        await rig.pilot.press("d", "x")
+        await rig.pilot.press("d", "enter")
         await rig.until(lambda: isinstance(rig.app.screen, Confirm))
         assert rig.app.screen.verb == Continue(stage=1)
         await rig.until(lambda: "asking the engine" not in rig.board("dialog-body"))
         assert rig.app.focused is rig.app.screen.query_one("#cancel")
         await rig.pilot.press("enter")
         assert not rig.source.acted() and isinstance(rig.app.screen, DiagnosisScreen)
-        await rig.pilot.press("x")
+        await rig.pilot.press("enter")
         await rig.until(lambda: isinstance(rig.app.screen, Confirm) and "free 45" in rig.board("dialog-body"))
         await rig.pilot.press("right", "enter")
         await rig.until(lambda: rig.source.acted() == [Continue(stage=1)])
 
 
+async def test_the_keys_of_stage_verbs_act_on_the_root_as_on_every_screen():
+    picture = halted()
+    picture.stages[1].cordon = CordonInfo(by="eve", since_s=3.0)
+    async with console(picture) as rig:
+        await rig.pilot.press("d")
+        assert "⏎ continue 1 " in rig.board("reader-foot") and "c continue 1 x restart 1 " in rig.board("reader-foot")
+        for key, verb in (("c", Continue(stage=1)), ("x", RestartStage(stage=1)), ("C", Cordon(stage=1, undo=True))):
+            assert (await rig.confirm(key)).verb == verb
+            await rig.pilot.press("escape")
+            assert isinstance(rig.app.screen, DiagnosisScreen)
+        calm = copy.deepcopy(picture)
+        calm.verdicts = []
+        calm.stages[1].state = "idle"
+        rig.source.send(calm)
+        rig.app.paint()
+        rig.source.commands.clear()
+        assert "restart" not in rig.board("reader-foot") and "continue" not in rig.board("reader-foot")
+        await rig.pilot.press("x", "c", "enter")
+        assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.source.commands
+
+
+async def test_a_fault_that_is_over_is_in_the_past_tense_and_nothing_runs_it():
+    picture = halted()
+    async with console(picture, details={"fault": kept(picture)}) as rig:
+        await rig.pilot.press("d")
+        await rig.until(lambda: "Enter runs it" in rig.screen() and "! STAGE 1 stopped, for" in rig.screen())
+        assert rig.app.screen.cli() == "continue 1"
+        calm = copy.deepcopy(picture)
+        calm.verdicts = []
+        rig.source.details["fault"] = kept(picture, over_wall=snapshots.WALL + 5)
+        rig.source.send(calm)
+        await rig.app.screen._load()
+        text = "\n".join(rows(rig))
+        assert " STAGE 1 was stopped, for" in text and "no fault now; this one was cleared at" in text
+        assert "runs it" not in text and "do   >" not in text and "STAGE 1 stopped" not in text
+        assert rig.app.screen.cli() == "explain" and "⏎" not in rig.board("reader-foot")
+
+
 async def test_a_suggestion_that_only_looks_opens_a_reader():
     async with console(snapshots.stuck()) as rig:
-        await rig.pilot.press("d", "x")
+        await rig.pilot.press("d", "enter")
         await rig.until(lambda: "STACKS OF STAGE 2" in rig.board("reader-title"))
         await rig.pilot.press("escape")
         assert isinstance(rig.app.screen, DiagnosisScreen)
@@ -72,14 +111,14 @@ async def test_a_suggestion_that_only_looks_opens_a_reader():
 
 async def test_read_only_and_no_link_have_no_act():
     async with console(halted(), read_only=True) as rig:
-        await rig.pilot.press("d", "x")
+        await rig.pilot.press("d", "enter")
         await rig.pilot.pause()
-        assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.board("reader-foot").startswith("x ")
+        assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.board("reader-foot").startswith("⏎ ")
         assert "this console is read-only" in rig.screen()
     async with console(halted()) as rig:
         await rig.pilot.press("d")
         rig.source.send(LinkState(state="lost", text="gone"))
-        await rig.pilot.press("x")
+        await rig.pilot.press("enter")
         await rig.until(lambda: rig.app.screen.query_one("#reader-body")._faded)  # what is old is grey
         assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.source.commands
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import snapshots
 from ppconsole.link.settings import Settings
@@ -44,6 +46,24 @@ async def test_the_mode_shows_at_the_very_key(monkeypatch, key, name, placeholde
         await rig.pilot.press("escape")
         assert label(rig).startswith("PROMPT") and f" {foot} " not in rig.board("foot")
         assert line(rig).input.placeholder == "i writes a prompt"
+
+
+async def test_a_colon_begins_a_command_on_the_prompt_line_too():
+    async with console() as rig:
+        await rig.pilot.press("i", *":set max-tokens 12", "enter")
+        assert rig.app.settings.prompt.summary() == "12 tok · T 0.8" and rig.source.acted() == []
+        await rig.pilot.press(*":", "enter", *"hi", "enter")
+        assert line(rig).is_open, "for the next prompt"
+        await rig.pilot.press(*" :q", "enter", "backslash", *":q", "enter", "backslash", *"q", "enter")
+        await rig.until(lambda: len(rig.source.acted()) == 4)
+        assert [verb.prompt for verb in rig.source.acted()] == ["hi", " :q", ":q", "\\q"]
+        await rig.pilot.press(*":abort r-0001", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, Confirm))
+        assert rig.app.screen.verb == Abort(request="r-0001")
+        await rig.pilot.press("escape", *":strems", "enter")
+        assert any("did you mean streams?" in note.message for note in rig.app._notifications)
+        await rig.pilot.press(*":quit", "enter")
+        await rig.until(lambda: not rig.app.is_running)
 
 
 async def test_set_changes_shows_and_resets_the_options_of_prompts():
@@ -266,7 +286,29 @@ async def test_x_acts_on_the_focused_stage_and_on_nothing_else():
         dialog = await rig.confirm("x")
         assert dialog.verb == RestartStage(stage=1)
         await rig.pilot.press("escape", "d")
-        assert "x continue 1 " in rig.board("reader-foot"), "the suggested fix, by its name"
+        assert "⏎ continue 1 " in rig.board("reader-foot"), "the suggested fix, by its name"
+
+
+async def test_c_without_a_stage_in_focus_acts_on_the_one_that_is_halted():
+    picture = snapshots.halted()
+    halted = [stage for stage in picture.stages if stage.state == "stopped"]
+    assert [stage.index for stage in halted] == [1]
+    async with console(picture) as rig:
+        assert not rig.app.main.selection.on_stages
+        assert (await rig.confirm("c")).verb == Continue(stage=1)
+        await rig.pilot.press("escape", "tab")
+        assert (await rig.confirm("c")).verb == Continue(stage=0), "the stage in focus comes first"
+        await rig.pilot.press("escape", "tab")
+        for states in (("stopped", "stopped"), ("idle", "idle")):
+            rig.source.commands.clear()
+            picture = copy.deepcopy(picture)
+            for stage, state in zip(picture.stages[:2], states, strict=True):
+                stage.state = state
+            rig.source.send(picture)
+            rig.app.tick()
+            await rig.pilot.press("c")
+            assert rig.app.screen is rig.app.main and not rig.source.commands
+            assert any("continue acts on a stage, and none has the focus" in n.message for n in rig.app._notifications)
 
 
 async def test_logs_are_searched():

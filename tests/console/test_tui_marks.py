@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import pytest
@@ -141,7 +142,47 @@ async def test_a_key_acts_on_all_marks_with_one_plan() -> None:
         await rig.pilot.press("right", "enter")
         await rig.until(lambda: rig.app.screen is rig.app.main)
         assert dry_and_real(rig) == ([verb], [verb])
-        assert marked(rig) == names, "those that have not ended stay marked"
+        assert marked(rig) == [], "the next verb does not hit them unseen"
+        assert (await rig.confirm("p")).verb == Preempt(request=rig.app.main.selection.request())
+
+
+async def test_a_verb_unmarks_no_others_and_a_cancelled_one_unmarks_nothing() -> None:
+    async with console(plans={"many": planned(2)}, notes=True) as rig:
+        await rig.pilot.press("space", "space", "space")
+        await rig.confirm("a")
+        await rig.pilot.press("enter")
+        assert marked(rig) == NAMES[:3] and rig.source.acted() == []
+        assert [note.message for note in rig.app._notifications][-1] == "abort: cancelled; nothing was done"
+        await rig.pilot.press("colon", *f"abort {NAMES[1]} {NAMES[5]}", "enter")
+        await rig.until(lambda: "abort 2 of 2" in rig.board("dialog-body"))
+        await rig.pilot.press("tab", "enter")
+        await rig.until(lambda: rig.app.screen is rig.app.main)
+        assert marked(rig) == [NAMES[0], NAMES[2]]
+
+
+async def test_what_ended_meanwhile_is_not_hidden_by_the_filter() -> None:
+    async with console(plans={"many": planned(4)}) as rig:
+        await rig.pilot.press("space", "space", "space", "space", "slash", *"r-0003", "enter")
+        await rig.confirm("a")
+        assert "3 of them are hidden by the filter" in rig.board("dialog-body")
+        drop(rig, NAMES[0], NAMES[3])
+        rig.app.screen.paint()
+        assert "2 of them are hidden by the filter" in rig.board("dialog-body")
+        drop(rig, NAMES[1])
+        rig.app.screen.paint()
+        assert "1 of them is hidden by the filter" in rig.board("dialog-body")
+        drop(rig, NAMES[2])
+        rig.app.screen.paint()
+        assert "hidden by the filter" not in rig.board("dialog-body")
+
+
+async def test_marks_that_were_acted_on_go_although_the_dialog_was_closed() -> None:
+    async with console(plans={"many": planned(2)}, release=asyncio.Event()) as rig:
+        await rig.pilot.press("space", "space")
+        await rig.confirm("a")
+        await rig.pilot.press("right", "enter", "escape")
+        assert rig.app.screen is rig.app.main and marked(rig) == []
+        rig.source.release.set()
 
 
 async def test_the_rest_goes_on_without_the_conflicts() -> None:

@@ -114,7 +114,7 @@ async def test_the_last_hour_of_a_live_engine_opens_and_escape_returns(tmp_path:
         assert step(rig) == 59
         await rig.pilot.press("left", "P")
         assert step(rig) == 49 and not rig.source.commands
-        assert rig.app.screen.console.model.verbs_off() == "this is the past: Esc returns to the present"
+        assert rig.app.screen.console.model.verbs_off() == "this is the past: each Esc goes back one screen"
         rig.app.tick()
         await rig.pilot.press("escape")
         await rig.until(lambda: "REPLAY" not in rig.board("top"))
@@ -160,9 +160,15 @@ async def test_incidents_are_listed_and_open_their_diagnosis(size: tuple[int, in
         assert "LAST 64 STEPS  frozen at the fault" in "\n".join(
             text_of(line) for line in rig.app.screen.body(size[0])
         )  # fmt: skip
-        await rig.pilot.press("escape", "escape")
+        past = rig.app.screen.console
+        assert past.model.verbs_off() == "this is the past: each Esc goes back one screen"
+        await rig.pilot.press("escape")
+        await rig.until(lambda: rig.app.screen is past.main)
+        await rig.pilot.press("escape")
         await rig.until(lambda: isinstance(rig.app.screen, IncidentsScreen))
-        await rig.pilot.press("escape", "I")
+        await rig.pilot.press("escape")
+        await rig.until(lambda: rig.app.screen is rig.app.main)
+        await rig.pilot.press("I")
         await rig.pilot.press("h")
         await rig.until(lambda: "REPLAY" in rig.screen())
     assert ended.record.id == "dead01"

@@ -32,7 +32,7 @@ def test_a_stuck_stage_at_80_columns():
         " ! STAGE 2 self_stuck, for 6.2s",
         "  attention of m18410 on comp; 0 to 1 blocked, 3 starved",
         "  do   > ppconsole stacks --stage 2",
-        "         x shows the stacks   y copies the line",
+        "         Enter shows the stacks   y copies the line",
         " PIPELINE  an arrow points from a waiting stage to the one it waits for",
         " ┌─ 0 ───────────┐   ┌─ 1 ───────────┐   ╔═ 2 ROOT ══════╗   ┌─ 3 ───────────┐",
         " │ B blocked     │   │ B blocked     │   ║ X faulty      ║   │ S starved     │",
@@ -100,6 +100,9 @@ def test_a_fault_that_is_over_stays_with_its_steps():
     text = "\n".join(page(snapshots.snapshot(), fault=kept))
     assert "no fault now; this one was cleared at" in text and "attention of m18410" in text
     assert "frozen at the fault" in text and "! stage 2 ROOT" in text
+    assert "STAGE 2 was self_stuck, for 6.2s" in text and "! STAGE 2" not in text and "do   >" not in text
+    kept.verdict = Verdict(stage=None, cause="core", summary="the engine core is stopped", since_s=3.0)
+    assert " CORE was the cause, for 3.0s" in "\n".join(page(snapshots.snapshot(), fault=kept))
 
 
 def test_steps_say_how_far_each_stage_got():
@@ -148,9 +151,9 @@ def test_what_a_verdict_suggests(text, words, stage):
 def test_no_act_is_offered_while_verbs_are_off():
     picture = snapshots.halted()
     picture.verdicts[0].suggest = "ppconsole continue 1 (or: kill -CONT 7)"
-    assert any("x runs it, after a look at the plan" in line for line in page(picture))
+    assert any("Enter runs it, after a look at the plan" in line for line in page(picture))
     told = [line.strip() for line in page(picture, off="the link is lost 7s")]
-    assert "the link is lost 7s; y copies the line" in told and not any("x runs it" in line for line in told)
+    assert "the link is lost 7s; y copies the line" in told and not any("Enter runs it" in line for line in told)
     picture.verdicts[0].suggest = "kill -CONT 7"
     assert any("shell on the engine's host" in line for line in page(picture))
     picture.verdicts[0].suggest = "let the consumer wait for the producer's event"

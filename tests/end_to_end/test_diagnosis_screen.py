@@ -70,7 +70,7 @@ async def test_a_stopped_stage_is_drawn_frozen_and_continued(engine: Served) -> 
             await rig.until(lambda: "──►" in body(rig) or "core waits for stage 1" in body(rig), "who waits for it")
             assert "ppconsole continue 1" in text and str(engine.pids["stage1"]) in text
             shown = rig.app.screen
-            await rig.pilot.press("x")
+            await rig.pilot.press("enter")
             await rig.until(lambda: isinstance(rig.app.screen, Confirm), "a dialog")
             dialog = rig.app.screen
             assert rig.app.focused is dialog.query_one("#cancel")

@@ -320,6 +320,8 @@ def test_a_stage_that_somebody_stopped_is_continued_without_the_core(world):
         assert isinstance(client.hear(), Accepted)
         assert client.hear().state == "applied"
         until(lambda: read_stat(sleeper.pid).state != "T")
+        plan, text = _planned(client, "awake"), "stage 0 is not stopped: SIGCONT changes nothing"
+        assert (plan.text, plan.plan) == (text, [text])
         assert world.core.nothing()
         assert world.audit()[-1]["outcome"] == "applied"
     finally:

@@ -91,9 +91,11 @@ def place(verdict: Verdict) -> str:
     return "CORE" if verdict.cause == "core" else "ENGINE"
 
 
-def headline(verdict: Verdict) -> str:
-    """Return place and cause: `STAGE 2 stopped`, or `CORE` alone, which is both."""
-    return place(verdict) if verdict.cause == "core" else f"{place(verdict)} {verdict.cause}"
+def headline(verdict: Verdict, *, over: bool = False) -> str:
+    """Return place and cause: `STAGE 2 stopped`, or `CORE` alone, which is both; `over`: `STAGE 2 was stopped`."""
+    if verdict.cause == "core":
+        return "CORE was the cause" if over else place(verdict)
+    return f"{place(verdict)} was {verdict.cause}" if over else f"{place(verdict)} {verdict.cause}"
 
 
 def verdict_text(verdict: Verdict) -> str:

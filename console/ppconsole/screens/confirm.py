@@ -47,6 +47,8 @@ class Confirm(ModalScreen[None]):
         self._trouble: list[Row] = []
         self._note = ""
         self.busy = False
+        self._unknown = False
+        """Whether the link was lost after the verb was sent."""
         self._composed = False
 
     def compose(self) -> ComposeResult:
@@ -80,7 +82,7 @@ class Confirm(ModalScreen[None]):
         rows += [EMPTY, *(self._trouble or plan.plan_rows(self._answer, width))]
         rows += [EMPTY, *plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width)]
         note = self._note or self.console.model.verbs_off()
-        rows.append(row((fit(note or "esc cancels   y copies the shell line", width), "warn" if note else "dim")))
+        rows.append(row((fit(note or self._keys(), width), "warn" if note else "dim")))
         room = self.app.size.height - 5
         board = self.query_one("#dialog-body", Lines)
         self.query_one("#dialog").styles.width = width + 4
@@ -97,11 +99,21 @@ class Confirm(ModalScreen[None]):
         board.show(rows)
         self._buttons()
 
+    def _keys(self) -> str:
+        """Return the keys; those that confirm only while they do."""
+        does = "⏎ does it" if self.focused is self.query_one("#confirm") else "⇥ ⏎ does it"
+        return ("" if self._blocked() else f"{does}   ") + "esc cancels   y copies the shell line"
+
+    def on_descendant_focus(self) -> None:
+        """Show the keys for the button that has the focus."""
+        self.paint()
+
     def _hidden(self) -> int:
-        """Return how many requests of the verb the filter of the table hides."""
-        shown = {request.id for request in self.console.model.arranged()}
-        listed = {request.id for request in self._seen.requests}
-        return sum(each in listed and each not in shown for each in commands.requests_of(self.verb))
+        """Return how many requests of the verb are live now and hidden by the filter of the table."""
+        now, filtered = self.console.model.state.snapshot, self.console.model.shown.wanted
+        named = set(commands.requests_of(self.verb))
+        live = [each for each in now.requests if each.id in named and each.state != "finished"] if now else []
+        return sum(not filtered.matches(each) for each in live)
 
     def _possible(self) -> Verb | None:
         """Return the verb on the requests that its plan does not exclude; None without any, or without a plan."""
@@ -110,11 +122,15 @@ class Confirm(ModalScreen[None]):
             return None
         return commands.without_conflicts(self.verb, answer)
 
+    def _blocked(self) -> bool:
+        """Return whether the verb cannot be confirmed now."""
+        ready = self._possible() is not None and not self._trouble
+        return not ready or self.busy or bool(self.console.model.verbs_off())
+
     def _buttons(self) -> None:
         """Confirm needs a plan, a live link and nothing under way."""
         possible, confirm = self._possible(), self.query_one("#confirm", Button)
-        ready = possible is not None and not self._trouble
-        confirm.disabled = not ready or self.busy or bool(self.console.model.verbs_off())
+        confirm.disabled = self._blocked()
         what = "it"
         if possible is not None and possible is not self.verb:
             what = f"the other {len(commands.requests_of(possible))}"
@@ -148,12 +164,14 @@ class Confirm(ModalScreen[None]):
         except LinkLost as error:
             unknown = error.sent and not dry_run
             self._note = f"outcome unknown: {error}; look at the events" if unknown else f"nothing was done: {error}"
+            self._unknown = self._unknown or unknown
             if unknown:
                 self.console.report(f"{label_of(self.verb)}: {self._note}", bad=True)
             return None
 
     def _progress(self, message: Accepted | Deferred) -> None:
         """Show that the command is under way."""
+        self.console.navigation.unmark(self.verb)
         if not self.is_attached:
             return
         what = f"deferred: {message.text}" if isinstance(message, Deferred) else "accepted"
@@ -198,6 +216,7 @@ class Confirm(ModalScreen[None]):
         finally:
             self.busy = False
         if isinstance(answer, Outcome):
+            self.console.navigation.unmark(self.verb)
             self.console.report_outcome(verb, answer)
             if self.is_attached:
                 self.dismiss()
@@ -217,6 +236,8 @@ class Confirm(ModalScreen[None]):
         """Close. A verb that was sent already goes on in the engine, and says so."""
         if self.busy:
             self.console.report(f"{label_of(self.verb)} goes on; its end will be reported", bad=False)
+        elif not self._unknown:
+            self.console.report(f"{label_of(self.verb)}: cancelled; nothing was done", bad=False)
         self.dismiss()
 
     def action_help(self) -> None:

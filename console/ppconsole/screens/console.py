@@ -46,6 +46,9 @@ class Navigation(Protocol):
     def begin_command(self, name: str, needs_words: bool) -> None:
         """Run a command, or open the command line with its name if it needs more words."""
 
+    def unmark(self, verb: Verb) -> None:
+        """Unmark the requests of a verb that was confirmed: the next verb must not hit them unseen."""
+
     def run_line(self, text: str) -> None:
         """Run a command line: the name of a screen, or a verb."""
 

@@ -1,21 +1,22 @@
-"""The Diagnosis screen: the stuck stage, the cause, and the key that runs the suggested fix."""
+"""The Diagnosis screen: the stuck stage, the cause, and Enter, which runs the suggested fix."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import Snapshot, Verdict
 from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import suggestion
-from ppconsole.screens.console import Console
+from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.line_screen import verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.view import commands, diagnosis, step_table
 from ppconsole.view.cells import Row
-from ppconsole.view.keys import DIAGNOSIS_KEYS, Key
+from ppconsole.view.keys import Key, diagnosis_keys
 from ppconsole.view.marks import root_verdict
 
 
@@ -24,9 +25,9 @@ class DiagnosisScreen(Reader):
 
     topic: ClassVar[str] = "diagnosis"
     every_s: ClassVar[float] = 1.0
-    keys: ClassVar[tuple[Key, ...]] = DIAGNOSIS_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "run_suggested", "run the suggestion", show=False),
+        Binding("enter", "run_suggested", "run the suggestion", show=False),
+        *verb_keys("stage"),
         Binding("t", "take_stacks", "take stacks", show=False),
         Binding("v", "streams", "streams", show=False),
         Binding("tab", "section", "next section", show=False),
@@ -46,7 +47,8 @@ class DiagnosisScreen(Reader):
 
     def cli(self) -> str:
         """Return the suggested command where it is one of ours, else the verb that prints the same."""
-        verdict = diagnosis.verdict_of(self.console.model.shown.snapshot, self._known)
+        snapshot = self.console.model.shown.snapshot
+        verdict = root_verdict(snapshot) if snapshot is not None else None
         wanted = suggestion(verdict.suggest) if verdict is not None else None
         return " ".join(wanted.words) if wanted is not None and wanted.words else "explain"
 
@@ -60,13 +62,20 @@ class DiagnosisScreen(Reader):
         return made.rows
 
     def shown_keys(self) -> tuple[Key, ...]:
-        """Return the keys; the one that acts only while there is something to do."""
-        snapshot = self.console.model.state.snapshot
-        verdict = root_verdict(snapshot) if snapshot is not None else None
+        """Return the keys; those that act only while there is something to do."""
+        verdict = self._present()
         wanted = suggestion(verdict.suggest) if verdict is not None else None
-        if wanted is None or not wanted.words:
-            return self.keys[1:]
-        return (("x", clean(" ".join(wanted.words)), True), *self.keys[1:])
+        return diagnosis_keys(clean(" ".join(wanted.words)) if wanted else "", self.selected().stage)
+
+    def selected(self) -> Selected:
+        """Return the root stage."""
+        verdict = self._present()
+        return Selected(stage=verdict.stage if verdict is not None else None)
+
+    def _present(self) -> Verdict | None:
+        """Return the root verdict that is present; None: no fault is."""
+        snapshot = self.console.model.state.snapshot
+        return root_verdict(snapshot) if snapshot is not None else None
 
     # --- details that the snapshot lacks ------------------------------------------------------------------------
 
@@ -141,8 +150,7 @@ class DiagnosisScreen(Reader):
 
     def action_run_suggested(self) -> None:
         """Run the suggested fix: a verb after its confirm, a reader at once; the rest is for a shell."""
-        snapshot = self.console.model.state.snapshot
-        verdict = root_verdict(snapshot) if snapshot is not None else None
+        verdict = self._present()
         if verdict is None or not verdict.suggest:
             self.console.report("no fault is present, so nothing is suggested", bad=False)
             return

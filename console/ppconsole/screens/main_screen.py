@@ -288,13 +288,17 @@ class MainScreen(LineScreen):
             self.open_line(mode, self._model.state.filter if mode == "filter" else "")
 
     def given(self, mode: Mode, text: str) -> None:
-        """Send the prompt, keep the filter, or run the command."""
+        """Send the prompt, keep the filter, or run the command, which `:` begins on the prompt line, too."""
         if mode != "prompt":
             super().given(mode, text)
             if mode == "filter" and (error := self._model.state.filter_error):
                 self.console.report(error, bad=True)
                 self._filter(self._model.state.wanted.text)
+        elif text.startswith(":"):  # the line stays open, as after a prompt
+            if command := text[1:].strip():
+                self.console.navigation.run_line(command)
         elif text.strip():
+            text = text.removeprefix("\\") if text.startswith("\\:") else text
             self._following.submit(commands.prompt(text, self.console.settings.prompt))
 
     def typed(self, mode: Mode, text: str) -> None:

@@ -202,6 +202,10 @@ class Navigator:
         else:
             self._console.report(f"prompts: {settings.prompt.summary()}", bad=False)
 
+    def unmark(self, verb: Verb) -> None:
+        """Unmark the requests of a verb that was confirmed: the next verb must not hit them unseen."""
+        self._main.selection.marked.remove(commands.requests_of(verb))
+
     def _mark(self, text: str) -> None:
         """Mark the requests that a filter matches."""
         snapshot = self._model.state.snapshot

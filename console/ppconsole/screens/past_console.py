@@ -22,7 +22,7 @@ from ppconsole.screens.navigation import Navigator
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.playback import Playback
 
-OFF = "this is the past: Esc returns to the present"
+OFF = "this is the past: each Esc goes back one screen"
 
 
 class PastConsole:

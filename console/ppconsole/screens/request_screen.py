@@ -56,7 +56,14 @@ class RequestScreen(Reader):
 
     def shown_keys(self) -> tuple[Key, ...]:
         """Return the keys; of one that has ended without those of its verbs."""
-        return self.keys if self._ended is None else ENDED_REQUEST_KEYS
+        return ENDED_REQUEST_KEYS if self._has_ended() else self.keys
+
+    def _has_ended(self) -> bool:
+        """Return whether the request has ended, or the engine does not know it any more."""
+        if self._ended is not None or (self._detail is not None and self._detail.state == "finished"):
+            return True
+        info = self._info()
+        return bool(self.problem) if info is None else info.state == "finished"
 
     def _info(self) -> RequestInfo | None:
         snapshot = self.console.model.shown.snapshot

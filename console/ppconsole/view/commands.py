@@ -165,6 +165,8 @@ def of_key(name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | 
             raise UsageError(f"{name} acts on a request, and none is selected")
         return _key_on_requests(row, requests)
     elif row.target == "stage":
+        if stage is None and name == "continue":
+            stage = _only_halted(snapshot)
         if stage is None:
             raise UsageError(f"{name} acts on a stage, and none has the focus; on the main screen Tab goes there")
         values["stage"] = stage
@@ -177,6 +179,12 @@ def of_key(name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | 
     if any(not argument.option and argument.name not in values for argument in row.arguments):
         return " ".join([name, *map(str, values.values())])
     return build(name, values)
+
+
+def _only_halted(snapshot: Snapshot) -> int | None:
+    """Return the stage that is halted; None where none is, or several are."""
+    halted = {stage.index for stage in snapshot.stages if stage.state == "stopped"}
+    return halted.pop() if len(halted) == 1 else None
 
 
 def _key_on_requests(row: Row, requests: Sequence[str]) -> Verb | str:

@@ -60,7 +60,7 @@ def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "", end
     head = [row((fit(f" {part}", width), "alert")) for part in wrap(ended, width - 2)] if ended else []
     if verdict is not None or not ended:
         head += _verdict(snapshot, known, verdict, width)
-    if verdict is not None:
+    if verdict is not None and root_verdict(snapshot) is not None:  # without a fault there is nothing to do
         head += _todo(suggestion(verdict.suggest), width, off)
     head += [heading("PIPELINE  an arrow points from a waiting stage to the one it waits for", width)]
     head += pipeline.rows(snapshot, width)
@@ -108,7 +108,8 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
         text = f"  no fault now; this one was cleared{f' at {_clock(over)}' if over else ''}"
         found.append(row((fit(text, width), "ok")))
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
-    found.append(row((fit(f" ! {headline(verdict)}, for {age_text(verdict.since_s)} ", width), style)))
+    name = f"! {headline(verdict)}" if now is not None else headline(verdict, over=True)
+    found.append(row((fit(f" {name}, for {age_text(verdict.since_s)} ", width), style)))
     summary = verdict.summary.removeprefix(f"stage {verdict.stage}: ")
     found += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
     if verdict.cause.startswith("stream_"):
@@ -126,11 +127,11 @@ def _todo(wanted: Suggestion, width: int, off: str = "") -> list[Row]:
     if not wanted.words:
         hint = "y copies it: it is for a shell on the engine's host" if wanted.is_shell else ""
     elif wanted.name in ("stacks", "logs"):
-        hint = f"x shows the {wanted.name}   y copies the line"
+        hint = f"Enter shows the {wanted.name}   y copies the line"
     elif off:
         hint = f"{off}; y copies the line"
     else:
-        hint = "x runs it, after a look at the plan   y copies the line"
+        hint = "Enter runs it, after a look at the plan   y copies the line"
     return [*rows, row((f"         {hint}", "dim"))] if hint else rows
 
 

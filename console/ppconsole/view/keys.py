@@ -50,11 +50,17 @@ def on_stage(stage: int | None) -> tuple[Key, ...]:
     return tuple((key, text if stage is None else f"{text} {stage}", verb) for key, text, verb in _verbs("stage"))
 
 
-DIAGNOSIS_KEYS: tuple[Key, ...] = (
-    ("x", "run it", True), ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False),
-    ("E", "export", False), ("v", "streams", False), ("y", "copy CLI line", False), ("↑↓", "scroll", False),
-    ("?", "help", False), ("^s", "picture", False),
-)  # fmt: skip
+def diagnosis_keys(suggested: str, stage: int | None) -> tuple[Key, ...]:
+    """Return the keys of a diagnosis: the suggested command, and the verbs on the root stage."""
+    first: tuple[Key, ...] = (("⏎", suggested, True),) if suggested else ()
+    verbs = on_stage(stage) if stage is not None else ()
+    return (
+        *first, ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False), *verbs,
+        ("E", "export", False), ("v", "streams", False), ("y", "copy CLI line", False), ("↑↓", "scroll", False),
+        ("?", "help", False), ("^s", "picture", False),
+    )  # fmt: skip
+
+
 STREAMS_KEYS: tuple[Key, ...] = (
     ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
     ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
@@ -115,7 +121,7 @@ PAST_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 MEMORY_KEYS: tuple[Key, ...] = (("⏎", "confirm", False), ("esc", "cancel", False))
 CONFIRM_KEYS: tuple[Key, ...] = (
-    ("⏎", "press button", False), ("← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
+    ("⏎", "press button", False), ("⇥ ← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
 )  # fmt: skip
 HELP_KEYS: tuple[Key, ...] = (
     ("↑↓", "scroll", False), ("⇥", "section", False), ("g G", "ends", False), ("/", "search", False),

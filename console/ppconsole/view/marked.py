@@ -28,6 +28,11 @@ class Marked:
         self._ids |= dict.fromkeys(ids)
         self.lost = False
 
+    def remove(self, ids: Sequence[str]) -> None:
+        """Unmark requests."""
+        for each in ids:
+            self._ids.pop(each, None)
+
     def toggle(self, ids: Sequence[str]) -> None:
         """Mark all of `ids`; where all are marked, unmark them."""
         if set(ids) <= set(self._ids):

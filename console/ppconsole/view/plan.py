@@ -35,7 +35,7 @@ def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int, 
         )
         rows.append(row(("now     ", "dim"), (f"{mark.text} ", mark.style), (text, "")))
     if isinstance(verb, Many):
-        notes = [f"{hidden} of them are hidden by the filter"] if hidden else []
+        notes = [f"{hidden} of them {'is' if hidden == 1 else 'are'} hidden by the filter"] if hidden else []
         if unlisted := choosing.unlisted(snapshot):
             notes.append(unlisted)
         rows += [_field("note", note, "warn") for note in notes]

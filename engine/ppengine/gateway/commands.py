@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from ppengine.common.procfs import read_stat, tracer
 from ppengine.gateway.audit import AuditError, AuditLog
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.roles import may_command
@@ -195,7 +196,7 @@ class CommandDesk:
         if process is None or process_start(process[0]) != process[1]:
             self._reply(kept, _refused(command, "NOT_FOUND", f"no process of stage {stage} runs"))
             return
-        plan = [f"send SIGCONT to pid {process[0]} of stage {stage}"]
+        plan = [_continue_plan(stage, process[0])]
         if command.dry_run:
             self._reply(kept, Outcome(id=command.id, op=op, state="planned", text=plan[0], plan=plan))
             return
@@ -308,6 +309,17 @@ def _outcome_name(reply: Reply) -> str:
     if isinstance(reply, Outcome):
         return reply.state
     return "accepted" if isinstance(reply, Accepted) else "deferred" if isinstance(reply, Deferred) else "refused"
+
+
+def _continue_plan(stage: int, pid: int) -> str:
+    """Return the effect of SIGCONT on the process `pid` of a stage, which may be none."""
+    stat = read_stat(pid)
+    state = stat.state if stat is not None else ""
+    if state == "t":
+        return f"{tracer(pid) or 'a tracer'} holds stage {stage}: SIGCONT changes nothing until it lets go"
+    if state != "T":
+        return f"stage {stage} is not stopped: SIGCONT changes nothing"
+    return f"send SIGCONT to pid {pid} of stage {stage}"
 
 
 def _refused(command: Command, code: ErrorCode, text: str) -> Refused:
