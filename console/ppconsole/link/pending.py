@@ -106,7 +106,7 @@ class Commands:
         """Settle an orphan that this event ends."""
         state = _ENDS.get(event.kind)
         if state is not None and event.op is not None:
-            self._settle(event.op, state, event.text, event.step)
+            self._settle(event.op, state, event.text, event.step, event.request)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         """Settle orphans that the snapshot shows as ended."""
@@ -114,7 +114,7 @@ class Commands:
             if operation.state in ("applied", "failed", "superseded"):
                 self._settle(operation.id, operation.state, operation.progress, None)
 
-    def _settle(self, op: str, state: str, text: str, step: int | None) -> None:
+    def _settle(self, op: str, state: str, text: str, step: int | None, request: str | None = None) -> None:
         for command_id, pending in self._pending.items():
             accepted = pending.accepted
             if pending.orphaned and accepted is not None and accepted.op == op and not pending.answer.done():
@@ -125,7 +125,7 @@ class Commands:
                         state=state,  # type: ignore[arg-type]
                         text=text,
                         step=step,
-                        request=accepted.request,
+                        request=accepted.request or request,
                         revision=accepted.revision,
                     )
                 )
