@@ -189,6 +189,26 @@ async def test_unanswered_command_is_unknown_and_not_sent_again(fake: FakeGatewa
         assert len(fake.commands) == 2
 
 
+async def test_a_command_that_a_lost_link_left_open_is_sent_again_under_its_id(fake: FakeGateway) -> None:
+    answers = fake.answers.pop(Pause, None)
+    fake.answers[Pause] = lambda command: []
+    async with attached(fake) as (link, seen):
+        waiting = asyncio.create_task(link.command(Pause(), ttl_ms=9000))
+        await seen.until(lambda seen: len(fake.commands) == 1)
+        epoch = fake.epoch
+        fake.stop()
+        if answers is None:
+            del fake.answers[Pause]
+        else:
+            fake.answers[Pause] = answers
+        fake.start(epoch)
+        end = await asyncio.wait_for(waiting, 20)
+        assert isinstance(end, Outcome) and end.state == "applied"
+        first, second = fake.commands
+        assert first.id == second.id == end.id and 0 < second.ttl_ms < first.ttl_ms == 9000
+        assert fake.hellos[0].console == fake.hellos[-1].console != ""
+
+
 async def test_accepted_command_is_settled_by_its_event_after_a_broken_link(fake: FakeGateway) -> None:
     fake.answers[Pause] = lambda command: [Accepted(id=command.id, op="op-7")]
     async with attached(fake) as (link, seen):

@@ -100,7 +100,6 @@ def test_stop_command_under_load(start: Start) -> None:
     [
         ("supervisor", signal.SIGKILL, -9, "its supervisor (pid {pid}) ended and noted no reason: SIGKILL or a crash"),
         ("supervisor", signal.SIGTERM, 0, "SIGTERM received"), ("core", signal.SIGTERM, 0, "stopped by command"),
-        ("gateway", signal.SIGKILL, 1, "gateway ended: killed by SIGKILL"),
         ("all", signal.SIGKILL, -9, "all its processes ended at once and noted no reason: SIGKILL, or the container "
          "stopped"),
     ],
@@ -123,6 +122,21 @@ def test_end_under_load(start: Start, role: str, number: signal.Signals, code: i
     assert (ended.end.reason, ended.end.clean) == (reason, code == 0)
     assert "stage 0 of 2 started" in (ended.folder / "stage0.log").read_text()
     assert any((ended.folder / "history").glob("*.rec"))
+
+
+def test_the_next_gateway_clears_away_like_the_first(start: Start) -> None:
+    engine = start()
+    keep_busy(engine)
+    gone = engine.pids["gateway"]
+    os.kill(gone, signal.SIGKILL)
+    wait_until(lambda: engine.find_processes(len(engine.pids))["gateway"] != gone, "another gateway")
+    log = engine.run_dir / "gateway.log"
+    wait_until(lambda: log.read_text().count("started, epoch") == 2, "it takes reports")
+    os.kill(engine.pids["stage0"], signal.SIGSTOP)
+    engine.process.kill()
+    wait_until(engine.nothing_left, "all is gone", ENDS_S)
+    (ended,) = [one for one in ended_engines() if one.record.id == engine.run_dir.name]
+    assert ended.end.reason.startswith(f"its supervisor (pid {engine.process.pid}) ended")
 
 
 def test_stages_killed_and_stopped_then_stop(start: Start) -> None:

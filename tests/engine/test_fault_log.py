@@ -175,6 +175,8 @@ def test_any_interleaving_gives_the_same_evidence_and_verdicts(history, turns, l
     moments = sorted(int((20 + second) * S) for second in [0.0, *later_s])
     by_time = sorted([*core, *supervisor], key=lambda fact: fact.mono_ns)
     orders = ([*core, *supervisor], [*supervisor, *core], by_time, mixed)
+    # A new gateway gets the facts again, behind some that have waited for it.
+    orders += ([*mixed, *core, *supervisor], [*mixed[len(mixed) // 2 :], *supervisor, *core])
     first, *others = [seen_by(order, started, moments) for order in orders]
     assert all(other == first for other in others)
     assert [diagnose(one) for one in first] == [diagnose(one) for one in others[0]]

@@ -28,7 +28,7 @@ from monitor_helpers import (
     view,
 )
 from ppengine.common.procfs import read_stat
-from ppengine.gateway.commands import brief
+from ppengine.gateway.kept_commands import brief
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
     Accepted,
@@ -164,7 +164,9 @@ def test_a_command_goes_to_the_core_and_its_answers_come_back(world):
     world.core.answer(Deferred(id="c1", op="op-1", text="in flight at stage 1"))
     world.core.answer(applied(command, step=9, revision=4))
     assert [type(client.hear()) for _ in range(3)] == [Accepted, Deferred, Outcome]
-    world.core.report(Happened(events=[Event(seq=0, wall=1.0, kind="op.applied", text="by the core", op="op-1")]))
+    world.core.report(
+        Happened(events=[Event(seq=0, wall=1.0, kind="op.applied", text="by the core", op="op-1")], first=1)
+    )
     told = events_of(client, ["op.accepted", "op.deferred", "op.applied"])
     assert [event.kind for event in told if event.op == "op-1"] == ["op.accepted", "op.deferred", "op.applied"]
     deferred = next(event for event in told if event.kind == "op.deferred")
@@ -199,7 +201,9 @@ def test_a_command_that_ends_at_once_is_one_event(world):
     command = world.core.next()
     world.core.answer(Accepted(id="c1", op="op-1"))
     world.core.answer(applied(command))
-    world.core.report(Happened(events=[Event(seq=0, wall=1.0, kind="op.applied", text="by the core", op="op-1")]))
+    world.core.report(
+        Happened(events=[Event(seq=0, wall=1.0, kind="op.applied", text="by the core", op="op-1")], first=1)
+    )
     told = events_of(client, ["op.applied"])
     assert [event.kind for event in told if event.op == "op-1"] == ["op.applied"]
 
@@ -487,7 +491,8 @@ def test_consoles_that_come_are_told(world):
 def test_replay_gives_a_range_and_says_what_is_gone(world):
     client = world.client(frames.TOPIC_EVENT)
     for number in range(10_050):
-        world.core.report(Happened(events=[Event(seq=0, wall=1.0, kind="request.finished", text=f"n{number}")]))
+        event = Event(seq=0, wall=1.0, kind="request.finished", text=f"n{number}")
+        world.core.report(Happened(events=[event], first=number + 1))
     newest = until(lambda: seq if (seq := client.hello().event_seq) >= 10_050 else None, 10.0)
     welcome = client.hello()
     assert welcome.event_oldest == newest - 9999

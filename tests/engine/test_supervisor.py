@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import Engine, wait_until
+from ppengine.supervisor.gateway_deaths import BACKOFF_S, MOST, WITHIN_S, GatewayDeaths
 from ppengine.supervisor.supervise import MOST_AGENTS
 
 Start = Callable[..., Engine]
@@ -111,12 +112,50 @@ def test_core_killed_ends_the_engine(start: Start) -> None:
     assert engine.leftovers() == []
 
 
-def test_gateway_killed_ends_the_engine(start: Start) -> None:
+def test_a_gateway_that_ends_is_restarted_and_gets_all_facts_again(start: Start, reports: Path) -> None:
     engine = start()
-    os.kill(serve(engine)["gateway"], signal.SIGKILL)
-    assert engine.wait(15) == 1
-    assert engine.read()["reason"] == "gateway ended: killed by SIGKILL"
+    pids = serve(engine)
+    noted = [f"exited|gateway|None|{pids['gateway']}|-9", f"exited|stage|1|{pids['stage1']}|-9"]
+    os.kill(pids["stage1"], signal.SIGKILL)
+    wait_until(lambda: noted[1] in reports.read_text(), "the fact of the death")
+    before = len(reports.read_text())
+    os.kill(pids["gateway"], signal.SIGKILL)
+    wait_until(lambda: all(fact in reports.read_text()[before:] for fact in noted), "both facts, at the new one")
+    assert engine.errors.read_text().count("gateway ended: killed by SIGKILL; it is restarted") == 1
+    fresh = engine.find_processes(4)
+    assert fresh["gateway"] != pids["gateway"]
+    assert (fresh["core"], fresh["agent"], fresh["stage0"]) == (pids["core"], pids["agent"], pids["stage0"])
+    record = engine.runtime / "ppconsole" / f"{engine.event['id']}.json"
+    assert record.exists(), "consoles find the engine all the time"
+    engine.process.terminate()
+    assert engine.wait(15) == 0
     assert engine.leftovers() == []
+
+
+def test_a_gateway_that_keeps_ending_ends_the_engine_with_that_reason(start: Start) -> None:
+    engine = start()
+    pids = serve(engine)
+    for ends in range(1, MOST + 1):
+        os.kill(pids["gateway"], signal.SIGKILL)
+        if ends < MOST:
+            wait_until(lambda ends=ends: engine.errors.read_text().count("it is restarted") == ends, "it is noted")
+            gone = pids["gateway"]
+            pids = wait_until(
+                lambda gone=gone: (
+                    found if (found := engine.find_processes(5))["gateway"] != gone else None
+                ), "another gateway",
+            )  # fmt: skip
+    assert engine.wait(15) == 1
+    assert engine.read()["reason"] == "gateway ended: killed by SIGKILL, and it is the end number 5 in 10 minutes"
+    assert engine.leftovers() == []
+
+
+def test_a_gateway_may_end_four_times_in_any_ten_minutes() -> None:
+    deaths = GatewayDeaths()
+    assert [deaths.note(at) for at in (0.0, 1.0, 2.0, 3.0)] == [0.0, BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S]
+    assert deaths.note(WITHIN_S) == 4 * BACKOFF_S, "the first one is long ago"
+    assert deaths.note(WITHIN_S + 0.5) is None
+    assert deaths.note(3 * WITHIN_S) == 0.0
 
 
 def test_ends_that_the_supervisor_makes_are_no_facts(start: Start, reports: Path) -> None:

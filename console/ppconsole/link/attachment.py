@@ -115,6 +115,7 @@ class Session:
         passing: bool = False,
         topic: bytes = TOPIC_SNAPSHOT,
         timing: Timing | None = None,
+        console: str = "",
     ) -> Session:
         """Subscribe, then say Hello, so that no event falls between. Raises SessionOver."""
         timing = timing or Timing()
@@ -125,6 +126,7 @@ class Session:
             user=user,
             read_only=read_only,
             passing=passing,
+            console=console,
         )
         try:
             sockets = Sockets(context, record, topic)
@@ -253,6 +255,8 @@ class Session:
             self._last_pong = time.monotonic()
             if isinstance(message, Pong):
                 self._step = message.step
+                if not message.known:
+                    raise SessionOver("the engine's gateway was replaced")
             elif isinstance(message, Accepted | Deferred | Outcome | Refused):
                 handlers.answer(message)
 

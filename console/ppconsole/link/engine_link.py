@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import random
@@ -68,6 +69,7 @@ class EngineLink:
         self.user = user or local_user()
         self.read_only = read_only
         self._passing = passing
+        self._console = command_id()
         self._find = find or rediscover(record)
         self._backlog = backlog
         self._topic = TOPIC_SNAPSHOT_SLOW if slow else TOPIC_SNAPSHOT
@@ -123,7 +125,7 @@ class EngineLink:
         on_progress: Progress | None = None,
         timeout: float | None = None,
     ) -> Outcome | Refused:
-        """See `Source.command`. A command is sent once, to the epoch that is attached now or not at all."""
+        """See `Source.command`. A command is for the epoch that is attached now, and carried out once or not at all."""
         identity = command_id()
         if self.read_only:
             return Refused(id=identity, code="DENIED", text="this console is read-only")
@@ -144,11 +146,12 @@ class EngineLink:
             dry_run=dry_run,
             reason=reason,
         )
-        pending = self._commands.add(identity, now, on_progress)
+        pending = self._commands.add(command, on_progress)
         sent = False
         try:
             async with asyncio.timeout(timeout):
-                await session.send_command(command)
+                with contextlib.suppress(LinkLost):  # It is sent when the link is back.
+                    await session.send_command(command)
                 sent = True
                 return await pending.answer
         except TimeoutError:
@@ -232,10 +235,13 @@ class EngineLink:
             return f"no engine {self.record.name} ({self.record.id}) runs here"
         session = await Session.open(
             context, record, user=self.user, read_only=self.read_only, passing=self._passing, topic=self._topic,
-            timing=self._timing,
+            timing=self._timing, console=self._console,
         )  # fmt: skip
         self.record = record
         self._enter(session)
+        for command in self._commands.attached(session.welcome.epoch):
+            with contextlib.suppress(LinkLost):
+                await session.send_command(command)
         handlers = Handlers(self._on_snapshot, self._on_events, self._commands.take, self._on_stale)
         try:
             await session.run(handlers)
@@ -258,7 +264,6 @@ class EngineLink:
                 self._snapshot_at = None
             self._epoch = welcome.epoch
             self._order = EventOrder(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
-        self._commands.attached(welcome.epoch)
         self._behind_since = None
         self._session, self._over = session, None
         self._attached.set()

@@ -9,7 +9,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from msgspec.structs import replace
+from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.link.source import LinkLost, Progress
@@ -17,31 +18,39 @@ from ppconsole.link.source import LinkLost, Progress
 _ENDS = {"op.applied": "applied", "op.done": "applied", "op.failed": "failed", "op.superseded": "superseded"}
 
 
+REPEAT_S = 10.0
+"""Seconds after its sending in which a command without an answer waits for a link."""
+
+
 @dataclass
 class Pending:
     """One command and its future answer. `orphaned`: its connection is gone, its engine is not."""
 
-    epoch: str
+    command: Command
+    sent: float
+    """Time of the first sending."""
     answer: asyncio.Future[Outcome | Refused]
     on_progress: Progress | None = None
     accepted: Accepted | None = None
     orphaned: bool = False
+    lost: str = ""
+    """Why its connection is gone."""
 
 
 class Commands:
     """All pending commands of a link, by command id.
 
-    An accepted command whose connection breaks is looked for in events and snapshots of the same epoch; it is
-    never sent again. One that was not accepted ends as unknown.
+    An accepted command whose connection breaks is looked for in events and snapshots of the same epoch. One that was
+    not accepted is sent again under its id, and the engine answers it as the first. After `REPEAT_S` it is unknown.
     """
 
     def __init__(self) -> None:
         self._pending: dict[str, Pending] = {}
 
-    def add(self, command_id: str, epoch: str, on_progress: Progress | None) -> Pending:
+    def add(self, command: Command, on_progress: Progress | None) -> Pending:
         """Enter a command before it is sent."""
-        pending = Pending(epoch, asyncio.get_running_loop().create_future(), on_progress)
-        self._pending[command_id] = pending
+        pending = Pending(command, time.monotonic(), asyncio.get_running_loop().create_future(), on_progress)
+        self._pending[command.id] = pending
         return pending
 
     def drop(self, command_id: str) -> None:
@@ -64,18 +73,23 @@ class Commands:
             pending.on_progress(message)
 
     def connection_lost(self, text: str) -> None:
-        """End the commands that were not accepted; keep the rest as orphans."""
+        """Keep the commands as orphans, except those that have waited too long for a link."""
         for pending in self._pending.values():
-            if pending.accepted is None:
-                _end_unknown(pending, f"unknown outcome: the link broke before the engine answered ({text})")
-            else:
-                pending.orphaned = True
+            pending.orphaned, pending.lost = True, pending.lost or text
+            if pending.accepted is None and time.monotonic() - pending.sent > REPEAT_S:
+                _end_unknown(pending, f"unknown outcome: the link broke before the engine answered ({pending.lost})")
 
-    def attached(self, epoch: str) -> None:
-        """End orphans of another epoch: that engine is gone, and with it the answer."""
+    def attached(self, epoch: str) -> list[Command]:
+        """Return the commands to send again; end orphans of another epoch, whose engine is gone with the answer."""
+        again = []
         for pending in self._pending.values():
-            if pending.epoch != epoch:
+            if pending.command.epoch != epoch:
                 _end_unknown(pending, "unknown outcome: the engine restarted before it answered")
+            elif pending.orphaned and pending.accepted is None and not pending.answer.done():
+                pending.orphaned = False
+                left_ms = pending.command.ttl_ms - int((time.monotonic() - pending.sent) * 1e3)
+                again.append(replace(pending.command, ttl_ms=max(1, left_ms)))
+        return again
 
     def over(self, text: str) -> None:
         """End every command: no engine is left to answer."""
@@ -92,7 +106,7 @@ class Commands:
         """Settle an orphan that this event ends."""
         state = _ENDS.get(event.kind)
         if state is not None and event.op is not None:
-            self._settle(event.op, state, event.text, event.step)
+            self._settle(event.op, state, event.text, event.step, event.request)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         """Settle orphans that the snapshot shows as ended."""
@@ -100,7 +114,7 @@ class Commands:
             if operation.state in ("applied", "failed", "superseded"):
                 self._settle(operation.id, operation.state, operation.progress, None)
 
-    def _settle(self, op: str, state: str, text: str, step: int | None) -> None:
+    def _settle(self, op: str, state: str, text: str, step: int | None, request: str | None = None) -> None:
         for command_id, pending in self._pending.items():
             accepted = pending.accepted
             if pending.orphaned and accepted is not None and accepted.op == op and not pending.answer.done():
@@ -111,7 +125,7 @@ class Commands:
                         state=state,  # type: ignore[arg-type]
                         text=text,
                         step=step,
-                        request=accepted.request,
+                        request=accepted.request or request,
                         revision=accepted.revision,
                     )
                 )

@@ -139,6 +139,8 @@ class StackServer:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 64 * 1024)
+        # A restarted gateway connects under the name of its predecessor.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.bind(config.endpoint("agent"))
         threading.Thread(target=self._serve, name="stacks", daemon=True).start()
 

@@ -21,14 +21,16 @@ from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.core.engine import Engine
+from ppengine.core.event_feed import EventFeed
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.protocol.chat_messages import FromRenderer
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
+from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import Happened, ProcessReport, StartStage
+from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
@@ -53,8 +55,9 @@ class Loop:
         # A fact is sent once, so the queue has no limit. Reports go there only with a lost stage.
         self._collect = self._socket(context, zmq.PUSH, most=0)
         self._report = self._socket(context, zmq.PUSH)
-        # A restarted stage connects under the name of its predecessor.
+        # A restarted stage or gateway connects under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._render = self._socket(context, zmq.ROUTER)
         self._render.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._render.bind(config.endpoint("render"))
@@ -71,14 +74,13 @@ class Loop:
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
             send_shadow=self._send_shadow, send_renderer=self._send_renderer, start_stage=self._start_stage,
-            notify_stage=self._notify_stage, note=lambda fact: self._push(self._collect, fact), clock=self._clock,
+            notify_stage=self._notify_stage, note=self._note, clock=self._clock,
         )  # fmt: skip
         self._identities = [_identity("s", place) for place in self.engine.stages.places]
         self._supervisor = b""
         """Routing id of the supervisor, which reports processes and starts them."""
         self._dropped = 0
-        self._events: list[Event] = []
-        """Events that were not sent yet."""
+        self._feed = EventFeed()
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
 
     def run(self) -> None:
@@ -181,6 +183,8 @@ class Loop:
                 engine.on_processes(message)
             case DeviceRooms():
                 engine.rooms.take(message)
+            case Recall():
+                self._recall(message)
 
     def _serve_state_waiters(self) -> None:
         now, health, left = self._clock(), self.engine.health, []
@@ -224,7 +228,7 @@ class Loop:
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
             log.log(log_level(event), "%s%s", event.text, f", by {event.by}" if event.by else "")
-        self._events.append(event)
+        self._feed.add(event)
         if not event.kind.startswith(_UNHURRIED):
             if event.kind == "stage.lost":
                 # The stage may be back before the next report: its findings go first, over the same socket.
@@ -235,9 +239,19 @@ class Loop:
         self._push(socket, self.engine.reporter.build(self._dropped))
 
     def _send_events(self, socket: zmq.Socket[bytes]) -> None:
-        if self._events:
-            self._push(socket, Happened(events=self._events))
-            self._events = []
+        for happened in self._feed.pending():
+            self._push(socket, happened)
+
+    def _note(self, fact: Fact) -> None:
+        self._feed.keep(fact)
+        self._push(self._collect, fact)
+
+    def _recall(self, question: Recall) -> None:
+        """Push everything again that a new gateway cannot know."""
+        for message in (*self._feed.facts(), *self._feed.after(question.after)):
+            self._push(self._collect, message)
+        self._send_report(self._collect)
+        self._push(self._collect, self.engine.recalled(question, self._feed.newest))
 
     def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
         try:

@@ -11,6 +11,7 @@ import msgspec
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
+from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
 from ppengine.core.cordons import Cordons
@@ -38,7 +39,7 @@ from ppengine.core.template_process import TemplateProcess
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import ProcessReport
+from ppengine.protocol.reports import ProcessReport, Recall, Recalled
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import (
     Drained,
@@ -81,7 +82,8 @@ class Engine:
         self.stages = stages = Stages(config.layers)
         self.health = health = Health(stages)
         self.tracker = tracker = StageTracker(stages, send_step, clock)
-        self.operations = operations = Operations(reply, happened, clock)
+        self.answers = answers = Answers(reply)
+        self.operations = operations = Operations(answers, happened, clock)
         self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure)
         self.requests = requests = LiveRequests(health, self.outputs, event, clock)
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
@@ -98,7 +100,7 @@ class Engine:
         many = ManyRequests(health, one, operations)
         self.commands = Commands(
             config, health, one, many, stages, requests, submissions, self.templates, recovery, cordons, checks,
-            operations, reply,
+            operations, answers,
         )  # fmt: skip
         self.rooms = RoomBook(clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
@@ -131,6 +133,12 @@ class Engine:
             case ShadowReady() | ShadowAnswer():
                 self.checks.take(message)
         return True
+
+    def recalled(self, question: Recall, newest: int) -> Recalled:
+        """Return the answers to commands, and the requests that end with their console. `newest`: an event's number."""
+        replies, unknown = self.answers.of(question.commands)
+        attended = self.commands.attended()
+        return Recalled(newest=newest, replies=replies, unknown=unknown, attended=attended)
 
     def on_processes(self, report: ProcessReport) -> None:
         """Note which stage processes have ended, as the supervisor reports."""

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import msgspec
 
 from ppengine.common.config import EngineConfig
+from ppengine.core.answers import Answers
 from ppengine.core.cordons import Cordons
 from ppengine.core.health import Health
 from ppengine.core.live_checks import Checks
@@ -26,6 +27,7 @@ from ppengine.core.submissions import Submissions
 from ppengine.core.template_process import TemplateProcess
 from ppengine.protocol.chat_messages import Rendered
 from ppengine.protocol.control import Command, ErrorCode, Outcome, Refused
+from ppengine.protocol.reports import Attended
 from ppengine.protocol.verbs import (
     Cordon,
     Drain,
@@ -45,6 +47,8 @@ from ppengine.protocol.verbs import (
 
 _REFUSALS = (CommandError, NotPossible, DoesNotFit, ValueError)
 """Errors that refuse a command, each with its reason in one line."""
+ATTENDED_MOST = 1000
+"""Requests noted with their console, before those that have ended are dropped."""
 
 
 @dataclass(eq=False)
@@ -63,9 +67,11 @@ class Commands:
     _cordons: Cordons
     _checks: Checks
     _operations: Operations
-    _reply: Callable[[bytes, msgspec.Struct], None]
+    _answers: Answers
     _drain: Operation | None = field(init=False, default=None)
     _idle: Operation | None = field(init=False, default=None)
+    _attended: dict[str, Attended] = field(init=False, default_factory=dict)
+    """Requests that end with their console, and some that have ended."""
 
     def __post_init__(self) -> None:
         # Each handler takes the verb of its own type: a relation that no annotation of a dict expresses.
@@ -85,14 +91,16 @@ class Commands:
         """Handler of each verb's message type."""
 
     def handle(self, client: bytes, command: Command) -> None:
-        """Execute one command; every path answers."""
+        """Execute one command; every path answers, and a repeated command gets the answers of the first."""
+        if self._answers.repeat(client, command.id):
+            return
         try:
             if isinstance(command.verb, Submit) and command.verb.chat:
                 self._render(client, command, command.verb)
                 return
             plan = self._plan(command)
         except _REFUSALS as error:
-            self._reply(client, Refused(id=command.id, code=_code(error), text=str(error)))
+            self._answers(client, Refused(id=command.id, code=_code(error), text=str(error)))
         else:
             self._begin(client, command, plan)
 
@@ -103,7 +111,7 @@ class Commands:
                 id=command.id, op="", state="planned", text=plan.lines[0], plan=plan.lines, figures=plan.figures,
                 revision=plan.revision, request=plan.request, conflicts=plan.conflicts,
             )  # fmt: skip
-            self._reply(client, outcome)
+            self._answers(client, outcome)
         else:
             plan.begin(operation or self._operations.open(command, client, plan.target, request=plan.request))
 
@@ -127,11 +135,16 @@ class Commands:
             plan = self._plan(msgspec.structs.replace(command, verb=self._submissions.rendered(verb, rendered.text)))
         except _REFUSALS as error:
             if operation is None:
-                self._reply(client, Refused(id=command.id, code=_code(error), text=str(error)))
+                self._answers(client, Refused(id=command.id, code=_code(error), text=str(error)))
             else:
                 self._operations.refuse(operation, _code(error), str(error))
         else:
             self._begin(client, command, plan, operation)
+
+    def attended(self) -> list[Attended]:
+        """Return the live requests that end with their console."""
+        self._attended = {name: one for name, one in self._attended.items() if self._requests.members(name)}
+        return list(self._attended.values())
 
     def _plan(self, command: Command) -> Plan:
         """Check a command and return its plan. Raises CommandError, and the refusals of its handler."""
@@ -195,6 +208,10 @@ class Commands:
 
         def begin(operation: Operation) -> None:
             self._requests.admit(serving, requests, session="")
+            if verb.abort_on_detach and command.console:
+                self._attended[name] = Attended(request=name, console=command.console, user=command.by)
+                if len(self._attended) > ATTENDED_MOST:
+                    self.attended()
             self._operations.end(operation, "applied", f"{prompt} prompt tokens queued", request=name)
 
         lines = [f"queue {len(requests)} sample(s) of {prompt} prompt tokens"]

@@ -1,12 +1,14 @@
 """Facts of core and supervisor, reduced to the ends of processes and the broken wires that are news.
 
-The order in which facts of different senders arrive does not matter: a process is known by its place and generation.
+The order in which facts arrive does not matter, and neither does a repetition: a process is known by its place and
+generation, and the other facts are sorted by their times. A sender pushes its facts again to a new gateway.
 An end is news until a later process of its place serves: its successor is there within a moment, and an operator must
 have time to read the verdict.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 
 import msgspec
@@ -15,10 +17,14 @@ from msgspec.structs import replace
 from ppengine.diagnosis.evidence import Key, StageEvidence, WireLoss
 from ppengine.diagnosis.finding_rules import FRESH_S
 from ppengine.protocol.facts import Exited, Fact, GenerationBegan, LinkBroke, Lost, Serving
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding
 
 SHOWN_NS = 2_000_000_000
 """Least nanoseconds for which an end is reported, from the first judgement with it: a fork serves in less."""
+FACTS_KEPT = 100
+"""Most facts about all stages."""
+_CoreFact = LinkBroke | GenerationBegan | Serving
 NEAR_NS = 500_000_000
 """Nanoseconds by which an end may come before the broken wire that it explains, or before a finding of its process.
 
@@ -70,13 +76,18 @@ class End(msgspec.Struct):
 class FaultLog:
     """The two newest ends of each place, the newest broken wire, and the processes that served last."""
 
-    def __init__(self) -> None:
+    def __init__(self, since_ns: int = 0) -> None:
+        """`since_ns`: an end that was over by then is no news; another gateway has shown it."""
+        self._since_ns = since_ns
         self._ends: dict[Key, list[End]] = {}
         """In the order of their generations."""
-        self._serving: dict[Key, int] = {}
-        """The generation for which the process that served last was started."""
+        self._facts: list[_CoreFact] = []
+        """The newest facts about all stages, in the order of their times."""
+        self.served: Serving | None = None
+        """The newest fact that the engine serves again after a fault or a restart."""
         self._link: LinkBroke | None = None
         self._began: GenerationBegan | None = None
+        """The newest generation that began after `_link`."""
         self._healed: Serving | None = None
         """The first generation that served after `_link`."""
 
@@ -86,17 +97,15 @@ class FaultLog:
             case Exited():
                 if fact.place is not None:
                     end = self._end(fact.place, fact.generation)
-                    end.exited = end.exited or fact
+                    end.exited = min(end.exited or fact, fact, key=lambda one: one.mono_ns)
             case Lost():
                 end = self._end(fact.place, fact.generation)
-                end.lost = end.lost or fact
-            case LinkBroke():
-                self._link, self._began, self._healed = fact, None, None
-            case GenerationBegan():
-                self._began = fact
-            case Serving():
-                self._healed = self._healed or fact
-                self._serving = dict(fact.processes)
+                end.lost = min(end.lost or fact, fact, key=lambda one: one.mono_ns)
+            case LinkBroke() | GenerationBegan() | Serving():
+                if fact not in self._facts:
+                    insort(self._facts, fact, key=lambda one: one.mono_ns)
+                    del self._facts[:-FACTS_KEPT]
+                    self._arrange()
 
     def end(self, key: Key, now_ns: int) -> End | None:
         """Return the newest end of a place if it is news at `now_ns`: a successor has not served, or too short."""
@@ -105,7 +114,9 @@ class FaultLog:
             return None
         end = ends[-1]
         end.shown_ns = end.shown_ns or now_ns
-        over = self._serving.get(key, 0) > end.generation and now_ns - end.shown_ns >= SHOWN_NS
+        if self.served is None or dict(self.served.processes).get(Place(*key), 0) <= end.generation:
+            return end
+        over = now_ns - end.shown_ns >= SHOWN_NS or self.served.mono_ns <= self._since_ns
         return None if over else end
 
     def note_findings(self, findings: Iterable[Finding], now_ns: int) -> None:
@@ -138,6 +149,18 @@ class FaultLog:
             return (loss,)
         since_s = (now_ns - healed.mono_ns) / 1e9
         return (replace(loss, healed_s=since_s, recomputed=healed.recomputed),)
+
+    def _arrange(self) -> None:
+        """Find the newest broken wire, and the generations that began and served after it."""
+        self._link = self._began = self._healed = None
+        for fact in self._facts:
+            match fact:
+                case LinkBroke():
+                    self._link, self._began, self._healed = fact, None, None
+                case GenerationBegan():
+                    self._began = fact
+                case Serving():
+                    self._healed, self.served = self._healed or fact, fact
 
     def _end(self, key: Key, generation: int) -> End:
         ends = self._ends.get(key, [])

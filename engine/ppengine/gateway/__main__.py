@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import resource
 import signal
 import sys
 import threading
@@ -18,6 +20,13 @@ from ppengine.gateway.audit import AuditError
 from ppengine.gateway.gateway import Gateway
 
 log = logging.getLogger("ppengine.gateway")
+
+
+def _raise_descriptors() -> None:
+    """Allow as many open files as the hard limit: each console has three."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:
@@ -37,6 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline.adopt(args.lifeline, on_parent_gone)
     logs.start()
+    _raise_descriptors()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         config = EngineConfig.load(args.engine)

@@ -19,6 +19,12 @@ from ppengine.protocol.control import Command
 from ppengine.protocol.verbs import Many, Submit, label_of, name_of
 
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
+TAIL_BYTES = 4 * 1024 * 1024
+"""Bytes of its predecessor's lines that a new gateway reads."""
+RECORDED_MOST = 1000
+"""Commands with an end that it keeps for repeats."""
+ENDS = frozenset({"applied", "failed", "superseded", "planned", "refused", "unknown"})
+"""Outcomes after which a command has no other."""
 
 
 def audit_file(run_dir: Path) -> Path:
@@ -48,6 +54,18 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: str = ""
 
 
+class Recorded(msgspec.Struct):
+    """A command in the log of a gateway before this one: its first line, and its outcomes."""
+
+    entry: Entry
+    outcomes: list[Entry]
+
+    @property
+    def end(self) -> Entry | None:
+        """The line of its end; None: it has none."""
+        return self.outcomes[-1] if self.outcomes and self.outcomes[-1].outcome in ENDS else None
+
+
 class AuditLog:
     """Appends to one or two files. A write is one system call, so lines never mix."""
 
@@ -65,24 +83,23 @@ class AuditLog:
             except OSError as error:
                 raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
 
-    def write(self, command: Command, outcome: str, *, text: str = "", code: str = "", op: str = "",
-              client: str = "") -> None:  # fmt: skip
+    def recorded(self) -> dict[str, Recorded]:
+        """Return the commands of the last `TAIL_BYTES` by id: those without an end, and the newest others."""
+        found: dict[str, Recorded] = {}
+        for line in _last_lines(self._files[0][0]):
+            try:
+                entry = msgspec.json.decode(line, type=Entry)
+            except (msgspec.MsgspecError, ValueError):
+                continue  # The last line of a gateway that was killed.
+            if entry.outcome == "received":
+                found[entry.id] = Recorded(entry, [])
+            elif entry.id in found:
+                found[entry.id].outcomes.append(entry)
+        newest = set(list(found)[-RECORDED_MOST:])
+        return {one: known for one, known in found.items() if known.end is None or one in newest}
+
+    def write(self, entry: Entry) -> None:
         """Append one line. Raises AuditError: a command that cannot be recorded must not be carried out."""
-        entry = Entry(
-            wall=time.time(),
-            id=command.id,
-            by=command.by,
-            uid=os.getuid(),
-            verb=name_of(command.verb),
-            args=_arguments(command),
-            reason=command.reason,
-            dry_run=command.dry_run,
-            outcome=outcome,
-            text=text,
-            code=code,
-            op=op,
-            client=client,
-        )
         line = msgspec.json.encode(entry) + b"\n"
         for path, descriptor in self._files:
             try:
@@ -95,6 +112,29 @@ class AuditLog:
         for _, descriptor in self._files:
             os.close(descriptor)
         self._files.clear()
+
+
+def entry_of(command: Command, client: str) -> Entry:
+    """Return the first line of a command."""
+    return Entry(
+        wall=time.time(),
+        id=command.id,
+        by=command.by,
+        uid=os.getuid(),
+        verb=name_of(command.verb),
+        args=_arguments(command),
+        reason=command.reason,
+        dry_run=command.dry_run,
+        outcome="received",
+        client=client,
+    )
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        return file.read().splitlines()
 
 
 def _arguments(command: Command) -> dict[str, Any]:

@@ -49,9 +49,7 @@ class Collector:
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events
         self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
-        self._faults = FaultLog()
-        self.served: Serving | None = None
-        """The newest fact that the engine serves again after a fault or a restart."""
+        self._faults = FaultLog(since_ns=time.monotonic_ns())
         self._node = socket.gethostname()
         self._sightings: dict[Key, Sighting] = {}
         self._agent_ns: dict[str, int] = {}
@@ -72,6 +70,11 @@ class Collector:
         self.unreadable = 0
         """Number of messages that were not of this protocol."""
 
+    @property
+    def served(self) -> Serving | None:
+        """The newest fact that the engine serves again after a fault or a restart."""
+        return self._faults.served
+
     # --- reports --------------------------------------------------------------------------------------------
 
     def take(self, report: object) -> None:
@@ -83,16 +86,23 @@ class Collector:
         elif isinstance(report, ProcessReport):
             self.processes.take(report)
         elif isinstance(report, Happened):
-            for event in report.events:
-                self._events.add(event)
+            self._events.take(report)
         elif isinstance(report, Fact):
             self.news = True
             self._faults.take(report)
-            if isinstance(report, Serving):
-                self.served = report
-            if isinstance(report, Exited) and report.role == "agent":
-                how = report.detail or f"exit code {report.exit_code}"
-                self._events.say("agent.ended", f"the agent has ended, {how}: the stages are not sampled")
+            if isinstance(report, Exited):
+                self._note_exit(report)
+
+    def _note_exit(self, exited: Exited) -> None:
+        """Make an event of the end of a watcher, once: its fact comes again to each new gateway."""
+        how = f"(pid {exited.pid}) has ended, {exited.detail or f'exit code {exited.exit_code}'}"
+        texts = {
+            "agent": f"the agent {how}: the stages are not sampled",
+            "gateway": f"the gateway {how}; it is restarted",
+        }
+        text, kind = texts.get(exited.role, ""), f"{exited.role}.ended"
+        if text and not self._events.has(kind, text):
+            self._events.say(kind, text)
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host has another monotonic clock: for its reports the time of arrival counts.

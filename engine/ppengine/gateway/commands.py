@@ -16,18 +16,32 @@ from typing import Protocol
 import msgspec
 
 from ppengine.common.procfs import read_stat, tracer
-from ppengine.gateway.audit import AuditError, AuditLog
+from ppengine.gateway.audit import ENDS, AuditError, AuditLog, Entry, entry_of
 from ppengine.gateway.events import EventLog
+from ppengine.gateway.kept_commands import (
+    Kept,
+    Reply,
+    as_recorded,
+    brief,
+    is_end,
+    line_of,
+    outcome_name,
+    repeats,
+    reply_text,
+)
 from ppengine.gateway.roles import may_command
 from ppengine.gateway.sessions import Session, Sessions
 from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.frames import Header
-from ppengine.protocol.verbs import Continue, Many, Submit, Verb, label_of, name_of, row_of
+from ppengine.protocol.reports import Recalled
+from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import Continue, Verb, name_of
 
-Reply = Accepted | Deferred | Outcome | Refused
 KEPT = 4096
 """Commands whose answers are kept for repeats."""
+REPEAT_S = 10.0
+"""Seconds for a console to repeat a command that its gateway recorded and did not forward."""
 _ID_MOST, _REASON_MOST = 128, 1000
 
 
@@ -49,23 +63,8 @@ class EngineAccess(Protocol):
     def supervisor_pid(self) -> int | None:
         """Return the pid of the supervisor, which is this process's parent; None if that is not so."""
 
-    def note_stop(self, command: Command) -> None:
+    def note_stop(self, by: str, reason: str) -> None:
         """Note in the engine's kept files who stops it."""
-
-
-class Kept(msgspec.Struct):
-    """One command and its answers so far."""
-
-    command: Command
-    client: bytes
-    program: str
-    replies: list[Reply] = []
-    over: bool = False
-
-    @property
-    def ends_engine(self) -> bool:
-        """Whether it is a command to end the engine, and no dry run."""
-        return row_of(self.command.verb).ends_engine and not self.command.dry_run
 
 
 class CommandDesk:
@@ -102,10 +101,11 @@ class CommandDesk:
             return
         known = self._kept.get(command.id)
         if known is not None:
-            self._repeat(client, command, known)
+            self._repeat(client, head, command, known, session)
             return
-        kept = Kept(command, client, session.program)
-        if not self._record(kept, "received"):
+        command.console = session.console
+        kept = Kept(entry_of(command, session.program), brief(command), client, command)
+        if not self._write(kept.entry):
             text = "the audit log cannot be written; no command is carried out"
             self._answer(client, Refused(id=command.id, code="FAILED", text=text))
             return
@@ -128,19 +128,65 @@ class CommandDesk:
         self._reply(kept, reply, told=core and isinstance(reply, Outcome))
         return True
 
+    # --- a predecessor --------------------------------------------------------------------------------------
+
+    def adopt(self) -> list[str]:
+        """Take over the commands that the audit log of a predecessor has; return the ids that the core may know."""
+        for identity, known in self._audit.recorded().items():
+            if known.entry.verb not in ROWS:
+                continue
+            kept = Kept(known.entry, known.entry.verb, audited={line.outcome for line in known.outcomes})
+            self._kept[identity] = kept
+            if known.end is not None:
+                kept.over, kept.recorded = True, as_recorded(known.end)
+            self.stopping = self.stopping or (kept.ends_engine and not kept.over)
+            if kept.row.runs == "core":
+                continue
+            if kept.recorded is not None:
+                kept.replies.append(kept.recorded)
+            else:
+                text = "the gateway was replaced meanwhile; how far it came is not known"
+                self._reply(kept, Outcome(id=identity, op=f"g-{identity[-8:]}", state="failed", text=text))
+        return [identity for identity, kept in self._kept.items() if kept.row.runs == "core"]
+
+    def recalled(self, answer: Recalled, now: float) -> None:
+        """Enter the core's answers to adopted commands: ends that were not recorded are recorded now."""
+        for reply in answer.replies:
+            kept = self._kept.get(reply.id)
+            if kept is not None and reply not in kept.replies and not any(map(is_end, kept.replies)):
+                self._reply(kept, reply, told=isinstance(reply, Outcome))
+        for identity in answer.unknown:
+            kept = self._kept.get(identity)
+            if kept is None or kept.command is not None:
+                continue
+            if not kept.over:
+                kept.forget_at = now if kept.client else now + REPEAT_S
+            elif kept.recorded is not None and not kept.replies:
+                self._reply(kept, kept.recorded)
+        for kept in self._kept.values():
+            kept.audited.clear()
+
+    def expire(self, now: float) -> None:
+        """Refuse the commands that never reached the core, and that their consoles have not repeated."""
+        for identity, kept in list(self._kept.items()):
+            if kept.forget_at is not None and now > kept.forget_at:
+                kept.forget_at = None
+                text = "the gateway was replaced before the command reached the core: it had no effect"
+                self._reply(kept, Refused(id=identity, code="FAILED", text=text))
+
     def core_lost(self, why: str) -> None:
         """End every open command, because the core will not."""
         for kept in [kept for kept in self._kept.values() if not kept.over]:
             op = next((reply.op for reply in kept.replies if isinstance(reply, Accepted)), None)
             if kept.ends_engine:
                 # The last answer of the core is lost with its connection; its exit is the requested end.
-                op = op or f"g-{kept.command.id[-8:]}"
-                self._reply(kept, Outcome(id=kept.command.id, op=op, state="applied", text=why))
+                op = op or f"g-{kept.entry.id[-8:]}"
+                self._reply(kept, Outcome(id=kept.entry.id, op=op, state="applied", text=why))
             elif op is None:
-                self._reply(kept, _refused(kept.command, "NO_CORE", why))
+                self._reply(kept, Refused(id=kept.entry.id, code="NO_CORE", text=why))
             else:
                 text = f"{why}; how far it came is not known"
-                self._reply(kept, Outcome(id=kept.command.id, op=op, state="failed", text=text))
+                self._reply(kept, Outcome(id=kept.entry.id, op=op, state="failed", text=text))
 
     # --- checks ---------------------------------------------------------------------------------------------
 
@@ -158,21 +204,32 @@ class CommandDesk:
             return _refused(command, "EXPIRED", f"sent {age_ms:.0f} ms ago, it was good for {command.ttl_ms} ms")
         return None
 
-    def _repeat(self, client: bytes, command: Command, known: Kept) -> None:
-        """Give a repeat the answers of the first, and send it the rest."""
-        if known.command.by != command.by or known.command.verb != command.verb:
+    def _repeat(self, client: bytes, head: Header, command: Command, known: Kept, session: Session) -> None:
+        """Give a repeat the answers of the first, and send it the rest.
+
+        A command that a predecessor recorded, and that never reached the core, is carried out now.
+        """
+        if not repeats(known, command):
             text = f"id {command.id} belongs to another command; every command needs an id of its own"
             self._answer(client, Refused(id=command.id, code="CONFLICT", text=text))
             return
         known.client = client
         for reply in known.replies:
             self._answer(client, reply)
+        if known.forget_at is not None:
+            command.console = session.console
+            known.forget_at, known.command = None, command
+            refusal = self._check(head, command, session)
+            if refusal is None:
+                self._begin(known)
+            else:
+                self._reply(known, refusal)
 
     # --- effects --------------------------------------------------------------------------------------------
 
     def _begin(self, kept: Kept) -> None:
-        command = kept.command
-        row = row_of(command.verb)
+        command, row = kept.command, kept.row
+        assert command is not None, "only a console's command is begun"
         if row.runs == "faults":
             for reply in self._engine.fault(command):
                 self._reply(kept, reply)
@@ -189,8 +246,8 @@ class CommandDesk:
 
     def _continue(self, kept: Kept) -> None:
         """Send SIGCONT, without the core: it may be stuck."""
-        command, op = kept.command, f"g-{kept.command.id[-8:]}"
-        assert isinstance(command.verb, Continue)
+        command, op = kept.command, f"g-{kept.entry.id[-8:]}"
+        assert command is not None and isinstance(command.verb, Continue)
         stage = command.verb.stage
         process = self._engine.stage_process(stage)
         if process is None or process_start(process[0]) != process[1]:
@@ -211,7 +268,8 @@ class CommandDesk:
         self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
 
     def _stop_without_core(self, kept: Kept, missing: str) -> None:
-        command, op, pid = kept.command, f"g-{kept.command.id[-8:]}", self._engine.supervisor_pid()
+        command, op, pid = kept.command, f"g-{kept.entry.id[-8:]}", self._engine.supervisor_pid()
+        assert command is not None, "only a console's command is begun"
         if pid is None:
             self._reply(kept, _refused(command, "NO_CORE", f"{missing}; the supervisor is not known here"))
             return
@@ -229,86 +287,58 @@ class CommandDesk:
     def _reply(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
         waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
         kept.replies.append(reply)
-        kept.over = isinstance(reply, Outcome | Refused)
+        kept.over = kept.over or is_end(reply)
         # The effect has happened: a log that cannot be written must not hide it from the console.
-        self._record(kept, _outcome_name(reply), reply)
-        self._answer(kept.client, reply)
+        known = outcome_name(reply) in kept.audited or (kept.over and bool(kept.audited & ENDS))
+        if not known:
+            self._write(line_of(kept.entry, reply))
+        if kept.client:
+            self._answer(kept.client, reply)
         if kept.ends_engine and (isinstance(reply, Accepted) or getattr(reply, "state", "") == "applied"):
-            self._engine.note_stop(kept.command)
-        if kept.over and row_of(kept.command.verb).ends_engine and getattr(reply, "state", "") != "applied":
+            self._engine.note_stop(kept.entry.by, kept.entry.reason)
+        if kept.over and kept.row.ends_engine and getattr(reply, "state", "") != "applied":
             self.stopping = False
         self._note_request(kept, reply)
         # One event reports the end of a command. Acceptance is an event only if the end comes later.
-        if told or kept.command.dry_run or isinstance(reply, Accepted):
+        if told or known or kept.entry.dry_run or isinstance(reply, Accepted):
             return
         if isinstance(reply, Deferred) and not waited:
             for earlier in kept.replies[:-1]:
-                self._tell(kept.command, earlier)
-        self._tell(kept.command, reply)
+                self._tell(kept, earlier)
+        self._tell(kept, reply)
 
     def _note_request(self, kept: Kept, reply: Reply) -> None:
-        verb, request = kept.command.verb, getattr(reply, "request", None)
-        session = self._sessions.get(kept.client)
-        if session is None or not request or not isinstance(verb, Submit) or not verb.abort_on_detach:
+        request, session = getattr(reply, "request", None), self._sessions.get(kept.client)
+        attended = kept.entry.verb == "submit" and kept.entry.args.get("abort_on_detach")
+        if session is None or not request or not attended:
             return
         if request not in session.requests:
             session.requests.append(request)
 
-    def _record(self, kept: Kept, outcome: str, reply: Reply | None = None) -> bool:
+    def _write(self, entry: Entry) -> bool:
         try:
-            self._audit.write(
-                kept.command,
-                outcome,
-                text=reply_text(reply) if reply else "",
-                code=reply.code if isinstance(reply, Refused) else "",
-                op="" if reply is None or isinstance(reply, Refused) else reply.op,
-                client=kept.program,
-            )
+            self._audit.write(entry)
         except AuditError as error:
             self._events.say("audit.failed", str(error))
             return False
         return True
 
-    def _tell(self, command: Command, reply: Reply) -> None:
-        detail, reason = reply_text(reply), f" ({command.reason})" if command.reason else ""
+    def _tell(self, kept: Kept, reply: Reply) -> None:
+        entry = kept.entry
+        detail, reason = reply_text(reply), f" ({entry.reason})" if entry.reason else ""
         self._events.say(
-            f"op.{_outcome_name(reply)}",
-            f"{brief(command)}{': ' if detail else ''}{detail}{reason}",
-            by=command.by,
+            f"op.{outcome_name(reply)}",
+            f"{kept.words}{': ' if detail else ''}{detail}{reason}",
+            by=entry.by,
             op=None if isinstance(reply, Refused) else reply.op,
-            request=getattr(reply, "request", None) or getattr(command.verb, "request", None),
-            stage=getattr(command.verb, "stage", None),
+            request=getattr(reply, "request", None) or entry.args.get("request"),
+            stage=entry.args.get("stage"),
             step=reply.step if isinstance(reply, Outcome) else None,
         )
 
 
 _HERE: dict[type[Verb], Callable[[CommandDesk, Kept], None]] = {Continue: CommandDesk._continue}
 """Handlers of the verbs that the gateway executes itself."""
-
-
-def brief(command: Command) -> str:
-    """Return `set-memory 0.6`: the verb and its short arguments, no prompt."""
-    row = row_of(command.verb)
-    if row.target == "submission":
-        return row.name
-    if isinstance(command.verb, Many):
-        return f"{label_of(command.verb)} {len(command.verb.verbs)} requests"
-    values = msgspec.structs.astuple(command.verb)
-    words = [value for value in values if value is not None and not isinstance(value, bool)]
-    return " ".join([row.name, *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
-
-
-def reply_text(reply: Reply) -> str:
-    """Return the one line of a reply."""
-    if isinstance(reply, Accepted):
-        return "; ".join(reply.plan)
-    return f"{reply.code}: {reply.text}" if isinstance(reply, Refused) else reply.text
-
-
-def _outcome_name(reply: Reply) -> str:
-    if isinstance(reply, Outcome):
-        return reply.state
-    return "accepted" if isinstance(reply, Accepted) else "deferred" if isinstance(reply, Deferred) else "refused"
 
 
 def _continue_plan(stage: int, pid: int) -> str:

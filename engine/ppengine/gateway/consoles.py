@@ -77,9 +77,10 @@ class Consoles:
             if isinstance(message, Hello):
                 self._on_hello(client, message, now)
             elif isinstance(message, Ping):
-                self.sessions.ping(client, now)
+                known = self.sessions.ping(client, now)
                 step, age = self._pulse()
-                self._answer_control(client, Pong(nonce=message.nonce, step=step, core_age_ms=age))
+                pong = Pong(nonce=message.nonce, step=step, core_age_ms=age, known=known)
+                self._answer_control(client, pong)
             elif isinstance(message, Goodbye):
                 self.sessions.goodbye(client, now)
             elif isinstance(message, Command):

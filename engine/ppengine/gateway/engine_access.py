@@ -17,6 +17,7 @@ from ppengine.protocol.control import Accepted, Command, Fetch, Inspect, Outcome
 from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.kept_files import EngineEnd, write_end
 from ppengine.protocol.offline import AbortMany
+from ppengine.protocol.reports import Recall
 from ppengine.protocol.verbs import SetMemory
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class EngineLink:
         """Have the core abort requests of any session."""
         self._send_core(AbortMany(session="", requests=requests))
 
+    def recall(self, question: Recall) -> None:
+        """Have the core push again what this gateway lacks."""
+        self._send_core(question)
+
     def ask_core(self, question: Fetch | Inspect) -> str:
         """Send a question to the core; return the obstacle, empty without one."""
         missing = self._collector.core_missing()
@@ -81,10 +86,10 @@ class EngineLink:
         """Return the pid of the supervisor; None if it is not this process's parent."""
         return self._collector.processes.supervisor_pid()
 
-    def note_stop(self, command: Command) -> None:
+    def note_stop(self, by: str, reason: str) -> None:
         """Note in the engine's kept files who stops it."""
-        why = f": {command.reason}" if command.reason else ""
-        end = EngineEnd(wall=time.time(), reason=f"stopped by {command.by}{why}", clean=True, code=0, by=command.by)
+        why = f": {reason}" if reason else ""
+        end = EngineEnd(wall=time.time(), reason=f"stopped by {by}{why}", clean=True, code=0, by=by)
         write_end(self._config.id, end)
 
     def _send_core(self, message: msgspec.Struct) -> bool:

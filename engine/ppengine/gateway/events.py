@@ -1,15 +1,17 @@
-"""The numbered events of one epoch: newest 10,000 for replay."""
+"""The numbered events of one epoch: newest 10,000 for replay. Another gateway goes on with them, from their journal."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import msgspec
 
+from ppengine.gateway.event_journal import Entry, EventJournal
 from ppengine.protocol.control import Replay, Replayed
+from ppengine.protocol.reports import Happened
 from ppengine.protocol.snapshot import Event
 
 KEPT = 10_000
@@ -18,10 +20,17 @@ KEPT = 10_000
 class EventLog:
     """Numbers events from 1 without gaps and hands each to `publish` at once."""
 
-    def __init__(self, publish: Callable[[Event], None], kept: int = KEPT) -> None:
-        self._publish = publish
-        self._ring: deque[Event] = deque(maxlen=kept)
-        self.newest = 0
+    def __init__(self, publish: Callable[[Event], None], kept: int = KEPT, journal: EventJournal | None = None) -> None:
+        self._publish, self._journal = publish, journal
+        before: list[Entry] = []
+        if journal is not None:
+            before, journal.restored = journal.restored, before
+        self._ring: deque[Event] = deque((entry.event for entry in before), maxlen=kept)
+        self.newest = self._ring[-1].seq if self._ring else 0
+        self.core = before[-1].core if before else 0
+        """The core's own number of the newest event of the core."""
+        self.lacks = False
+        """The core has pushed an event that does not follow upon the newest one."""
 
     @property
     def oldest(self) -> int:
@@ -30,10 +39,33 @@ class EventLog:
 
     def add(self, event: Event) -> Event:
         """Number `event`, keep and publish it."""
-        self.newest += 1
-        numbered = msgspec.structs.replace(event, seq=self.newest)
-        self._ring.append(numbered)
-        self._publish(numbered)
+        return self._enter([event])[0]
+
+    def take(self, happened: Happened) -> None:
+        """Add events of the core, each once; those after a gap are left out, for the core pushes them again."""
+        if happened.first > max(self.core + 1, happened.oldest):
+            self.lacks = True
+            return
+        fresh = happened.events[max(0, self.core + 1 - happened.first) :]
+        if fresh:
+            self.core = happened.first + len(happened.events) - 1
+            self._enter(fresh, self.core - len(fresh) + 1)
+
+    def has(self, kind: str, text: str) -> bool:
+        """Return whether there is such an event among the newest."""
+        return any(event.kind == kind and event.text == text for event in self._ring)
+
+    def _enter(self, events: Sequence[Event], core: int = 0) -> list[Event]:
+        """Number, write, keep and publish events; `core` is the core's number of the first, 0 if they are not its."""
+        numbered = [
+            msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(events, self.newest + 1)
+        ]  # fmt: skip
+        if self._journal is not None:
+            self._journal.write([Entry(event, core + k if core else self.core) for k, event in enumerate(numbered)])
+        self.newest += len(numbered)
+        self._ring.extend(numbered)
+        for event in numbered:
+            self._publish(event)
         return numbered
 
     def say(self, kind: str, text: str, *, by: str = "", stage: int | None = None, op: str | None = None,

@@ -18,6 +18,8 @@ from ppengine.protocol.snapshot import Verdict, WaitInfo
 NONCE = -2
 """Nonce of the question for the rings."""
 STEPS = 64
+RESUME_S = 10.0
+"""Seconds for the verdict of a fault to come again after the gateway was replaced."""
 
 
 class FaultRecorder:
@@ -28,6 +30,15 @@ class FaultRecorder:
         self._ask = ask
         self._roots: set[int | None] = set()
         self.kept: FaultDetail | None = None
+        self._unseen_until = 0.0
+        """Time until which a resumed fault may be without its verdict."""
+
+    def resume(self, fault: FaultDetail | None) -> None:
+        """Go on with the record of another gateway; its verdict comes again when the evidence is there again."""
+        self.kept = fault
+        if fault is not None and fault.over_wall is None:
+            self._roots = {fault.verdict.stage}
+            self._unseen_until = time.monotonic() + RESUME_S
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
         """Begin a new record if `verdicts` name a stage (None: the core) that was not a root before.
@@ -39,6 +50,8 @@ class FaultRecorder:
             if (now := roots.get(self.kept.verdict.stage)) is not None:
                 self.kept.verdict = now
                 self._roots &= roots.keys()
+                return
+            if time.monotonic() < self._unseen_until:
                 return
             self.kept.over_wall = time.time()
         fresh = roots.keys() - self._roots

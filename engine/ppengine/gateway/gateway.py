@@ -23,13 +23,15 @@ from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.consoles import Consoles
 from ppengine.gateway.engine_access import EngineLink
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_journal import EventJournal
+from ppengine.gateway.events import KEPT, EventLog
 from ppengine.gateway.gateway_sockets import Sockets, drain
 from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.gateway.stack_probe import NONCE, StackProbe
+from ppengine.gateway.succession import Succession
 from ppengine.protocol import frames, kept_files
 from ppengine.protocol.control import (
     Accepted,
@@ -43,7 +45,7 @@ from ppengine.protocol.control import (
 )
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import FromFront
-from ppengine.protocol.reports import ToCollector
+from ppengine.protocol.reports import Recalled, ToCollector
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 
@@ -71,7 +73,8 @@ class Gateway:
         audit = AuditLog(Path(config.run_dir), config.name, config.id)
         self._sockets = Sockets(context, config)
         self._publisher = Publisher(self._sockets.state, config.id, config.epoch)
-        self._events = EventLog(self._publish_event)
+        self._journal = EventJournal(Path(config.run_dir), KEPT)
+        self._events = EventLog(self._publish_event, journal=self._journal)
         self._collector = Collector(config, self._events)
         self._engine = EngineLink(config, context, self._sockets, self._collector)
         self._recorder = fault_record.FaultRecorder(self._engine.ask_agent)
@@ -79,10 +82,14 @@ class Gateway:
         quota = console.history_mib * 1024**2
         self._history = History(folder / "history", config.id, config.name, console.history_minutes, quota)
         self._incidents = IncidentLog(folder, self._history)
+        self._recorder.resume(self._incidents.resumed)
         self._probe = StackProbe(self._engine.ask_agent)
         local = LocalAnswers(config, lambda: self._recorder.kept, self._collector.findings)
         self._consoles = Consoles(
             config, audit, self._sockets, self._events, self._collector, self._engine, local, self._pulse
+        )  # fmt: skip
+        self._succession = Succession(
+            self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall
         )  # fmt: skip
         self._to_collector = frames.Codec(ToCollector)
         self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
@@ -96,6 +103,7 @@ class Gateway:
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set."""
+        settle_s = self._await_core(stop)
         poller = zmq.Poller()
         handlers = {
             self._sockets.state: self._on_state,
@@ -111,7 +119,7 @@ class Gateway:
             poller.register(socket, zmq.POLLIN)
         period = 1.0 / self._config.profile.console.publish_hz
         now = time.monotonic()
-        judge_due, fast_due, slow_due = now, now, now
+        judge_due, fast_due, slow_due = now + settle_s, now, now
         settling = False
         while not stop.is_set():
             wait = min(judge_due, slow_due + _SLACK_S) - time.monotonic()
@@ -138,9 +146,21 @@ class Gateway:
                 self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
                 self._publisher.heartbeat(self._collector.step(), self._collector.core_age_ms())
                 self._consoles.bulk.expire(now)
+                self._consoles.commands.expire(now)
                 self._on_faults()
+            self._succession.turn(now)
             self._publish(now)
             self._publisher.flush()
+
+    def _await_core(self, stop: threading.Event) -> float:
+        """Wait until consoles can be served; return the seconds until the first judgement.
+
+        The evidence of a gateway that replaces another one fills meanwhile.
+        """
+        while not self._succession.turn(time.monotonic()) and not stop.is_set():
+            self._sockets.collect.poll(20)
+            self._on_collect()
+        return _SETTLE_S if self._journal.follows else 0.0
 
     def _judge(self) -> None:
         self._take_report()
@@ -220,9 +240,14 @@ class Gateway:
 
     def _collect(self, parts: list[bytes]) -> None:
         try:
-            self._collector.take(self._to_collector.decode(frames.split(parts, 1)[0]))
+            message = self._to_collector.decode(frames.split(parts, 1)[0])
         except frames.ProtocolError:
             self._collector.unreadable += 1
+            return
+        if isinstance(message, Recalled):
+            self._succession.take(message, time.monotonic())
+        else:
+            self._collector.take(message)
 
     def _on_front(self) -> None:
         for parts in drain(self._sockets.front):
@@ -269,6 +294,7 @@ class Gateway:
         self._history.write(last)
         self._history.close()
         self._incidents.close()
+        self._journal.close()
         if self._engine.faults is not None:
             self._engine.faults.close()
         self._sockets.close(linger_ms=500)

@@ -13,7 +13,7 @@ import msgspec
 
 from ppengine.gateway.history import History
 from ppengine.protocol.facts import Serving
-from ppengine.protocol.incidents import FILE, Incident, incident_folders
+from ppengine.protocol.incidents import FILE, Incident, incident_folders, newest_incident
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.kept_files import write_file
 from ppengine.protocol.snapshot import Event, IncidentInfo, Verdict
@@ -53,6 +53,26 @@ class IncidentLog:
         self._settling: list[tuple[float, Incident]] = []
         """Incidents that have ended, with the time at which the minute after them is over."""
         self.newest: IncidentInfo | None = None
+        self._resume(newest_incident(folder) if before else None)
+
+    @property
+    def resumed(self) -> FaultDetail | None:
+        """The fault of the newest incident of a gateway before this one."""
+        return self._fault
+
+    def _resume(self, incident: Incident | None) -> None:
+        """Go on with the newest incident of a gateway before this one."""
+        if incident is None:
+            return
+        info = incident.info
+        self.newest, self._fault = info, incident.fault
+        if info.over_wall is not None:
+            if time.time() - info.over_wall < AROUND_S:
+                self._settling.append((info.over_wall + AROUND_S, incident))
+            return
+        info.ended = ""
+        self._open, self._begun_ns = incident, time.monotonic_ns() - int((time.time() - info.wall) * 1e9)
+        self._consequences = {-number: text for number, text in enumerate(incident.consequences, 1)}
 
     def note_event(self, event: Event) -> None:
         """Keep an event that may belong to an incident."""
@@ -159,7 +179,7 @@ class IncidentLog:
         self._history.around(begin, end, self._path(incident))
 
     def _write(self, incident: Incident) -> None:
-        incident.consequences = list(self._consequences.values()) or incident.consequences
+        incident.consequences = list(dict.fromkeys(self._consequences.values())) or incident.consequences
         try:
             path = self._path(incident)
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

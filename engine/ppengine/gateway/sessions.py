@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from ppengine.gateway.roles import Role, authenticate
 from ppengine.protocol.control import Hello
+from ppengine.protocol.reports import Attended
 
 ATTACHED_S = 10.0
 FORGET_S = 3600.0
@@ -31,6 +32,8 @@ class Session(msgspec.Struct):
     seen: float
     """Time of the last sign of life, in monotonic seconds."""
     passing: bool = False
+    console: str = ""
+    """Name of the console, which it keeps when its link breaks; empty: it has none."""
     attached: bool = False
     requests: list[str] = []
     """Requests that are aborted when the console detaches."""
@@ -48,8 +51,14 @@ class Sessions:
         known = self._sessions.pop(client, None)
         user, program = hello.user[:_NAME_MOST] or "unknown", hello.client[:_NAME_MOST]
         session = Session(
-            client=client, user=user, program=program, role=authenticate(hello), seen=now, passing=hello.passing
-        )
+            client=client, user=user, program=program, role=authenticate(hello), seen=now, passing=hello.passing,
+            console=hello.console[:_NAME_MOST],
+        )  # fmt: skip
+        # A console that comes back after its link broke has another routing id.
+        before = self._of_console(session.console) if known is None else None
+        if before is not None and before.user == user:
+            session.attached, session.requests = before.attached, before.requests
+            del self._sessions[before.client]
         if known is not None and known.user == user:
             session.attached, session.requests = known.attached, known.requests
         self._sessions[client] = session
@@ -58,15 +67,34 @@ class Sessions:
             del self._sessions[next(iter(self._sessions))]
         return session
 
-    def ping(self, client: bytes, now: float) -> None:
-        """Note a sign of life."""
+    def expect(self, attended: Iterable[Attended], now: float) -> None:
+        """Note requests of consoles that were attached to another gateway: each has ten seconds to come back."""
+        for one in attended:
+            session = self._of_console(one.console)
+            if session is None:
+                client = f"console {one.console}".encode()
+                session = Session(
+                    client=client, user=one.user, program="it did not come back", role="operator", seen=now,
+                    console=one.console,
+                )  # fmt: skip
+                self._sessions[client] = session
+            if one.request not in session.requests:
+                session.requests = [*session.requests, one.request]
+
+    def _of_console(self, console: str) -> Session | None:
+        """Return the session of a console by its name."""
+        return next((one for one in self._sessions.values() if console and one.console == console), None)
+
+    def ping(self, client: bytes, now: float) -> bool:
+        """Note a sign of life; return False for a console that has not said Hello to this gateway."""
         session = self._sessions.get(client)
         if session is None:
-            return
+            return False
         session.seen = now
         if not session.attached and not session.passing:
             session.attached = True
             self._said("attached", session)
+        return True
 
     def goodbye(self, client: bytes, now: float) -> None:
         """End the attachment of `client`."""

@@ -26,6 +26,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     read_only: bool = False
     passing: bool = False
     """Waits for something and leaves: not counted or reported as a console."""
+    console: str = ""
+    """Name of this console, the same after it has lost its link; empty: it has none."""
     credentials: dict[str, str] = {}
 
 
@@ -55,6 +57,8 @@ class Pong(msgspec.Struct, tag="pong", kw_only=True):
     nonce: int
     step: int
     core_age_ms: float | None
+    known: bool = True
+    """False: the gateway replaced another one, and the console must say Hello to it."""
 
 
 class Goodbye(msgspec.Struct, tag="goodbye", kw_only=True):
@@ -76,6 +80,8 @@ class Command(msgspec.Struct, tag="command", kw_only=True):
     """Refuse with CONFLICT unless this is still the revision: of the request named in the verb, or of memory."""
     dry_run: bool = False
     reason: str = ""
+    console: str = ""
+    """Name of the console, as in its Hello; the gateway fills it in."""
 
 
 ErrorCode = Literal[

@@ -18,7 +18,7 @@ from ppengine.protocol.control import (
     Refused,
 )
 from ppengine.protocol.gpu import DeviceRooms
-from ppengine.protocol.reports import ProcessReport, StartStage
+from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.verbs import Submit
 
 
@@ -115,9 +115,10 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 ToFront = (
     Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport | DeviceRooms
+    | Recall
 )  # fmt: skip
-"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` is the
-gateway's."""
+"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` and `Recall`
+are the gateway's."""
 FromFront = (
     Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer
     | StartStage

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import (
@@ -316,6 +317,41 @@ class Happened(msgspec.Struct, tag="happened", kw_only=True):
     """Events for the gateway to number and publish in this order (`seq` is 0 here)."""
 
     events: list[Event]
+    first: int
+    """The core's own number of the first event; it counts from 1."""
+    oldest: int = 1
+    """The oldest number that the core can push again."""
 
 
-ToCollector = CoreReport | AgentReport | ProcessReport | Happened | Fact
+class Recall(msgspec.Struct, tag="recall", kw_only=True):
+    """Push again: to the core, from a gateway that replaced another one, or that lacks an event.
+
+    The core answers on `collect` with its facts, the events with a number above `after`, a report and `Recalled`.
+    """
+
+    after: int
+    commands: list[str] = []
+    """Ids of commands whose answers are wanted."""
+
+
+class Attended(msgspec.Struct, kw_only=True):
+    """A request that ends with its console."""
+
+    request: str
+    console: str
+    user: str
+
+
+class Recalled(msgspec.Struct, tag="recalled", kw_only=True):
+    """End of the answer to `Recall`: every other part of it has been pushed before."""
+
+    newest: int
+    """The core's number of its newest event."""
+    replies: list[Accepted | Deferred | Outcome | Refused] = []
+    """Answers to the commands of the question, in the order in which they were given."""
+    unknown: list[str] = []
+    """Those of the commands that the core has no answer to."""
+    attended: list[Attended] = []
+
+
+ToCollector = CoreReport | AgentReport | ProcessReport | Happened | Recalled | Fact

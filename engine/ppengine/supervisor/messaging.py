@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+from collections import deque
 
 import zmq
 
@@ -18,6 +19,8 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport, StartStage
 
 _QUEUE = 64
+_FACTS_KEPT = 1000
+"""Most facts that are pushed again to a new gateway."""
 _STATE_WAIT_MS = 1000
 
 
@@ -27,8 +30,10 @@ class Link:
     def __init__(self, config: EngineConfig) -> None:
         self._context = zmq.Context()
         self._collect = self._connect(zmq.PUSH, config.endpoint("collect"))
-        # A fact is sent once: its queue has no limit.
-        self._facts = self._connect(zmq.PUSH, config.endpoint("collect"), most=0)
+        # A fact is sent once to each gateway: its queue has no limit.
+        self._endpoint = config.endpoint("collect")
+        self._facts = self._connect(zmq.PUSH, self._endpoint, most=0)
+        self._noted: deque[bytes] = deque(maxlen=_FACTS_KEPT)
         self.front = self._connect(zmq.DEALER, config.endpoint("front"))
         self._codec = Codec(FromFront)
         self._asked_at: float | None = None
@@ -57,7 +62,18 @@ class Link:
             place=None if info.stage is None else Place(info.stage, info.rank or 0),
             exit_code=info.exit_code or 0, detail=info.detail,
         )  # fmt: skip
-        self._facts.send(encode(fact), zmq.NOBLOCK)
+        self._noted.append(encode(fact))
+        self._facts.send(self._noted[-1], zmq.NOBLOCK)
+
+    def repeat_facts(self) -> None:
+        """Push all facts again, to a gateway that replaces another one.
+
+        A fresh socket connects to the new one alone: what the old one had received is gone with it.
+        """
+        self._facts.close(linger=0)
+        self._facts = self._connect(zmq.PUSH, self._endpoint, most=0)
+        for fact in self._noted:
+            self._facts.send(fact, zmq.NOBLOCK)
 
     def ask_state(self) -> None:
         """Ask the core for the engine's state, unless a question is open; it answers when loading is over."""

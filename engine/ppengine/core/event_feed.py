@@ -1,0 +1,54 @@
+"""The core's events and facts on their way to the gateway, kept so that another gateway can have them again."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+
+import msgspec
+
+from ppengine.protocol.facts import Fact
+from ppengine.protocol.reports import Happened
+from ppengine.protocol.snapshot import Event
+
+KEPT, FACTS_KEPT = 10_000, 1000
+_PORTION = 1000
+"""Most events in one message."""
+
+
+class EventFeed:
+    """Numbers the core's events from 1."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._facts: deque[Fact] = deque(maxlen=FACTS_KEPT)
+        self._pushed = 0
+        self.newest = 0
+
+    def add(self, event: Event) -> None:
+        """Number an event."""
+        self.newest += 1
+        self._events.append(event)
+
+    def keep(self, fact: Fact) -> None:
+        """Keep a fact that is pushed."""
+        self._facts.append(fact)
+
+    def pending(self) -> list[Happened]:
+        """Return the events that were not pushed yet."""
+        after, self._pushed = self._pushed, self.newest
+        return self.after(after)
+
+    def after(self, number: int) -> list[Happened]:
+        """Return the kept events with a number above `number`."""
+        oldest = self.newest - len(self._events) + 1
+        first = max(oldest, number + 1)
+        events = list(islice(self._events, first - oldest, None))
+        return [
+            Happened(events=events[at : at + _PORTION], first=first + at, oldest=oldest)
+            for at in range(0, len(events), _PORTION)
+        ]
+
+    def facts(self) -> list[msgspec.Struct]:
+        """Return the kept facts, the oldest first."""
+        return list(self._facts)

@@ -1,0 +1,101 @@
+"""Commands that the gateway keeps for repeats: their lines in the audit log and their answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal, cast
+
+import msgspec
+
+from ppengine.gateway.audit import Entry, entry_of
+from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
+from ppengine.protocol.verb_table import ROWS, Row
+from ppengine.protocol.verbs import Many, label_of, row_of
+
+Reply = Accepted | Deferred | Outcome | Refused
+
+
+class Kept(msgspec.Struct):
+    """One command and its answers so far. `command` is None until the console of a predecessor's repeats it."""
+
+    entry: Entry
+    """Its first line in the audit log."""
+    words: str
+    """The verb and its short arguments."""
+    client: bytes = b""
+    command: Command | None = None
+    replies: list[Reply] = []
+    over: bool = False
+    audited: set[str] = set()
+    """Outcomes that the predecessor has recorded."""
+    recorded: Reply | None = None
+    """The end that the predecessor has recorded, as far as its line has it."""
+    forget_at: float | None = None
+    """Time until which its console may repeat a command that never reached the core; then it is refused."""
+
+    @property
+    def row(self) -> Row:
+        """The row of its verb."""
+        return ROWS[self.entry.verb]
+
+    @property
+    def ends_engine(self) -> bool:
+        """Whether it is a command to end the engine, and no dry run."""
+        return self.row.ends_engine and not self.entry.dry_run
+
+
+def brief(command: Command) -> str:
+    """Return `set-memory 0.6`: the verb and its short arguments, no prompt."""
+    row = row_of(command.verb)
+    if row.target == "submission":
+        return row.name
+    if isinstance(command.verb, Many):
+        return f"{label_of(command.verb)} {len(command.verb.verbs)} requests"
+    values = msgspec.structs.astuple(command.verb)
+    words = [value for value in values if value is not None and not isinstance(value, bool)]
+    return " ".join([row.name, *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
+
+
+def is_end(reply: Reply) -> bool:
+    """Return whether no other answer follows."""
+    return isinstance(reply, Outcome | Refused)
+
+
+def line_of(entry: Entry, reply: Reply) -> Entry:
+    """Return the line of an answer."""
+    return msgspec.structs.replace(
+        entry, wall=time.time(), outcome=outcome_name(reply), text=reply_text(reply),
+        code=reply.code if isinstance(reply, Refused) else "", op="" if isinstance(reply, Refused) else reply.op,
+    )  # fmt: skip
+
+
+def repeats(known: Kept, command: Command) -> bool:
+    """Return whether `command` repeats a known one; of a predecessor's, the audit log has the verb and arguments."""
+    if known.command is not None:
+        return (known.command.by, known.command.verb) == (command.by, command.verb)
+    first, second = known.entry, entry_of(command, "")
+    same_args = msgspec.json.encode(first.args, order="sorted") == msgspec.json.encode(second.args, order="sorted")
+    return (first.by, first.verb) == (second.by, second.verb) and same_args
+
+
+def as_recorded(line: Entry) -> Reply:
+    """Return the answer of which an audit log has the line."""
+    if line.outcome == "refused":
+        text = line.text.removeprefix(f"{line.code}: ")
+        return Refused(id=line.id, code=cast(ErrorCode, line.code), text=text)
+    state = cast(Literal["applied", "failed", "superseded", "planned"], line.outcome)
+    return Outcome(id=line.id, op=line.op, state=state, text=line.text)
+
+
+def reply_text(reply: Reply) -> str:
+    """Return the one line of a reply."""
+    if isinstance(reply, Accepted):
+        return "; ".join(reply.plan)
+    return f"{reply.code}: {reply.text}" if isinstance(reply, Refused) else reply.text
+
+
+def outcome_name(reply: Reply) -> str:
+    """Return the outcome of an answer, as the audit log has it."""
+    if isinstance(reply, Outcome):
+        return reply.state
+    return "accepted" if isinstance(reply, Accepted) else "deferred" if isinstance(reply, Deferred) else "refused"

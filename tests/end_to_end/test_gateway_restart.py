@@ -1,0 +1,209 @@
+"""A gateway that is killed, three times under load: streams, commands, events and the audit log go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import reference
+from checkpoints import make_checkpoint
+from engines import wait_until
+from operators import Operator
+from ppconsole.link.engine_link import EngineLink
+from ppconsole.link.source import LinkLost
+from ppengine.gateway.audit import ENDS
+from ppengine.protocol.control import Outcome
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Pause, Resume, Submit
+from serving import Served
+
+from profiles import small
+
+STREAMS, STEPS, KILLS = 30, 300, 3
+PROMPTS = reference.prompts(5, 100, low=20, high=60, seed=7)
+BACK_S = 2.0
+SLACK = 5.0
+"""Other tests share the machine: the figure that is printed is the one to look at."""
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_root: Path) -> Path:
+    return make_checkpoint(checkpoint_root / "gateway", "opt", dtype="float64", layers=4, max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    """What transformers says, for each prompt."""
+    return [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Served]:
+    with Served(small(folder, stages=2, model={"max_model_len": 2048})) as served:
+        yield served
+
+
+async def stream(engine: Served, prompt: list[int]) -> list[int]:
+    """Submit on a link of its own and return the tokens, by offset, over as many links as it takes."""
+    link = EngineLink(engine.record, find=lambda: engine.record, user="streams", slow=True, passing=True)
+    await link.start(lambda update: None)
+    try:
+        await link.attached(10)
+        verb = Submit(
+            prompt_token_ids=prompt, sampling=SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+        )
+        answer = await link.command(verb, timeout=30)
+        assert isinstance(answer, Outcome) and answer.state == "applied", answer
+        tokens: list[int] = []
+        while True:
+            try:
+                part = await link.fetch(answer.request or "", offset=len(tokens))
+            except LinkLost:
+                await link.attached(20)
+                continue
+            tokens += part.token_ids
+            if part.finished:
+                return tokens
+    finally:
+        await link.close()
+
+
+async def kill(op: Operator) -> float:
+    """Kill the gateway; return the seconds until a console has a new snapshot of the core."""
+    began, gone = time.monotonic(), op.engine.pids["gateway"]
+    os.kill(gone, signal.SIGKILL)
+    await op.until(lambda picture: picture.engine.state in ("serving", "paused"), "a snapshot of the next one", 20.0)
+    took = time.monotonic() - began
+    op.engine.find_pids()
+    assert op.engine.pids["gateway"] != gone
+    return took
+
+
+def audited(engine: Served) -> dict[str, list[str]]:
+    """Return the outcomes of each command in the audit log."""
+    found = defaultdict(list)
+    for line in (engine.engine.run_dir / "audit.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        found[entry["id"]].append(entry["outcome"])
+    return found
+
+
+def without_gap(op: Operator) -> None:
+    numbers = [event.seq for event in op.events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert not any(event.kind == "link.gap" for event in op.events)
+
+
+async def test_three_kills_under_streams_lose_nothing(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        before = dict(engine.pids)
+        tasks = [asyncio.create_task(stream(engine, PROMPTS[number % 5])) for number in range(STREAMS)]
+        took = []
+        for number in range(KILLS):
+            # The first kill meets streams that are still being submitted.
+            await asyncio.sleep(0.3 + number)
+            took.append(await kill(op))
+        assert await asyncio.gather(*tasks) == [expected[number % 5] for number in range(STREAMS)]
+        await op.until(lambda picture: picture.engine.state == "serving", "a last picture")
+        ended = Counter(event.request for event in op.events if event.kind == "request.finished")
+        assert set(ended.values()) == {1} and len(ended) == STREAMS
+        without_gap(op)
+        pids = {**engine.pids, "gateway": 0}
+        assert pids == {**before, "gateway": 0}
+        ends = [event.text for event in op.events if event.kind == "gateway.ended"]
+        assert len(ends) == KILLS and all("killed by SIGKILL; it is restarted" in text for text in ends)
+        assert not [event.text for event in op.events if event.kind == "verdict.raised"]
+        outcomes = audited(engine)
+        assert len(outcomes) == STREAMS
+        for lines in outcomes.values():
+            assert lines[0] == "received" and sum(line in ENDS for line in lines) == 1, lines
+        print(f"\nserving again after {', '.join(f'{seconds:.2f}' for seconds in took)} s")
+        assert max(took) < BACK_S * SLACK
+
+
+async def test_an_open_operation_and_an_open_incident_go_on(engine: Served) -> None:
+    async with engine.operator() as op:
+        (name,) = await op.submit_all([PROMPTS[0]], max_tokens=2000)
+        await op.written(name, 4)
+        with engine.stopped("stage1"):
+            waiting = asyncio.create_task(op.link.command(Pause(mode="wait"), timeout=60))
+            await op.until(lambda picture: picture.incident is not None, "it is an incident")
+            begun = (await op.now()).incident
+            await kill(op)
+            await op.until(
+                lambda picture: any(one.cause == "stopped" for one in picture.verdicts), "it is judged again"
+            )
+            assert (await op.now()).incident == begun is not None and begun.over_wall is None
+            await op.do(Resume())
+            end = await waiting
+            assert isinstance(end, Outcome) and end.state == "superseded"
+        over = await op.until(lambda picture: picture.incident.over_wall is not None, "it is over")
+        assert over.incident.number == begun.number == 1
+        without_gap(op)
+        assert all(sum(line in ENDS for line in lines) == 1 for lines in audited(engine).values())
+
+
+async def test_requests_end_with_a_console_that_does_not_come_back(engine: Served) -> None:
+    async with engine.operator() as op, engine.operator("stays") as stays:
+        gone = EngineLink(engine.record, find=lambda: engine.record, user="gone")
+        await gone.start(lambda update: None)
+        await gone.attached(10)
+        verb = Submit(
+            prompt_token_ids=PROMPTS[0], abort_on_detach=True,
+            sampling=SamplingParams(max_tokens=1900, ignore_eos=True),
+        )  # fmt: skip
+        lost, kept = await gone.command(verb, timeout=20), await stays.link.command(verb, timeout=20)
+        assert isinstance(lost, Outcome) and isinstance(kept, Outcome)
+        await op.do(Pause(mode="keep"))
+        os.kill(engine.pids["gateway"], signal.SIGKILL)
+        session = gone._session
+        assert session is not None and gone._runner is not None
+        gone._runner.cancel()
+        await asyncio.gather(gone._runner, return_exceptions=True)
+        engine.find_pids()
+        await op.until(lambda picture: [one.id for one in picture.requests] == [kept.request], "one is aborted", 30)
+        await asyncio.sleep(3.0)
+        assert [one.id for one in (await op.now()).requests] == [kept.request]
+        await op.do(Resume())
+
+
+async def test_a_gateway_without_descriptors_is_replaced_or_goes_on(engine: Served) -> None:
+    async with engine.operator() as op:
+        pid = engine.pids["gateway"]
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == hard, "the gateway takes as many as it may"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 4, hard))
+        crowd = []
+        for _ in range(40):
+            crowd.append(socket.socket(socket.AF_UNIX))
+            crowd[-1].setblocking(False)
+            try:
+                crowd[-1].connect(engine.record.control_endpoint.removeprefix("ipc://"))
+            except OSError:
+                break
+        await asyncio.sleep(1.0)
+        for one in crowd:
+            one.close()
+        await op.until(lambda picture: picture.engine.state == "serving", "it serves", 20.0)
+        engine.find_pids()
+        without_gap(op)
+        print("\nreplaced" if engine.pids["gateway"] != pid else "\nthe same gateway goes on")
+
+
+def test_five_ends_in_ten_minutes_end_the_engine(engine: Served) -> None:
+    for ends in range(1, 6):
+        gone = engine.pids["gateway"]
+        os.kill(gone, signal.SIGKILL)
+        if ends < 5:
+            wait_until(lambda gone=gone: (engine.find_pids(), engine.pids["gateway"] != gone)[1], "the next one")
+    engine.ended(1, "gateway ended: killed by SIGKILL, and it is the end number 5 in 10 minutes")
