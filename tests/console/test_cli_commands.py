@@ -456,7 +456,7 @@ def test_status_has_the_latencies(cli: Cli, fake: FakeGateway) -> None:
     assert "LATENCY" not in cli("status").out
     times = Quantiles(p50=0.12, p90=0.4, p99=1.5, count=9)
     fake.snapshot.latency = Latency(ttft_s=times, itl_ms=Quantiles(p50=22.0, p90=30.0, p99=41.0, count=99))
-    assert "LATENCY p50 p90 p99 of 5m: ttft 120ms 400ms 1.5s | itl 22ms 30ms 41ms\n" in cli("status").out
+    assert "LATENCY p50 p90 p99 of 5 min: ttft 120ms 400ms 1.5s | itl 22ms 30ms 41ms\n" in cli("status").out
 
 
 # --- submit and follow --------------------------------------------------------------------------------------

@@ -139,9 +139,9 @@ def _request_numbers(detail: RequestDetail) -> list[tuple[str, str]]:
 def _request_timing(detail: RequestDetail) -> list[tuple[str, str]]:
     """Return times of a request; the total counts from its submission."""
     return [
-        ("age", age_text(detail.age_s)), ("queued", age_text(detail.queued_s)),
-        ("first token", age_text(detail.first_token_s)),
-        ("between", figures.millis(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
+        ("age", age_text(detail.age_s)), ("queued", figures.latency(detail.queued_s)),
+        ("first token", figures.latency(detail.first_token_s)),
+        ("between", figures.latency_ms(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
         ("finished", age_text(detail.finished_s)),
     ]  # fmt: skip
 
