@@ -556,7 +556,7 @@ def test_submit_that_cannot_be(cli: Cli, fake: FakeGateway) -> None:
 
 
 def test_a_dry_run_prints_each_line_of_its_plan_once(cli: Cli, fake: FakeGateway) -> None:
-    lines = ["blocks 9 -> 3", "mode swap: 1 request, 4 blocks (1.0 MiB) go to the host"]
+    lines = ["KV 9 -> 3 blocks (-66.7 %, -1.5 MiB)", "mode swap: 1 request, 4 blocks (1.0 MiB) go to the host"]
     fake.answers[SetMemory] = lambda command: [
         Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures={"swap": 4.0}, revision=7)
     ]

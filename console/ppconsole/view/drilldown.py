@@ -91,7 +91,7 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
 def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
     """Return the figures that stay of a request that has ended. `problem`: why there are no more."""
     rows = [heading("STATE", width), row(("  state         ", "dim"), ("finished ", request_mark("finished").style))]
-    rows += field("why", ended.reason, "", width)
+    rows += field("why", ended.ending, "", width)
     rows += grid(
         [
             ("owner", ended.owner), ("preemptions", str(ended.preemptions)),
