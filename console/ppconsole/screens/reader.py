@@ -15,7 +15,7 @@ from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console
 from ppconsole.screens.line_screen import LineScreen, line_key
 from ppconsole.view import search
-from ppconsole.view.cells import EMPTY, Row, Seg, spread
+from ppconsole.view.cells import EMPTY, Row, Seg, spread, width_of
 from ppconsole.view.keys import READER_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import Mode
@@ -165,7 +165,8 @@ class Reader(LineScreen):
             where = f"/{clean(self._wanted)} {number}{len(places)}  "
         if self._total > self._height:
             where += f"{self._top + 1}-{min(self._total, self._top + height)} of {self._total} "
-        left: list[Seg] = [(f" {self.heading()} ", "chip.name"), (" ", ""), *self.console.model.link_segs()]
+        title = f" {self.heading()} "
+        left: list[Seg] = [(title, "chip.name"), (" ", ""), *self.console.model.link_segs(width - width_of(title) - 1)]
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
 
     @property

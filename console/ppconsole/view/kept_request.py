@@ -49,14 +49,14 @@ def _state(info: RequestInfo) -> str:
 
 def _figures(info: RequestInfo) -> list[tuple[str, str]]:
     """Return the figures of a request in a snapshot."""
-    queued, first, between = figures.latency(info.queue_s), figures.latency(info.ttft_s), figures.latency_ms(info.itl_ms)
+    queued, first = figures.latency(info.queue_s), figures.latency(info.ttft_s)
     flight = " ".join(f"m{step}" for step in info.in_flight) or "-"
     return [
         ("owner", clean(info.owner)),
         ("age", age_text(info.age_s)),
         ("tokens", f"{info.prompt_tokens} in, {info.output_tokens} out, {info.computed_tokens} computed, "
                    f"{info.cached_tokens} from the prefix cache"),
-        ("timing", f"queued {queued}, first token {first}, per token {between}"),
+        ("timing", f"queued {queued}, first token {first}, per token {figures.latency_ms(info.itl_ms)}"),
         ("blocks", f"{info.blocks} on the device, {info.swap_blocks} on the host"),
         ("in flight", flight),
         ("preempted", f"{info.preemptions} times"),
