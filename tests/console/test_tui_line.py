@@ -9,7 +9,7 @@ import snapshots
 from ppconsole.link.settings import Settings
 from ppconsole.model.sorting import BY_ARRIVAL
 from ppconsole.screens.confirm import Confirm
-from ppconsole.screens.detail_screens import EventsScreen, LogsScreen, OptionsScreen, StageScreen
+from ppconsole.screens.detail_screens import EventsScreen, HelpScreen, LogsScreen, OptionsScreen, StageScreen
 from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
@@ -355,3 +355,16 @@ async def test_a_replay_is_never_live_and_never_stale():
         rig.source.send(LinkState(state="lost", text="a.ppr is cut short"))
         await rig.pilot.press("escape")
         assert "the replay ends here: a.ppr is cut short" in rig.board("top")
+
+
+async def test_help_on_a_name_opens_its_entries_and_a_wrong_one_is_refused():
+    async with console() as rig:
+        await rig.pilot.press("colon", *"help I>O", "enter")
+        assert isinstance(rig.app.screen, HelpScreen)
+        assert "HELP: I>O" in rig.board("reader-title")
+        assert "steps not begun > sends not done" in rig.board("reader-body")
+        await rig.pilot.press("escape", "colon", *"help abort", "enter")
+        assert "COMMAND" in rig.board("reader-body") and "--owner" in rig.board("reader-body")
+        await rig.pilot.press("escape", "colon", *"help I>Q", "enter")
+        assert rig.app.screen is rig.app.main
+        assert any("'I>Q' is neither a command" in note.message for note in rig.app._notifications)
