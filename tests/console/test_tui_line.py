@@ -333,10 +333,16 @@ async def test_logs_are_searched():
         assert isinstance(rig.app.screen, EventsScreen)
 
 
-async def test_the_end_of_a_row_that_does_not_fit_is_searched_too():
+async def test_a_text_is_found_that_is_broken_over_two_rows_of_an_event():
     async with console(size=(60, 16)) as rig:
-        await rig.pilot.press("e", "slash", *"lost 0")
-        assert "lost 0" not in rig.board("reader-body") and "/lost 0 1/2" in rig.board("reader-title")
+        await rig.pilot.press("e")
+        rows = [" ".join(line.split()) for line in rig.board("reader-body").splitlines()]
+        assert any(line.endswith("lost 0") for line in rows), "the end of a long event is shown"
+        first = next(at for at in range(1, len(rows)) if rows[at] and not rows[at][0].isdigit())
+        broken = f"{rows[first - 1].split()[-1]} {rows[first].split()[0]}"
+        assert not any(broken in line for line in rows)
+        await rig.pilot.press("slash", *broken)
+        assert f"/{broken} 1/" in rig.board("reader-title")
 
 
 async def test_a_replay_is_never_live_and_never_stale():

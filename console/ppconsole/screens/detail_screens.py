@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ppengine.protocol.inspection import LogsDetail, StacksDetail
@@ -11,8 +12,8 @@ from textual.binding import Binding, BindingType
 from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
-from ppconsole.screens.reader import Reader
-from ppconsole.view import drilldown, events, help_page, meaning, option_table, trend_rows
+from ppconsole.screens.reader import SEARCHED_WIDTH, Reader
+from ppconsole.view import drilldown, events, help_page, meaning, option_table, search, trend_rows
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import HELP_KEYS, SCALE_KEY, Key, reader_keys
 from ppconsole.view.legend import Section
@@ -153,8 +154,21 @@ class EventsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the events in full."""
-        rows = [line for event in self.console.model.shown.events for line in events.event_rows(event, width)]
+        rows = [line for each in self._rows(width) for line in each]
         return rows or [row(("  nothing has happened yet", "dim"))]
+
+    def _rows(self, width: int) -> list[list[Row]]:
+        return [events.event_rows(event, width) for event in self.console.model.shown.events]
+
+    def places(self, rows: Sequence[Row], wanted: str) -> list[int]:
+        """Return the row of each event that matches: the one with the text, or the first if it is broken over two."""
+        found, at = [], 0
+        whole = self._rows(SEARCHED_WIDTH)
+        for lines, line in zip(self._rows(self.size.width), whole, strict=True):
+            if search.found(line, wanted):
+                found.append(at + next(iter(search.found(lines, wanted)), 0))
+            at += len(lines)
+        return found
 
 
 class TrendsScreen(Reader):

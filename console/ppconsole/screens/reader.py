@@ -24,7 +24,7 @@ WHEEL = 3
 """Rows that a turn of the wheel scrolls."""
 _MOVED_S = 0.5
 """Seconds by which the position in a past must have moved for the next load."""
-_SEARCHED_WIDTH = 1000
+SEARCHED_WIDTH = 1000
 """Rows are searched in this width, so that the part of a row that does not fit is searched, too."""
 
 
@@ -210,10 +210,12 @@ class Reader(LineScreen):
 
     def _places(self, rows: Sequence[Row]) -> list[int]:
         """Return the rows that match the search."""
-        if not self._wanted:
-            return []
-        wide = self.body(_SEARCHED_WIDTH)
-        return search.found(wide if len(wide) == len(rows) else rows, self._wanted)
+        return self.places(rows, self._wanted) if self._wanted else []
+
+    def places(self, rows: Sequence[Row], wanted: str) -> list[int]:
+        """Return the rows that match `wanted`."""
+        wide = self.body(SEARCHED_WIDTH)
+        return search.found(wide if len(wide) == len(rows) else rows, wanted)
 
     def _look_for(self, text: str, after: int, step: int) -> None:
         """Search `text` and show its next match."""
