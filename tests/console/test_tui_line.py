@@ -15,6 +15,7 @@ from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit, SwapIn
 from test_tui_console import console
 
@@ -22,6 +23,12 @@ from test_tui_console import console
 def line(rig):
     """Return the line at the bottom of the present screen."""
     return rig.app.screen.query_one(PromptLine)
+
+
+def searched(rig):
+    """Return the rows of the reader that match."""
+    reader = rig.app.screen
+    return reader._places(reader.body(reader.size.width))
 
 
 def label(rig):
@@ -335,14 +342,16 @@ async def test_logs_are_searched():
 
 async def test_a_text_is_found_that_is_broken_over_two_rows_of_an_event():
     async with console(size=(60, 16)) as rig:
-        await rig.pilot.press("e")
-        rows = [" ".join(line.split()) for line in rig.board("reader-body").splitlines()]
-        assert any(line.endswith("lost 0") for line in rows), "the end of a long event is shown"
-        first = next(at for at in range(1, len(rows)) if rows[at] and not rows[at][0].isdigit())
-        broken = f"{rows[first - 1].split()[-1]} {rows[first].split()[0]}"
-        assert not any(broken in line for line in rows)
-        await rig.pilot.press("slash", *broken)
-        assert f"/{broken} 1/" in rig.board("reader-title")
+        text = f"{'a stage went away and came back, ' * 3}then two words"
+        rig.source.send(Event(seq=900, wall=1.7e9, kind="stage.lost", text=text))
+        rig.app.tick()
+        await rig.pilot.press("e", "slash", *"came back")
+        rows = rig.board("reader-body").splitlines()
+        assert any("then two words" in line for line in rows), "the end of a long event is shown"
+        assert "/came back 1/1" in rig.board("reader-title")
+        await rig.pilot.press("escape", "slash", *text[40:100])
+        assert not any(text[40:100] in line for line in rig.board("reader-body").splitlines())
+        assert len(searched(rig)) == 1
 
 
 async def test_a_replay_is_never_live_and_never_stale():
