@@ -219,7 +219,7 @@ def test_help_finds_a_name_of_the_legend_on_all_its_screens(cli: Cli) -> None:
     done = cli("help", "I>O")
     assert done.code == 0 and done.out.count("I>O") == 1, "two screens share the entry"
     assert "STAGES  main screen" in done.out and "ppconsole status" in done.out and "steps not begun" in done.out
-    assert "the stream of the step loop" in cli("help", "main:").out
+    assert "stream of the step loop" in cli("help", "main:").out
     assert cli("help", "CONSUMER").out.count("streams") >= 2, "it shares a row with PRODUCER"
     assert "output tokens" in cli("help", "Out").out, "another case, as nothing else has this name"
     done = cli("help", "WHY", "--json")

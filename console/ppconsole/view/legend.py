@@ -56,7 +56,7 @@ _STAGES = Section("STAGES", {
     "DEVICE": "device of the stage", "AGE": "time since the last progress",
 })  # fmt: skip
 OPERATIONS = Section("OPERATION  column STREAM:OP", {
-    "main:": "the stream of the step loop; others are streams of a device or a thread",
+    "main:": "stream of the step loop",
     "step": "takes up or retires a step, between its operations", "on_device": "work of the device for a step",
     "idle": "waits for a step from the core", "recv": "waits to receive hidden states",
     "embed": "computes the embedding of tokens", "fwd": "computes its layers",
