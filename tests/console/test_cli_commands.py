@@ -456,7 +456,7 @@ def test_status_has_the_latencies(cli: Cli, fake: FakeGateway) -> None:
     assert "LATENCY" not in cli("status").out
     times = Quantiles(p50=0.12, p90=0.4, p99=1.5, count=9)
     fake.snapshot.latency = Latency(ttft_s=times, itl_ms=Quantiles(p50=22.0, p90=30.0, p99=41.0, count=99))
-    assert "LATENCY p50 p90 p99 of 5m: ttft 120ms 400ms 1.5s | itl 22ms 30ms 41ms\n" in cli("status").out
+    assert "LATENCY p50 p90 p99 of 5 min: ttft 120ms 400ms 1.5s | itl 22ms 30ms 41ms\n" in cli("status").out
 
 
 # --- submit and follow --------------------------------------------------------------------------------------
@@ -556,7 +556,7 @@ def test_submit_that_cannot_be(cli: Cli, fake: FakeGateway) -> None:
 
 
 def test_a_dry_run_prints_each_line_of_its_plan_once(cli: Cli, fake: FakeGateway) -> None:
-    lines = ["blocks 9 -> 3", "mode swap: 1 request, 4 blocks (1.0 MiB) go to the host"]
+    lines = ["KV 9 -> 3 blocks (-66.7 %, -1.5 MiB)", "mode swap: 1 request, 4 blocks (1.0 MiB) go to the host"]
     fake.answers[SetMemory] = lambda command: [
         Outcome(id=command.id, op="", state="planned", text=lines[0], plan=lines, figures={"swap": 4.0}, revision=7)
     ]

@@ -48,7 +48,7 @@ def test_the_examples_of_the_handbook():
     for text in (
         "stat:wait owner:alice", "id:r-19", "blk>40", "age>5m", "in>=1000", "in>=1k", "out<3", "alice", "ALICE", "19a",
         "pri<1 pri>-1", "!bob", "!owner:bob", "stat=waiting", "stat!=running", "owner=alice", "age<1h", "age>=400s",
-        "", "  ", "why:need", '"alice"', "STAT:WAIT", "blk:41", "in=1000", "in!=999", "done>=0",
+        "", "  ", "why:need", '"alice"', "STAT:WAIT", "blk:41", "in=1000", "in!=999", "done>=0", "fill>=0",
     ):  # fmt: skip
         assert passes(text, why=Why(code="blocks", text="I need 4"), computed_tokens=501), text
     for text in (

@@ -26,9 +26,12 @@ from ppconsole.view import (
     step_table,
     stream_table,
     timeline,
+    wording,
 )
 from ppconsole.view.cells import Column, Row, text_of, width_of
 from ppconsole.view.frame import frame
+from ppconsole.view.keys import HELP_KEYS, help_rows
+from ppengine.common.ring.layout import Kind
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.snapshot import CordonInfo
@@ -196,6 +199,40 @@ def test_the_help_of_a_screen_fits_every_width_and_loses_nothing(screen: str, wi
             assert term.replace(" ", "") in shown
             if width >= 120:
                 assert meaning.replace(" ", "") in shown
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_row_of_the_help_is_cut(width: int) -> None:
+    made = [help_rows(width), *(help_page.page(screen, HELP_KEYS, width).rows for screen in legend.SCREENS)]
+    assert not [text_of(line) for rows in made for line in rows if "…" in text_of(line)]
+    keys = " ".join(map(text_of, made[0]))
+    assert ":sort ttft" in keys and ":abort" in keys and "--owner" in keys
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_each_operation_that_a_stage_can_be_in_has_an_entry(kind: Kind) -> None:
+    name = wording.SHORT.get(kind.name.lower(), kind.name.lower())
+    assert name in legend.OPERATIONS.rows and help_page.find(name)
+
+
+def test_help_finds_a_name_of_the_legend_on_all_its_screens(cli: Cli) -> None:
+    done = cli("help", "I>O")
+    assert done.code == 0 and done.out.count("I>O") == 1, "two screens share the entry"
+    assert "STAGES  main screen" in done.out and "ppconsole status" in done.out and "steps not begun" in done.out
+    assert "stream of the step loop" in cli("help", "main:").out
+    assert cli("help", "CONSUMER").out.count("streams") >= 2, "it shares a row with PRODUCER"
+    assert "output tokens" in cli("help", "Out").out, "another case, as nothing else has this name"
+    done = cli("help", "WHY", "--json")
+    assert done.code == 0 and any("why it waits" in rows["WHY"] for rows in json.loads(done.out).values())
+    done = cli("help", "I>Q")
+    assert done.code == 2 and "I>Q" in done.err and "help columns" in done.err
+
+
+@pytest.mark.parametrize("screen", legend.SCREENS)
+def test_each_name_of_the_legend_is_found(screen: str) -> None:
+    for section in legend.SCREENS[screen]:
+        for term, meaning in section.rows.items():
+            assert any(found.rows.get(term) == meaning for found in help_page.find(term)), term
 
 
 def test_help_columns_prints_the_legend_without_an_engine(cli: Cli) -> None:

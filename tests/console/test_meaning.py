@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import snapshots
 from ppconsole.screens.detail_screens import HelpScreen
-from ppconsole.view import colours, help_page, legend, marks, meaning, wording
+from ppconsole.view import colours, help_page, legend, marks, meaning, request_table, wording
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.theme import PALETTES
 from ppengine.common.ring.layout import Kind
@@ -36,6 +36,20 @@ def test_why_is_repeated_and_explained() -> None:
     assert "need 121, have 100" in text and "KV blocks are missing" in text
     newer = msgspec.structs.replace(waiting, why=Why(code="moonphase", text="wait"))
     assert "moonphase" in meaning.of_request(picture, newer).rows["WHY"]
+
+
+def test_why_of_a_step_in_flight_names_the_micro_batch_as_the_pool_line_does_and_its_stage() -> None:
+    picture = snapshots.snapshot(4, 8)
+    why = Why(code="in_flight", need=2, text="m11256 m11257 in flight")
+    request = msgspec.structs.replace(picture.requests[0], why=why, in_flight=[11256, 11257])
+    picture.stages[2].micro_batches = [11256]
+    assert wording.why(request, wording.locate(picture)) == "m256 at stage 2 +1"
+    assert "+1 is one more" in meaning.of_request(picture, request).rows["WHY"]
+    assert wording.why(request, {}) == "m256 in flight +1", "no stage has it yet"
+    picture.stages[2].micro_batches = [11256, 11257]
+    assert "m256-257" in text_of(request_table.pool(picture, 160))
+    fenced = msgspec.structs.replace(request, why=Why(code="fenced", text="eve waits for m11256 m11257"))
+    assert wording.why(fenced, {}) == "eve waits for m256 m257"
 
 
 def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:

@@ -162,3 +162,11 @@ def test_a_recording_without_latencies_is_read_and_leaves_that_trend_blank():
     assert made.newest(BY_TITLE["TTFT p99"]) is None and made.newest(BY_TITLE["running"]) == 0
     row = next(text_of(line) for line in trend_rows.rows(made, 60, 80, 9) if "TTFT p99" in text_of(line))
     assert row.split() == ["TTFT", "p99", "?"]
+
+
+@pytest.mark.parametrize("height", [5, 9, 22])
+def test_the_screen_of_trends_has_a_time_axis_and_no_second_title(height: int) -> None:
+    shown = [text_of(line) for line in trend_rows.screen(Trends(), 300, 80, height)]
+    assert len(shown) == height and not any("TRENDS" in line for line in shown)
+    assert shown[-1].split() == ["-5", "min", "now", "SCALE"]
+    assert shown[-1].index("-5 min") == 17 and shown[-1].index("now") + 3 == 80 - 8

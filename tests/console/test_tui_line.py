@@ -9,12 +9,13 @@ import snapshots
 from ppconsole.link.settings import Settings
 from ppconsole.model.sorting import BY_ARRIVAL
 from ppconsole.screens.confirm import Confirm
-from ppconsole.screens.detail_screens import EventsScreen, LogsScreen, OptionsScreen, StageScreen
+from ppconsole.screens.detail_screens import EventsScreen, HelpScreen, LogsScreen, OptionsScreen, StageScreen
 from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit, SwapIn
 from test_tui_console import console
 
@@ -22,6 +23,12 @@ from test_tui_console import console
 def line(rig):
     """Return the line at the bottom of the present screen."""
     return rig.app.screen.query_one(PromptLine)
+
+
+def searched(rig):
+    """Return the rows of the reader that match."""
+    reader = rig.app.screen
+    return reader._places(reader.body(reader.size.width))
 
 
 def label(rig):
@@ -333,10 +340,18 @@ async def test_logs_are_searched():
         assert isinstance(rig.app.screen, EventsScreen)
 
 
-async def test_the_end_of_a_row_that_does_not_fit_is_searched_too():
+async def test_a_text_is_found_that_is_broken_over_two_rows_of_an_event():
     async with console(size=(60, 16)) as rig:
-        await rig.pilot.press("e", "slash", *"lost 0")
-        assert "lost 0" not in rig.board("reader-body") and "/lost 0 1/2" in rig.board("reader-title")
+        text = f"{'a stage went away and came back, ' * 3}then two words"
+        rig.source.send(Event(seq=900, wall=1.7e9, kind="stage.lost", text=text))
+        rig.app.tick()
+        await rig.pilot.press("e", "slash", *"came back")
+        rows = rig.board("reader-body").splitlines()
+        assert any("then two words" in line for line in rows), "the end of a long event is shown"
+        assert "/came back 1/1" in rig.board("reader-title")
+        await rig.pilot.press("escape", "slash", *text[40:100])
+        assert not any(text[40:100] in line for line in rig.board("reader-body").splitlines())
+        assert len(searched(rig)) == 1
 
 
 async def test_a_replay_is_never_live_and_never_stale():
@@ -355,3 +370,16 @@ async def test_a_replay_is_never_live_and_never_stale():
         rig.source.send(LinkState(state="lost", text="a.ppr is cut short"))
         await rig.pilot.press("escape")
         assert "the replay ends here: a.ppr is cut short" in rig.board("top")
+
+
+async def test_help_on_a_name_opens_its_entries_and_a_wrong_one_is_refused():
+    async with console() as rig:
+        await rig.pilot.press("colon", *"help I>O", "enter")
+        assert isinstance(rig.app.screen, HelpScreen)
+        assert "HELP: I>O" in rig.board("reader-title")
+        assert "steps not begun > sends not done" in rig.board("reader-body")
+        await rig.pilot.press("escape", "colon", *"help abort", "enter")
+        assert "COMMAND" in rig.board("reader-body") and "--owner" in rig.board("reader-body")
+        await rig.pilot.press("escape", "colon", *"help I>Q", "enter")
+        assert rig.app.screen is rig.app.main
+        assert any("'I>Q' is neither a command" in note.message for note in rig.app._notifications)

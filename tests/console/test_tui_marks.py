@@ -302,7 +302,7 @@ async def test_the_key_line_and_the_help_name_the_marks() -> None:
         for _ in range(3):
             await rig.pilot.press("pagedown")
             text += rig.screen()
-        assert "mark a request" in text and "freeze the display" in text
+        assert "mark; verbs act on marks" in text and "freeze the display" in text
 
 
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 36)])

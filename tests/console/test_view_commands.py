@@ -264,7 +264,7 @@ def test_confirm_rows_name_target_epoch_and_figures():
     verb = Preempt(request="r-0002")
     head = text(plan.head_rows(verb, picture, 2, 76))
     assert "request r-0002 of opt@n0" in head and "epoch   b00t5eed0001   revision 2" in head and "126 blocks" in head
-    lines = ["blocks 1024 -> 512", "mode swap: 2 requests, 31 blocks (4.0 MiB) go to the host"]
+    lines = ["KV 1024 -> 512 blocks (-50.0 %, -66.1 MiB)", "mode swap: 2 requests, 31 blocks (4.0 MiB) go to the host"]
     planned = Outcome(
         id="1", op="o", state="planned", text=lines[0], plan=lines,
         figures={"blocks_before": 1024, "blocks_after": 512, "swap_requests": 2, "swap": 31},

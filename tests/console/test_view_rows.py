@@ -59,7 +59,7 @@ def test_a_cordon_is_told_without_colour_in_every_place():
     assert text_of(banner.banner(picture, LIVE, 80)) == (
         " opt@n0  DEGRADED  CORDON 2  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"
     )
-    said = "stage 2 is cordoned by eve 3m (fan): no request begins"
+    said = "stage 2 is cordoned by eve 3m10 (fan): no request begins"
     assert said in " ".join(" ".join(texts(drilldown.stage_rows(picture, picture.stages[2], 80))).split())
     calm = msgspec.structs.replace(snapshots.snapshot(), stages=picture.stages, verdicts=[], operations=[])
     assert text_of(banner.verdict_line(calm, LIVE, 80)).strip() == said
@@ -106,12 +106,12 @@ def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
 def test_request_rows_at_80_columns():
     assert table(snapshots.snapshot(4, 6), 80, selected="r-0003") == [
         "  REQ 6      OWNER    STATE   AGE    IN   OUT   BLK  SWP WHY                    ",
-        "  r-0000     alice    run      5m  1745   198   122    0 m409 at stage 3        ",
-        "  r-0001     bob      run      5m   291   292    37    0 m410 at stage 2        ",
-        "  r-0002     eve      run      5m  1973    29   126    0 m411 at stage 1        ",
-        "> r-0003     nightly… wait     5m   503     0     0    0 need 121, have 100     ",
-        "  r-0004     ci       run      5m   499   156    41    0 m409 at stage 3        ",
-        "  r-0005     alice    swap     5m  1291   131     0   89 need 89, have 100: swa…",
+        "  r-0000     alice    run    5m00  1745   198   122    0 m409 at stage 3        ",
+        "  r-0001     bob      run    4m59   291   292    37    0 m410 at stage 2        ",
+        "  r-0002     eve      run    4m58  1973    29   126    0 m411 at stage 1        ",
+        "> r-0003     nightly… wait   4m57   503     0     0    0 need 121, have 100     ",
+        "  r-0004     ci       run    4m57   499   156    41    0 m409 at stage 3        ",
+        "  r-0005     alice    swap   4m56  1291   131     0   89 need 89, have 100: swa…",
     ]
 
 

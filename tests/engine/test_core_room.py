@@ -129,7 +129,8 @@ def test_while_a_change_is_under_way_room_is_not_known():
 def test_a_shrink_needs_no_room_and_names_its_modes():
     world = served(room("GPU-a", 0), room("GPU-b", 0), cards=OWN_CARDS)
     (idle,) = world.say(SetMemory(utilization=SHRINK), dry_run=True)
-    assert idle.text == "blocks 400 -> 200" and idle.plan[2] == "no mode: every request keeps its blocks"
+    assert idle.text == "KV 400 -> 200 blocks (-50.0 %, -3.9 KiB)"
+    assert idle.plan[2] == "no mode: every request keeps its blocks"
     for index in range(12):
         world.submit([1 + index] * 50, name=f"r{index}", max_tokens=10)
     world.run(4)

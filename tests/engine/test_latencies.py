@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ppengine.core.latencies import GAPS, SLICE_S, SLICES, WATCHED_STEPS, Histogram
 from ppengine.core.live_requests import FINISHED_MOST
 from ppengine.protocol.control import Inspect
-from ppengine.protocol.inspection import FinishedDetail
+from ppengine.protocol.inspection import FinishedDetail, RequestDetail
 from ppengine.protocol.snapshot import Event, Quantiles
 from ppengine.protocol.verbs import Abort, Preempt, Release
 
@@ -149,6 +149,22 @@ def test_requests_that_ended_are_kept_the_newest_first():
     assert (last.queue_s, last.ttft_s, last.itl_ms) == (near(0.5), near(0.75), near(250))
     assert last.took_s == near(1.25) and last.ended_s == near(10) and last.wall > 1e9
     assert {row.reason for row in rows[:2]} == {"abort"}
+
+
+@pytest.mark.parametrize(("asked", "words"), [
+    (3, "length"), (60, "length: the model's limit of 8 tokens"), (None, "length: the model's limit of 8 tokens"),
+])  # fmt: skip
+def test_the_end_of_a_request_names_the_limit_that_it_met(asked, words):
+    world = CoreWorld(stages=1, max_model_len=8)
+    world.submit([1, 2, 3], name="a", max_tokens=asked)
+    world.run()
+    (row,) = finished(world)
+    assert row.reason == "length" and row.ending == words
+    answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
+    detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)
+    assert detail.why == words
+    ended = [event for event in world.events if event.kind == "request.finished"]
+    assert [event.text for event in ended] == [f"a {words}, {row.output_tokens} tokens"]
 
 
 def test_a_thousand_are_kept_each_once():

@@ -177,7 +177,7 @@ def latency_line(latency: Latency) -> str:
             ("ttft", latency.ttft_s, 1e3), ("itl", latency.itl_ms, 1), ("queue", latency.queue_s, 1e3),
         ) if each.count
     ]  # fmt: skip
-    return f"LATENCY p50 p90 p99 of {age_text(latency.window_s)}: {' | '.join(parts)}" if parts else ""
+    return f"LATENCY p50 p90 p99 of {latency.window_s / 60:.0f} min: {' | '.join(parts)}" if parts else ""
 
 
 def event_line(event: Event) -> str:
@@ -245,7 +245,7 @@ def detail_lines(detail: RequestDetail) -> list[str]:
         ("age", age_text(detail.age_s)),
         ("tokens", f"{detail.prompt_tokens} in, {detail.output_tokens} out, {detail.computed_tokens} computed, "
                    f"{detail.cached_tokens} from the prefix cache"),
-        ("timing", f"queued {age_text(detail.queued_s)}, first token {age_text(detail.first_token_s)}, "
+        ("timing", f"queued {figures.latency(detail.queued_s)}, first token {figures.latency(detail.first_token_s)}, "
                    f"per token {per_token}, finished {age_text(detail.finished_s)}"),
         ("blocks", _numbers(detail.block_table)),
         ("shared", _numbers(detail.shared_blocks)),

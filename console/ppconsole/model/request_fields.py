@@ -14,7 +14,7 @@ def _why(request: RequestInfo) -> str:
     return f"{request.why.code} {request.why.text}" if request.why else ""
 
 
-def _done(request: RequestInfo) -> float | None:
+def _fill(request: RequestInfo) -> float | None:
     """Return the percentage of its tokens that is computed; None if it has none."""
     goal = request.prompt_tokens + request.output_tokens
     return 100.0 * min(request.computed_tokens, goal) / goal if goal else None
@@ -32,7 +32,7 @@ FIELDS: dict[str, Field] = {
         Field("out", "count", lambda request: request.output_tokens, "output tokens"),
         Field("blk", "count", lambda request: request.blocks, "device blocks"),
         Field("swp", "count", lambda request: request.swap_blocks, "host blocks"),
-        Field("done", "percent", _done, "share of its tokens that is computed"),
+        Field("fill", "percent", _fill, "computed share of its tokens so far"),
         Field("hit", "count", lambda request: request.cached_tokens, "tokens found in the prefix cache"),
         Field("pre", "count", lambda request: request.preemptions, "preemptions"),
         Field("pri", "count", lambda request: request.priority, "priority", smallest_first=True),
@@ -43,7 +43,8 @@ FIELDS: dict[str, Field] = {
     )
 }  # fmt: skip
 FIELDS["stat"] = FIELDS["state"]
-"""Fields of a request by name; `stat` is short for `state`."""
+FIELDS["done"] = FIELDS["fill"]
+"""Fields of a request by name; `stat` is short for `state`, `done` the earlier name of `fill`."""
 
 FINISHED_FIELDS: dict[str, Field] = {
     field.name: field

@@ -42,16 +42,23 @@ def count_text(count: float | None) -> str:
 
 
 def age_text(seconds: float | None) -> str:
-    """Return a duration in at most 4 characters: `0.1s`, `41s`, `3m`, `27h`, `12d`."""
+    """Return a duration in at most 4 characters: `0.1s`, `41s`, `1m42`, `17m`, `27h`, `12d`.
+
+    From 10 s on it is rounded down, so that no age is shown before it is reached.
+    """
     if seconds is None:
         return UNKNOWN
-    value = max(0.0, seconds)
-    if value < 9.95:
-        return f"{value:.1f}s"
-    for unit, limit, divisor in (("s", 99.5, 1), ("m", 99.5 * 60, 60), ("h", 99.5 * 3600, 3600)):
-        if value < limit:
-            return f"{value / divisor:.0f}{unit}"
-    return f"{min(value / 86400, 999):.0f}d"
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = max(10, int(seconds))
+    minutes, rest = divmod(whole, 60)
+    if not minutes:
+        return f"{whole}s"
+    if minutes < 10:
+        return f"{minutes}m{rest:02d}"
+    if minutes < 100:
+        return f"{minutes}m"
+    return f"{minutes // 60}h" if minutes < 6000 else f"{min(minutes // 1440, 999)}d"
 
 
 def ms_text(milliseconds: float | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ppengine.protocol.inspection import LogsDetail, StacksDetail
@@ -10,10 +12,11 @@ from textual.binding import Binding, BindingType
 from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
-from ppconsole.screens.reader import Reader
-from ppconsole.view import drilldown, events, help_page, meaning, option_table, trend_rows
+from ppconsole.screens.reader import SEARCHED_WIDTH, Reader
+from ppconsole.view import drilldown, events, help_page, meaning, option_table, search, trend_rows
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import HELP_KEYS, SCALE_KEY, Key, reader_keys
+from ppconsole.view.legend import Section
 
 
 class _OfStage(Reader):
@@ -150,9 +153,22 @@ class EventsScreen(Reader):
         return "events"
 
     def body(self, width: int) -> list[Row]:
-        """Return one row an event."""
-        rows = [events.event_row(event, width, full=True) for event in self.console.model.shown.events]
+        """Return the events in full."""
+        rows = [line for each in self._rows(width) for line in each]
         return rows or [row(("  nothing has happened yet", "dim"))]
+
+    def _rows(self, width: int) -> list[list[Row]]:
+        return [events.event_rows(event, width) for event in self.console.model.shown.events]
+
+    def places(self, rows: Sequence[Row], wanted: str) -> list[int]:
+        """Return the row of each event that matches: the one with the text, or the first if it is broken over two."""
+        found, at = [], 0
+        whole = self._rows(SEARCHED_WIDTH)
+        for lines, line in zip(self._rows(self.size.width), whole, strict=True):
+            if search.found(line, wanted):
+                found.append(at + next(iter(search.found(lines, wanted)), 0))
+            at += len(lines)
+        return found
 
 
 class TrendsScreen(Reader):
@@ -181,7 +197,7 @@ class TrendsScreen(Reader):
         """Return one chart a figure, as tall as the screen allows."""
         height = self.size.height - 2 - self.line.is_open
         model = self.console.model
-        return trend_rows.rows(model.shown_trends, self._panels.span_s, width, height, model.marks)
+        return trend_rows.screen(model.shown_trends, self._panels.span_s, width, height, model.marks)
 
     def action_span(self) -> None:
         """Change the time span."""
@@ -204,32 +220,37 @@ class OptionsScreen(Reader):
 
 
 class HelpScreen(Reader):
-    """The selected row in words, keys and legend of one screen. Tab goes to the next section."""
+    """The selected row in words, keys and legend of one screen; with a `topic` its entries. Tab: the next section."""
 
     keys: ClassVar[tuple[Key, ...]] = HELP_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "section", "next section", show=False)]
 
     def __init__(
-        self, console: Console, screen: str, keys: tuple[Key, ...] = (), selected: Selected = NOTHING_SELECTED
-    ) -> None:
+        self, console: Console, screen: str, keys: tuple[Key, ...] = (), selected: Selected = NOTHING_SELECTED,
+        topic: tuple[Section, ...] = (),
+    ) -> None:  # fmt: skip
         super().__init__(console)
-        self._screen, self._keys, self._selected = screen, keys, selected
+        self._screen, self._keys, self._selected, self._topic = screen, keys, selected, topic
         self._headings: tuple[int, ...] = (0,)
 
     def heading(self) -> str:
         """Return the screen's name."""
-        return f"HELP: {self._screen.upper()}"
+        return f"HELP: {self._screen if self._topic else self._screen.upper()}"
 
     def cli(self) -> str:
         """Return the command that prints the legend."""
-        return "help columns"
+        return shlex.join(("help", self._screen if self._topic else "columns"))
 
     def body(self, width: int) -> list[Row]:
         """Return the help."""
+        if self._topic:
+            return self._numbered(help_page.of_sections(self._topic, width))
         chosen = self._selected
         selected = meaning.of_selection(self.console.model.shown.snapshot, chosen.request, chosen.stage)
         theme = "mono" if self.app.no_color else self.app.theme
-        made = help_page.page(self._screen, self._keys, width, selected, theme)
+        return self._numbered(help_page.page(self._screen, self._keys, width, selected, theme))
+
+    def _numbered(self, made: help_page.Page) -> list[Row]:
         self._headings = made.headings
         return made.rows
 

@@ -15,11 +15,12 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from ppconsole.link.source import LinkLost
+from ppconsole.model.safe import clean
 from ppconsole.model.units import bytes_text
 from ppconsole.screens.confirm import MAX_WIDTH
 from ppconsole.screens.console import Console
 from ppconsole.view import plan, stage_table
-from ppconsole.view.cells import EMPTY, Row, fit, row
+from ppconsole.view.cells import EMPTY, Row, fit, row, wrap
 from ppconsole.view.keys import MEMORY_KEYS
 from ppconsole.widgets.lines import Lines
 
@@ -27,11 +28,11 @@ DEBOUNCE_S = 0.25
 
 
 class UtilizationInput(Input):
-    """Takes figures alone, so that other keys reach the dialog."""
+    """Takes every character, so that a wrong value is refused as it was typed; `?` alone is the key of the dialog."""
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
         """Return whether the key is typed into the field."""
-        return character is not None and character in "0123456789."
+        return character != "?" and super().check_consume_key(key, character)
 
 
 class MemoryDialog(ModalScreen[None]):
@@ -57,9 +58,7 @@ class MemoryDialog(ModalScreen[None]):
             yield Lines(id="memory-now")
             with Horizontal(id="memory-line"):
                 yield Static("utilization › ", id="memory-label", markup=False)
-                yield UtilizationInput(
-                    f"{self._seen.engine.memory_utilization:g}", id="memory-input", compact=True, restrict=r"[0-9.]*"
-                )
+                yield UtilizationInput(f"{self._seen.engine.memory_utilization:g}", id="memory-input", compact=True)
             yield Lines(id="memory-plan")
 
     def on_mount(self) -> None:
@@ -114,7 +113,7 @@ class MemoryDialog(ModalScreen[None]):
         if self._note:
             rows = [row((fit(self._note, width), "warn"))]
         elif self.value() is None:
-            rows = [row(("a number above 0 and at most 1, such as 0.5", "dim"))]
+            rows = self._refusal(width)
         elif self.value() == self._seen.engine.memory_utilization and self._answer is None:
             rows = [row(("type another value to see the engine's plan for it", "dim"))]
         else:
@@ -132,6 +131,13 @@ class MemoryDialog(ModalScreen[None]):
                 (" help", "dim"),
             ),
         ]
+
+    def _refusal(self, width: int) -> list[Row]:
+        """Return why the typed text is no utilization, and the form of one."""
+        typed, form = clean(self.query_one(Input).value), "a number above 0 and at most 1, such as 0.5"
+        if not typed.strip():
+            return [row((form, "dim"))]
+        return [row((part, "warn")) for part in wrap(f"{typed!r} is no utilization; it is {form}", width)]
 
     def action_help(self) -> None:
         """Open the legend of this dialog."""

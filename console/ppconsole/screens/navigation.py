@@ -181,10 +181,27 @@ class Navigator:
             self._mark(rest)
         elif word == "show" and rest.strip():
             self.open_reader("show", request=rest.strip())
+        elif word == "help" and rest.strip():
+            self._open_topic(rest.strip().strip("'\""))
         elif word in commands.SCREENS and word != "show":
             self.open_reader(word)
         else:
             self._run_verb(text)
+
+    def _open_topic(self, name: str) -> None:
+        """Open the entries of the legend with this name, and the command of it."""
+        from ppconsole.screens.detail_screens import HelpScreen
+        from ppconsole.view import help_page
+        from ppconsole.view.legend import Section
+
+        found = help_page.find(name)
+        if (usage := commands.VERBS.get(name)) is not None:
+            found = (Section("COMMAND", {usage.form: usage.text}), *found)
+        if found:
+            self._app.push_screen(HelpScreen(self._console, name, topic=found))
+        else:
+            text = f"help: {name!r} is neither a command nor a name in the legend; ? lists them"
+            self._console.report(text, bad=True)
 
     def _set(self, rest: str) -> None:
         """Set an option of prompts; without words show them all."""

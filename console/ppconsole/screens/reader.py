@@ -15,7 +15,7 @@ from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console
 from ppconsole.screens.line_screen import LineScreen, line_key
 from ppconsole.view import search
-from ppconsole.view.cells import EMPTY, Row, Seg, spread
+from ppconsole.view.cells import EMPTY, Row, Seg, spread, width_of
 from ppconsole.view.keys import READER_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import Mode
@@ -24,7 +24,7 @@ WHEEL = 3
 """Rows that a turn of the wheel scrolls."""
 _MOVED_S = 0.5
 """Seconds by which the position in a past must have moved for the next load."""
-_SEARCHED_WIDTH = 1000
+SEARCHED_WIDTH = 1000
 """Rows are searched in this width, so that the part of a row that does not fit is searched, too."""
 
 
@@ -165,7 +165,8 @@ class Reader(LineScreen):
             where = f"/{clean(self._wanted)} {number}{len(places)}  "
         if self._total > self._height:
             where += f"{self._top + 1}-{min(self._total, self._top + height)} of {self._total} "
-        left: list[Seg] = [(f" {self.heading()} ", "chip.name"), (" ", ""), *self.console.model.link_segs()]
+        title = f" {self.heading()} "
+        left: list[Seg] = [(title, "chip.name"), (" ", ""), *self.console.model.link_segs(width - width_of(title) - 1)]
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
 
     @property
@@ -209,10 +210,12 @@ class Reader(LineScreen):
 
     def _places(self, rows: Sequence[Row]) -> list[int]:
         """Return the rows that match the search."""
-        if not self._wanted:
-            return []
-        wide = self.body(_SEARCHED_WIDTH)
-        return search.found(wide if len(wide) == len(rows) else rows, self._wanted)
+        return self.places(rows, self._wanted) if self._wanted else []
+
+    def places(self, rows: Sequence[Row], wanted: str) -> list[int]:
+        """Return the rows that match `wanted`."""
+        wide = self.body(SEARCHED_WIDTH)
+        return search.found(wide if len(wide) == len(rows) else rows, wanted)
 
     def _look_for(self, text: str, after: int, step: int) -> None:
         """Search `text` and show its next match."""

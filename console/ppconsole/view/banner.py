@@ -22,6 +22,7 @@ FAULT_WORDS: dict[Cause, str] = {
 """Words of the badge for a root verdict while the engine's own state says that it works."""
 OLD_CORE_MS = 2000.0
 """Older than this the core's figures are said to be old."""
+_NO_LIMIT = 10_000
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -54,16 +55,14 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         name = clean(title) or "ppconsole"
         return clip(Row(((f" {name} ", "chip.name"), (" ", ""), *link_segs(link), (" ", ""), badge), "bar"), width)
     engine = snapshot.engine
-    head: list[Seg] = [
+    before: list[Seg] = [
         (f" {clean(engine.name)} ", "chip.name"),
         *([] if link.state == "ended" else [_state_chip(snapshot)]),
         *_cordon_chip(snapshot),
         (" ", ""),
-        *link_segs(link),
-        (" ", ""),
-        badge,
-        *((f" {text} ", "chip.warn") for text in link.alarms),
     ]
+    after: list[Seg] = [(" ", ""), badge, *((f" {text} ", "chip.warn") for text in link.alarms)]
+    head = [*before, *link_segs(link, width - sum(width_of(text) for text, _ in (*before, *after))), *after]
     if old := (snapshot.core_age_ms or 0.0) > OLD_CORE_MS:
         head += [(f" core silent {figures.age(snapshot.core_age_ms)}", "warn")]
     throughput = snapshot.throughput
@@ -105,8 +104,20 @@ def _cordon_chip(snapshot: Snapshot) -> list[Seg]:
     return [(f" CORDON {which} ", "chip.warn")] if placed else []
 
 
-def link_segs(link: Link) -> list[Seg]:
-    """Return link state and age of the newest sample; a freeze of the display comes first."""
+def link_segs(link: Link, room: int = _NO_LIMIT) -> list[Seg]:
+    """Return link state and age of the newest sample; a freeze of the display comes first.
+
+    In a past the last figures since the mark drop out if `room` cells are too few.
+    """
+    segs = _link_segs(link)
+    while len(link.position) > 1 and sum(width_of(text) for text, _ in segs) > room:
+        link = link._replace(position=link.position[:-1])
+        segs = _link_segs(link)
+    return segs
+
+
+def _link_segs(link: Link) -> list[Seg]:
+    """Return link state and age, with every figure of the position."""
     style = LINK.get(link.state, "warn")
     segs: list[Seg] = []
     if link.frozen_s is not None:

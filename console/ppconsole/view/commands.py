@@ -43,7 +43,7 @@ SCREENS: dict[str, str] = {
     "trends": "rates, queues, KV use and swaps of the last hour",
     "sort": "sort the table: sort COLUMN; once more reverses it",
     "set": "options of prompts: set NAME VALUE, set NAME default", "engines": "choose another engine",
-    "help": "keys and letters", "quit": "leave the console; the engine stays",
+    "help": "keys and letters; help NAME: one column, letter or command", "quit": "leave the console; the engine stays",
 }  # fmt: skip
 ALIASES = {"q": "quit", "q!": "quit", "quit!": "quit", "explain": "diagnosis"}
 """Other names of screens."""

@@ -16,6 +16,8 @@ from ppconsole.model.prompt_options import NAMES, argument_of
 from ppconsole.model.safe import clean
 from ppconsole.view.cells import Row, Seg, clip
 
+_LEAST_ROOM = 24
+"""Fewest cells for the values in front of options."""
 _REQUEST = Argument("request", "request")
 
 
@@ -57,15 +59,29 @@ def _shared(lines: Sequence[str]) -> str:
 
 
 def candidates_row(completion: Completion, width: int) -> Row:
-    """Return the candidates as a line, the one that is written marked, and those before it dropped if it is narrow."""
+    """Return the candidates as a line, the one that is written marked, and those before it dropped if it is narrow.
+
+    Options after ids or other values are always visible, however many values there are.
+    """
     words = [line.rpartition(" ")[2] for line in completion.candidates]
-    first = max(0, completion.at)
+    values = sum(not word.startswith("-") for word in words)
+    options = _strip(words[values:], completion.at - values, width)
+    room = width - sum(len(text) for text, _ in options)
+    if values == 0 or room < _LEAST_ROOM:
+        return clip(Row(tuple(_strip(words, completion.at, width)), "foot"), width)
+    shown = clip(Row(tuple(_strip(words[:values], completion.at, room - 1))), room - 1)
+    return clip(Row((*shown.segs, (" ", ""), *options), "foot"), width)
+
+
+def _strip(words: Sequence[str], at: int, width: int) -> list[Seg]:
+    """Return `words` with the one at `at` marked, from that one on if they do not fit up to it."""
+    first = max(0, at) if at < len(words) else 0
     while first and sum(len(word) + 1 for word in words[: first + 1]) <= width:
         first = 0
     segs: list[Seg] = []
     for index, word in enumerate(words[first:], first):
-        segs += [(word, "key" if index == completion.at else "key.text"), (" ", "")]
-    return clip(Row(tuple(segs), "foot"), width)
+        segs += [(word, "key" if index == at else "key.text"), (" ", "")]
+    return segs
 
 
 def nearest(word: str, names: Sequence[str]) -> str:

@@ -171,9 +171,9 @@ class DisplayModel:
         link = self.state.link
         return link.text if self.state.live_source or link.state in ("lost", "ended") else ""
 
-    def link_segs(self) -> list[Seg]:
-        """Return link state and age for a title line."""
-        return link_segs(self.link())
+    def link_segs(self, room: int) -> list[Seg]:
+        """Return link state and age for a title line that has `room` cells for them."""
+        return link_segs(self.link(), room)
 
     def verbs_off(self) -> str:
         """Return why no verb is possible now; empty if verbs are possible."""

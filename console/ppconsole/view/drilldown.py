@@ -91,7 +91,7 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
 def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
     """Return the figures that stay of a request that has ended. `problem`: why there are no more."""
     rows = [heading("STATE", width), row(("  state         ", "dim"), ("finished ", request_mark("finished").style))]
-    rows += field("why", ended.reason, "", width)
+    rows += field("why", ended.ending, "", width)
     rows += grid(
         [
             ("owner", ended.owner), ("preemptions", str(ended.preemptions)),
@@ -139,9 +139,9 @@ def _request_numbers(detail: RequestDetail) -> list[tuple[str, str]]:
 def _request_timing(detail: RequestDetail) -> list[tuple[str, str]]:
     """Return times of a request; the total counts from its submission."""
     return [
-        ("age", age_text(detail.age_s)), ("queued", age_text(detail.queued_s)),
-        ("first token", age_text(detail.first_token_s)),
-        ("between", figures.millis(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
+        ("age", age_text(detail.age_s)), ("queued", figures.latency(detail.queued_s)),
+        ("first token", figures.latency(detail.first_token_s)),
+        ("between", figures.latency_ms(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
         ("finished", age_text(detail.finished_s)),
     ]  # fmt: skip
 

@@ -16,6 +16,11 @@ from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, plac
 from ppconsole.view.marks import Mark
 from ppconsole.view.wording import STREAM
 
+_WHOLE = 100_000
+"""More cells than any event has."""
+_HEAD_SEGS = 4
+"""Time, mark, number and kind, in front of the text of an event in full."""
+_LEAST_TEXT, _NARROW_INDENT = 30, 11
 _GOOD = ("applied", "finished", "ready", "serving", "live")
 
 
@@ -45,6 +50,20 @@ def event_row(event: Event, width: int, *, full: bool = False) -> Row:
     if full and event.step is not None:
         segs.append((f"  step {event.step}", "dim"))
     return clip(Row(tuple(segs)), width)
+
+
+def event_rows(event: Event, width: int) -> list[Row]:
+    """Return one event in full; a text that does not fit goes on in rows under itself, with less indent if narrow."""
+    whole = event_row(event, _WHOLE, full=True)
+    head, body = whole.segs[:_HEAD_SEGS], whole.segs[_HEAD_SEGS:]
+    used = sum(width_of(text) for text, _ in head)
+    if used + sum(width_of(text) for text, _ in body) <= width:
+        return [whole]
+    indent = used if width - used >= _LEAST_TEXT else _NARROW_INDENT
+    first, *more = wrap("".join(text for text, _ in body), width - indent)
+    if indent != used:
+        return [clip(Row(head), width), *(row((" " * indent, ""), (line, "")) for line in (first, *more))]
+    return [Row((*head, (first, ""))), *(row((" " * indent, ""), (line, "")) for line in more)]
 
 
 def tail(events: Sequence[Event], width: int, height: int) -> list[Row]:

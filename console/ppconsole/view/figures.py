@@ -25,7 +25,7 @@ def percent(part: float | None, whole: float | None) -> str:
 
 
 def millis(value: float | None) -> str:
-    """Return milliseconds in at most four cells: .4ms, 22ms, .12s, 6.2s, 3m."""
+    """Return milliseconds in at most four cells: .4ms, 22ms, .12s, 6.2s, 1m42."""
     if value is None:
         return UNKNOWN
     if value >= 999.5:

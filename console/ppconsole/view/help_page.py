@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ppconsole.view import colours
@@ -37,6 +37,48 @@ def page(
         headings.append(len(rows))
         rows += [*part, EMPTY]
     return Page(rows[:-1], tuple(headings))
+
+
+def of_sections(sections: Sequence[Section], width: int) -> Page:
+    """Return `sections` alone, each in one column."""
+    rows: list[Row] = []
+    headings = []
+    for section in sections:
+        headings.append(len(rows))
+        rows += [*_section(section, width, most=1), EMPTY]
+    return Page(rows[:-1], tuple(headings))
+
+
+def find(name: str) -> tuple[Section, ...]:
+    """Return the entries of the legend with this name, a column, letter or abbreviation, each with its screens.
+
+    A name in capitals is found in small letters, too, if nothing else has that name.
+    """
+    return _entries(name, str) or _entries(name, str.casefold)
+
+
+def _entries(name: str, form: Callable[[str], str]) -> tuple[Section, ...]:
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    styles: dict[str, str] = {}
+    for screen, sections in SCREENS.items():
+        for section in sections:
+            terms = tuple((term, text) for term, text in section.rows.items() if _names(form(term), form(name)))
+            if terms:
+                place = f"ppconsole {COMMANDS[screen]}" if screen in COMMANDS else f"{screen} screen"
+                found.setdefault((section.title, terms), []).append(place)
+                styles.update(section.styles)
+    return tuple(Section(f"{title}  {', '.join(on)}", dict(terms), styles) for (title, terms), on in found.items())
+
+
+def _names(term: str, name: str) -> bool:
+    """Return whether a term of the legend has this name: the whole, or one of the names that share a row."""
+    return name in (term, *term.split(), *(part.rstrip(":") for part in term.split()))
+
+
+def topic_text(sections: Sequence[Section]) -> Iterator[str]:
+    """Yield the lines of `sections`, for the command."""
+    for section in sections:
+        yield from _printed(section)
 
 
 def text() -> Iterator[str]:

@@ -10,29 +10,45 @@ from ppconsole.link.incident_source import Listed
 from ppconsole.model.endings import clock_text, duration, outcome
 from ppconsole.model.safe import clean
 from ppconsole.model.units import wall_text
-from ppconsole.view.cells import FLEX, Column, Row, Seg, header, place, row, table_row
+from ppconsole.view.cells import FLEX, Column, Row, Seg, header, place, row, table_row, width_of
 
 BADGE_S = 3600.0
-COLUMNS = (
+_COLUMNS = (
     Column("id", "ID", 9, 0),
     Column("begin", "BEGIN", 12, 0),
-    Column("lasted", "LASTED", 6, 2, ">"),
+    Column("lasted", "LASTED", 6, 4, ">"),
     Column("stage", "STG", 4, 1),
     Column("cause", "CAUSE", 12, 1),
-    Column("by", "BY", 8, 4),
-    Column("summary", "FAULT", 20, 3, grow=FLEX),
-    Column("end", "END", 16, 5, grow=30),
+    Column("by", "BY", 8, 2),
+    Column("summary", "FAULT", 14, 3, grow=FLEX),
+    Column("end", "END", 16, 5, grow=14),
 )
+"""The widths are the largest; a column is as wide as its longest cell."""
+_FAULT_WIDE, _WIDE_FROM = 30, 78
+
+
+def _columns(cells: Sequence[dict[str, Seg]], width: int) -> list[Column]:
+    """Return the columns, each as wide as its cells need; FAULT takes the rest."""
+    found = []
+    for column in _COLUMNS:
+        size = max(len(column.title), *(width_of(each[column.key][0]) for each in cells))
+        if column.grow == FLEX:
+            size = most = _FAULT_WIDE if width >= _WIDE_FROM else column.width
+        else:
+            most = column.width
+        found.append(column._replace(width=min(size, most)))
+    return found
 
 
 def rows(incidents: Sequence[Listed], chosen: str | None, now: float, width: int) -> list[Row]:
     """Return one row an incident under a head, the newest first. `chosen`: id of the selected one."""
     if not incidents:
         return [row(("  no incident was kept", "dim"))]
-    placed = place(COLUMNS, width - 2)
+    shown = [_cells(one, now) for one in incidents]
+    placed = place(_columns(shown, width - 2), width - 2)
     lines = [Row((("  ", ""), *header(placed).segs), fill="head")]
-    for one in incidents:
-        body = table_row(placed, _cells(one, now))
+    for one, cells in zip(incidents, shown, strict=True):
+        body = table_row(placed, cells)
         mark = "> " if one.id == chosen else "  "
         lines.append(Row(((mark, "key"), *body.segs), "select" if one.id == chosen else ""))
     return lines

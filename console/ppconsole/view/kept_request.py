@@ -7,8 +7,8 @@ from ppengine.protocol.snapshot import RequestInfo
 from ppconsole.link.kept_requests import KeptRequest
 from ppconsole.model.endings import clock_text
 from ppconsole.model.safe import clean
-from ppconsole.model.units import age_text, ms_text
-from ppconsole.view import events
+from ppconsole.model.units import age_text
+from ppconsole.view import events, figures
 from ppconsole.view.cells import EMPTY, Row, fit, row, wrap
 
 NOT_KEPT = "prompt, output and block table are not kept"
@@ -49,14 +49,14 @@ def _state(info: RequestInfo) -> str:
 
 def _figures(info: RequestInfo) -> list[tuple[str, str]]:
     """Return the figures of a request in a snapshot."""
-    between = "-" if info.itl_ms is None else ms_text(info.itl_ms)
+    queued, first = figures.latency(info.queue_s), figures.latency(info.ttft_s)
     flight = " ".join(f"m{step}" for step in info.in_flight) or "-"
     return [
         ("owner", clean(info.owner)),
         ("age", age_text(info.age_s)),
         ("tokens", f"{info.prompt_tokens} in, {info.output_tokens} out, {info.computed_tokens} computed, "
                    f"{info.cached_tokens} from the prefix cache"),
-        ("timing", f"queued {age_text(info.queue_s)}, first token {age_text(info.ttft_s)}, per token {between}"),
+        ("timing", f"queued {queued}, first token {first}, per token {figures.latency_ms(info.itl_ms)}"),
         ("blocks", f"{info.blocks} on the device, {info.swap_blocks} on the host"),
         ("in flight", flight),
         ("preempted", f"{info.preemptions} times"),

@@ -159,6 +159,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     )),
     ("VERBS  each shows its plan and waits for a confirm", (
         *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None), (":", "command line"),
+        (":abort", "many: --owner, --older"),
     )),
     ("PANELS  show or hide", (
         *((key_of(panel), panel) for panel in PANELS), (RESET_KEY, "all by need"),
@@ -168,22 +169,26 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T", "trends"), ("t", "time span of the trends"),
-        ("/", "filter; Esc clears it"), ("Space", "mark a request; verbs act on all marks"),
-        ("*", "mark all shown, or none"), ("S R", "next sort, reverse"), ("z Z", "zoom the timeline in, out"),
-        ("F", "freeze the display"), ("y Y", "copy the CLI line, the answer"),
+        ("/", "filter; Esc clears it"), ("Space", "mark; verbs act on marks"),
+        ("*", "mark all shown, or none"), ("S R", "next sort, reverse"), (":sort", "by a column: :sort ttft"),
+        ("z Z", "zoom timeline in, out"),
+        ("F", "freeze the display"), ("y Y", "copy CLI line, answer"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),
     )),
-    ("IN THE PAST  a replay, an incident, an engine that has ended, the last hour", (
+    ("IN THE PAST  replay, incident, ended engine, last hour", (
         ("Space", "pause, go on"), ("← →", "10 s back or on"), ("[ ]", "a minute back or on"),
-        ("< >", "slower, faster"), ("M", "mark this moment"), ("J", "jump to the mark and back"),
+        ("< >", "slower, faster"), ("M", "mark this moment"), ("J", "to the mark and back"),
         ("Esc", "back to the present"),
     )),
 )  # fmt: skip
 
 
+_TWO_COLUMNS, _KEY_CELL = 78, 14
+
+
 def help_rows(width: int) -> list[Row]:
     """Return the keys of the main screen, in as many columns as fit."""
-    across = 2 if width >= 78 else 1
+    across = 2 if width >= _TWO_COLUMNS else 1
     cell = width // across
     rows: list[Row] = []
     for title, keys in _HELP:
@@ -192,7 +197,7 @@ def help_rows(width: int) -> list[Row]:
         for index in range(half):
             segs: list[Seg] = []
             for key, text in keys[index::half]:
-                segs += [(f"  {fit(key, 14)}", "key"), (fit(text, cell - 16), "")]
+                segs += [(f"  {fit(key, _KEY_CELL)}", "key"), (fit(text, cell - _KEY_CELL - 2), "")]
             rows.append(Row(tuple(segs)))
     return rows
 

@@ -56,6 +56,8 @@ _STAGES = Section("STAGES", {
     "DEVICE": "device of the stage", "AGE": "time since the last progress",
 })  # fmt: skip
 OPERATIONS = Section("OPERATION  column STREAM:OP", {
+    "main:": "stream of the step loop",
+    "step": "takes up or retires a step, between its operations", "on_device": "work of the device for a step",
     "idle": "waits for a step from the core", "recv": "waits to receive hidden states",
     "embed": "computes the embedding of tokens", "fwd": "computes its layers",
     "head": "computes the output head", "sample": "samples tokens", "send": "hands a message to the next stage",
@@ -81,7 +83,8 @@ _REQUESTS = Section("REQUESTS", {
     "STATE": "state, shortened if it is narrow; see below",
     "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
     "BLK": "KV blocks on the device", "SWP": "swap blocks on the host", **_LATENCIES,
-    "DONE": "computed share of its tokens", "HIT": "prompt tokens from the prefix cache", "PRE": "preemptions",
+    "FILL": "computed share of its prompt and its output so far", "HIT": "prompt tokens from the prefix cache",
+    "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
     "* »": "in front of a row: marked, marked and selected; verbs act on all that are marked",
     "3 marked": "number of marked requests, with those that the filter hides",

@@ -44,10 +44,10 @@ def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
     mark = request_mark(request.state)
     rows = {mark.text: REQUEST_STATES.rows.get(mark.text, request.state)}
     shown = wording.why(request, wording.locate(snapshot))
-    if request.why is not None:
+    if request.why is not None and not (request.why.code == "in_flight" and request.in_flight):
         rows["WHY"] = f"{shown}: {_reason(request.why)}"
     elif request.in_flight:
-        rows["WHY"] = f"{shown}: the newest stage that has its step; +1 is one more step in flight"
+        rows["WHY"] = f"{shown}: its step in the pipeline and the newest stage that has it; +1 is one more in flight"
     elif shown:
         rows["WHY"] = f"{shown}: the reason why it ended"
     if request.blocks or request.swap_blocks:

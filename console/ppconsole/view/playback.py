@@ -93,7 +93,10 @@ class Playback:
         return f"REPLAY {clock} {at / divisor:.0f}/{length / divisor:.0f} {unit} {pace}"
 
     def _since_mark(self) -> list[Seg]:
-        """Return how tokens a second, queue and KV blocks in use differ from those at the mark."""
+        """Return how tokens a second, queue and KV blocks in use differ from those at the mark.
+
+        Each figure is a segment: a narrow row drops the last ones.
+        """
         now, mark = self._shown(), self._mark
         if mark is None:
             return []
@@ -101,8 +104,8 @@ class Playback:
         if now is None or mark.snapshot is None:
             return [(f" vs {clock}", "warn")]
         here, there = _figures(now), _figures(mark.snapshot)
-        parts = " ".join(f"{name}{_signed(here[name], there[name])}" for name in here)
-        return [(f" vs {clock} {parts}", "warn")]
+        parts = [(f" {name}{_signed(here[name], there[name])}", "warn") for name in here]
+        return [(f" vs {clock}", "warn"), *parts]
 
 
 def _figures(snapshot: Snapshot) -> dict[str, float | None]:

@@ -49,7 +49,7 @@ COLUMNS = (
     Column("queue", FINISHED["queue"], 5, 12, ">"),
     Column("ttft", FINISHED["ttft"], 5, 9, ">"),
     Column("itl", FINISHED["itl"], 5, 10, ">"),
-    Column("done", "DONE", 4, 11, ">"),
+    Column("fill", "FILL", 4, 11, ">"),
     Column("hit", "HIT", 5, 14, ">"),
     Column("pre", FINISHED["pre"], 3, 13, ">"),
     Column("why", TITLES["why"], 23, 4, grow=FLEX),
@@ -128,7 +128,7 @@ def _cells(request: RequestInfo, where: dict[int, int], sign: str, in_words: boo
     mark = request_mark(request.state)
     faint = "dim" if request.state == "finished" else ""
     goal = request.prompt_tokens + request.output_tokens
-    done = figures.percent(min(request.computed_tokens, goal), goal) if request.computed_tokens else figures.NOTHING
+    fill = figures.percent(min(request.computed_tokens, goal), goal) if request.computed_tokens else figures.NOTHING
     waits = request.state in ("waiting", "swapped") and request.why is not None
     return {
         "mark": (sign, "accent"),
@@ -140,7 +140,7 @@ def _cells(request: RequestInfo, where: dict[int, int], sign: str, in_words: boo
         "out": (count_text(request.output_tokens), faint),
         "blk": (count_text(request.blocks), faint if request.blocks else "dim"),
         "swp": (count_text(request.swap_blocks), "swap" if request.swap_blocks else "dim"),
-        "done": (done, "dim"),
+        "fill": (fill, "dim"),
         "queue": (figures.latency(request.queue_s), faint),
         "ttft": (figures.latency(request.ttft_s), faint),
         "itl": (figures.latency_ms(request.itl_ms), faint),

@@ -21,12 +21,30 @@ def rows(trends: Trends, span_s: int, width: int, height: int, alarms: Collectio
     `alarms`: metrics past a threshold.
     """
     lines = [_header(span_s, width)] if height > 2 else []
-    room = height - len(lines)
+    return [*lines, *_figures(trends, span_s, width, height - len(lines), alarms)]
+
+
+def _figures(trends: Trends, span_s: int, width: int, room: int, alarms: Collection[str]) -> list[Row]:
+    """Return the figures in exactly `room` rows."""
+    lines: list[Row] = []
     shown = TRENDS[:room]
     for index, trend in enumerate(shown):
         tall = room // len(shown) + (index < room % len(shown))
         lines += _figure(trends, trend, span_s, width, tall, trend.metric in alarms)
-    return [*lines, *[EMPTY] * (height - len(lines))]
+    return [*lines, *[EMPTY] * (room - len(lines))]
+
+
+def screen(trends: Trends, span_s: int, width: int, height: int, alarms: Collection[str] = ()) -> list[Row]:
+    """Return the trends of a screen that has the title itself: the time below them, in exactly `height` rows."""
+    return [*_figures(trends, span_s, width, height - 1, alarms), _axis(span_s, width)]
+
+
+def _axis(span_s: int, width: int) -> Row:
+    """Return the times of the left and the right edge of the bars."""
+    left, right = f"-{span_text(span_s)}", "now"
+    bars = max(len(left) + len(right), width - _LABEL - _VALUE - _SCALE - 2)
+    text = f"{' ' * (_LABEL + _VALUE + 1)}{left}{right:>{bars - len(left)}}"
+    return clip(row((text, "dim"), (fit("SCALE", _SCALE, ">"), "dim")), width)
 
 
 def next_span(span_s: int) -> int:

@@ -21,6 +21,6 @@ class Events:
 
     def finished(self, info: FinishedInfo) -> None:
         """Publish the end of a request."""
-        text = f"{info.id} {info.reason}, {info.output_tokens} tokens"
+        text = f"{info.id} {info.ending}, {info.output_tokens} tokens"
         event = Event(seq=0, wall=info.wall, kind="request.finished", text=text, request=info.id, finished=info)
         self._publish(event)

@@ -10,7 +10,7 @@ from ppengine.core.latencies import itl_ms, queue_s, ttft_s
 from ppengine.core.outputs import Ending, Output
 from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
-from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.finished import FinishedInfo, ending_text
 from ppengine.protocol.inspection import RequestDetail
 
 
@@ -33,15 +33,17 @@ def ending_of(request: Request, now: float) -> Ending:
     """Return the ending of `request` at `now` of the scheduler's clock, without its blocks."""
     detail = _detail(request, now)
     detail.state, detail.finished_s = "finished", detail.age_s
+    detail.why = ending_text(request.finish_reason or "", request.model_limit)
     return Ending(now, detail)
 
 
 def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
     """Return the detail of a request, at `now`, whose first sample had this `ending`."""
     sample = output.samples[0]
+    reason = sample.finish_reason or ""
     return msgspec.structs.replace(
         ending.detail,
-        why=sample.finish_reason or "",
+        why=ending.detail.why if reason == "length" else reason,
         age_s=ending.detail.age_s + now - ending.at,
         output_tokens=len(sample.tokens),
         output_token_ids=list(sample.tokens),
@@ -64,6 +66,7 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         ttft_s=ttft_s(request),
         itl_ms=itl_ms(request, now),
         preemptions=request.preemptions,
+        model_limit=request.model_limit,
     )
 
 

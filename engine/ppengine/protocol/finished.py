@@ -32,3 +32,15 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     """Mean milliseconds between its tokens; None with fewer than two."""
     preemptions: int = 0
     """Times that its blocks were taken."""
+    model_limit: int | None = None
+    """Tokens of prompt and output that the model allows, if this ended it; None: something else did."""
+
+    @property
+    def ending(self) -> str:
+        """The finish reason in words."""
+        return ending_text(self.reason, self.model_limit)
+
+
+def ending_text(reason: str, model_limit: int | None) -> str:
+    """Return a finish reason in words, of a length with the limit if that was the model's."""
+    return reason if model_limit is None else f"{reason}: the model's limit of {model_limit} tokens"

@@ -92,6 +92,14 @@ class Request:
         return self.priority, self.arrival
 
     @property
+    def model_limit(self) -> int | None:
+        """Tokens of prompt and output that the model allows, if this ended it and not a limit of its own."""
+        own = self.sampling.max_tokens
+        if self.finish_reason != "length" or (own is not None and own <= self.max_tokens):
+            return None
+        return self.num_prompt + self.max_tokens
+
+    @property
     def begun(self) -> bool:
         """Whether this sample, or sample 0 of its prompt, has ever had blocks."""
         return self.admitted_time is not None or (self.leader is not None and self.leader.admitted_time is not None)

@@ -135,7 +135,9 @@ class ResizePlan(ResizeReport):
 
     def lines(self, block_bytes: int) -> list[str]:
         """Return the plan in words. `block_bytes`: of one block in all stages."""
-        lines = [f"blocks {self.before} -> {self.after}"]
+        more = self.after - self.before
+        share = f" ({100 * more / self.before:+.1f} %, {'+' if more > 0 else ''}{size_text(more * block_bytes)})"
+        lines = [f"KV {self.before} -> {self.after} blocks{share if more else ''}"]
         if self.after < self.before:
             lines.append(f"free in the tail {self.free_tail}, cached dropped {self.cached_dropped}, move {self.move}")
             modes = (
