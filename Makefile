@@ -27,7 +27,7 @@ unit: $(VENV)/.test
 
 # A file has an engine that its tests share: all of them go to one worker, in the order of the files.
 end-to-end: $(VENV)/.test
-	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 6 ? $$(nproc) / 2 : 3 )) --dist loadfile --no-loadscope-reorder tests/end_to_end
+	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadfile --no-loadscope-reorder tests/end_to_end
 
 check: $(VENV)/.test
 	@nice $(BIN)/ruff check . && nice $(BIN)/ruff format --check . && nice $(BIN)/mypy && nice $(BIN)/lint-imports
