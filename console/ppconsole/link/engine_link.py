@@ -147,16 +147,15 @@ class EngineLink:
             reason=reason,
         )
         pending = self._commands.add(command, on_progress)
-        sent = False
         try:
             async with asyncio.timeout(timeout):
                 with contextlib.suppress(LinkLost):  # It is sent when the link is back.
                     await session.send_command(command)
-                sent = True
+                    pending.on_wire = True
                 return await pending.answer
         except TimeoutError:
             known = "accepted, but its end" if pending.accepted else "sent, but an answer"
-            text = f"unknown outcome: {known} did not come within {timeout:g} s"
+            text, sent = f"unknown outcome: {known} did not come within {timeout:g} s", pending.on_wire
             raise LinkLost(text if sent else f"not sent within {timeout:g} s, nothing happened", sent=sent) from None
         finally:
             self._commands.drop(identity)

@@ -35,6 +35,8 @@ class Pending:
     orphaned: bool = False
     lost: str = ""
     """Why its connection is gone."""
+    on_wire: bool = False
+    """Whether the engine may have it."""
 
 
 class Commands:
@@ -86,7 +88,7 @@ class Commands:
             if pending.command.epoch != epoch:
                 _end_unknown(pending, "unknown outcome: the engine restarted before it answered")
             elif pending.orphaned and pending.accepted is None and not pending.answer.done():
-                pending.orphaned = False
+                pending.orphaned, pending.on_wire = False, True
                 left_ms = pending.command.ttl_ms - int((time.monotonic() - pending.sent) * 1e3)
                 again.append(replace(pending.command, ttl_ms=max(1, left_ms)))
         return again
@@ -148,4 +150,5 @@ def forsake(answer: asyncio.Future[Any]) -> None:
 
 def _end_unknown(pending: Pending, text: str) -> None:
     if not pending.answer.done():
-        pending.answer.set_exception(LinkLost(text, sent=True))
+        text = text if pending.on_wire else f"not sent, nothing happened: {text.removeprefix('unknown outcome: ')}"
+        pending.answer.set_exception(LinkLost(text, sent=pending.on_wire))
