@@ -14,7 +14,7 @@ from ppconsole.cli.session import print_json
 @json_option("Print the legend as JSON.")
 @click.pass_context
 def help_command(context: click.Context, topic: str | None, as_json: bool) -> None:
-    """Explain every column and letter, one of them, or one command.
+    """Explain every column and letter, or one name.
 
     `ppconsole help columns` prints the legend of every column, letter and glyph on every screen of the console.
     `ppconsole help 'I>O'` prints the entries with that name, of all screens. No engine has to run.
