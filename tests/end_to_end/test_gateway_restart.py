@@ -42,7 +42,7 @@ def folder(checkpoint_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
-    """What transformers says, for each prompt."""
+    """Tokens of transformers, for each prompt."""
     return [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
 
 

@@ -1,4 +1,4 @@
-"""A chat template is a program of somebody else: whatever it does is one refused chat, and the core goes on."""
+"""A bad chat template is one refused chat, and the core goes on."""
 
 from __future__ import annotations
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import zmq
 import zmq.asyncio
 from ppengine.protocol.control import (
-    Accepted,
     Command,
-    Deferred,
     Failed,
     Fetch,
     Fetched,
@@ -24,12 +22,12 @@ from ppengine.protocol.control import (
     Hello,
     Inspect,
     Inspected,
-    Outcome,
     Ping,
     Pong,
     Refused,
     Replay,
     Replayed,
+    Reply,
     Welcome,
 )
 from ppengine.protocol.discovery import EngineRecord, process_start
@@ -84,7 +82,7 @@ class Handlers:
 
     snapshot: Callable[[Snapshot], None]
     events: Callable[[list[Event]], None]
-    answer: Callable[[Accepted | Deferred | Outcome | Refused], None]
+    answer: Callable[[Reply], None]
     stale: Callable[[float, str], None]
 
 
@@ -257,7 +255,7 @@ class Session:
                 self._step = message.step
                 if not message.known:
                     raise SessionOver("the engine's gateway was replaced")
-            elif isinstance(message, Accepted | Deferred | Outcome | Refused):
+            elif isinstance(message, Reply):
                 handlers.answer(message)
 
     async def _read_bulk(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
-from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Outcome, Refused, Reply
 from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.link.source import LinkLost, Progress
@@ -61,7 +61,7 @@ class Commands:
         if pending is not None:
             forsake(pending.answer)
 
-    def take(self, message: Accepted | Deferred | Outcome | Refused) -> None:
+    def take(self, message: Reply) -> None:
         """Deliver an answer to its command; drop answers to unknown commands."""
         pending = self._pending.get(message.id)
         if pending is None or pending.answer.done():

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from ppengine.protocol.control import Deferred, Outcome, Refused, Reply
 
 KEPT = 4096
 """Most commands whose answers are kept; those without an end stay longest."""
-Reply = Accepted | Deferred | Outcome | Refused
 
 
 class Answers:

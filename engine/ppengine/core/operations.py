@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ppengine.protocol.control import Accepted, Command, Conflict, Deferred, ErrorCode, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Conflict, Deferred, ErrorCode, Outcome, Refused, Reply
 from ppengine.protocol.snapshot import Event, OperationInfo
 from ppengine.protocol.verbs import label_of
 
@@ -17,7 +17,6 @@ KEEP_SECONDS = 10.0
 DEFER_SECONDS = 0.2
 """Least seconds between two answers about one operation; a shrink may make progress a thousand times."""
 
-Reply = Accepted | Deferred | Outcome | Refused
 State = Literal["accepted", "deferred", "applied", "failed", "superseded"]
 
 

@@ -20,7 +20,6 @@ from ppengine.gateway.audit import ENDS, AuditError, AuditLog, Entry, entry_of
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.kept_commands import (
     Kept,
-    Reply,
     as_recorded,
     brief,
     is_end,
@@ -31,7 +30,7 @@ from ppengine.gateway.kept_commands import (
 )
 from ppengine.gateway.roles import may_command
 from ppengine.gateway.sessions import Session, Sessions
-from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused, Reply
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Recalled

@@ -34,14 +34,11 @@ from ppengine.gateway.stack_probe import NONCE, StackProbe
 from ppengine.gateway.succession import Succession
 from ppengine.protocol import frames, kept_files
 from ppengine.protocol.control import (
-    Accepted,
-    Deferred,
     Failed,
     Fetched,
     FromBulk,
     Inspected,
-    Outcome,
-    Refused,
+    Reply,
 )
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import FromFront
@@ -263,7 +260,7 @@ class Gateway:
         except frames.ProtocolError:
             self._collector.unreadable += 1
             return
-        if isinstance(message, Accepted | Deferred | Outcome | Refused):
+        if isinstance(message, Reply):
             self._consoles.commands.on_reply(message)
         elif isinstance(message, Inspected | Failed) and message.nonce == NONCE:
             if (stacks := self._probe.take(message)) is not None:

@@ -8,11 +8,9 @@ from typing import Literal, cast
 import msgspec
 
 from ppengine.gateway.audit import Entry, entry_of
-from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused, Reply
 from ppengine.protocol.verb_table import ROWS, Row
 from ppengine.protocol.verbs import Many, label_of, row_of
-
-Reply = Accepted | Deferred | Outcome | Refused
 
 
 class Kept(msgspec.Struct):

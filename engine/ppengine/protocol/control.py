@@ -145,7 +145,9 @@ class Refused(msgspec.Struct, tag="refused", kw_only=True):
 
 
 ToGateway = Hello | Ping | Goodbye | Command
-FromGateway = Welcome | Pong | Accepted | Deferred | Outcome | Refused
+Reply = Accepted | Deferred | Outcome | Refused
+"""Answers to a command; `Outcome` and `Refused` end it."""
+FromGateway = Welcome | Pong | Reply
 
 
 # --- bulk ---------------------------------------------------------------------------------------------------

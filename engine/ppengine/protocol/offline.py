@@ -5,17 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.control import (
-    Accepted,
     Command,
-    Deferred,
     Failed,
     Fetch,
     Fetched,
     Inspect,
     Inspected,
     Logprob,
-    Outcome,
-    Refused,
+    Reply,
 )
 from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
@@ -120,7 +117,7 @@ ToFront = (
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` and `Recall`
 are the gateway's."""
 FromFront = (
-    Accepted | Deferred | Outcome | Refused | Fetched | Inspected | Failed | Added | Collected | StateAnswer
+    Reply | Fetched | Inspected | Failed | Added | Collected | StateAnswer
     | StartStage
 )  # fmt: skip
 """`StartStage` is for the supervisor alone."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.snapshot import (
@@ -347,7 +347,7 @@ class Recalled(msgspec.Struct, tag="recalled", kw_only=True):
 
     newest: int
     """The core's number of its newest event."""
-    replies: list[Accepted | Deferred | Outcome | Refused] = []
+    replies: list[Reply] = []
     """Answers to the commands of the question, in the order in which they were given."""
     unknown: list[str] = []
     """Those of the commands that the core has no answer to."""
