@@ -21,6 +21,7 @@ from ppengine.supervisor.claims import ClaimError, claim
 from ppengine.supervisor.gateway_deaths import GatewayDeaths
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link, announce, tell
+from ppengine.supervisor.service_manager import ServiceManager
 from ppengine.supervisor.wakeup import Wakeup
 
 TURN_S = 0.05
@@ -82,6 +83,7 @@ class Supervisor:
         self._degraded = False
         self._end: End | None = None
         self._started_at = time.monotonic()
+        self._manager = ServiceManager.adopt()
 
     def run(self) -> End:
         """Boot the engine, watch it to its end, and clean up. Returns how it ended."""
@@ -94,6 +96,7 @@ class Supervisor:
                 self._turn()
         finally:
             end = self._end or End(1, "the supervisor failed")
+            self._manager.stopping(end.reason)
             note = EngineEnd(wall=time.time(), reason=end.reason, clean=end.code == 0, code=end.code)
             kept_files.write_end(self._config.id, note)
             try:
@@ -102,6 +105,7 @@ class Supervisor:
                 _last_lines(end)
             finally:
                 discovery.remove_engine(self._config.id)
+                self._manager.close()
         return end
 
     def _boot(self) -> None:
@@ -123,6 +127,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Sleep until something happens, then see what it was."""
         assert self._link is not None, "the link is made before the first turn"
+        self._manager.alive()
         self._wakeup.wait(TURN_S, self._link.front)
         if self._wakeup.asked:
             self._end = End(0, self._wakeup.asked)
@@ -160,6 +165,7 @@ class Supervisor:
         if answer is not None and answer.state in SERVED and not self._served:
             self._served = True
             tell(f"{self._config.name} ({self._config.id}): serving")
+            self._manager.ready(f"serving {self._config.name} ({self._config.id})")
         elif answer is not None and answer.code == "DOES_NOT_FIT":
             self._end = End(FITS_NOT, answer.message)
         elif answer is not None and answer.state == "degraded":
