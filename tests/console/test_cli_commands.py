@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
+from ppconsole.model import memory_change
 from ppconsole.view.commands import cli_line, shell_line
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.finished import FinishedInfo
@@ -388,6 +389,16 @@ def test_refusals_have_their_exit_codes(cli: Cli, fake: FakeGateway, code: str, 
     assert cli("resume", "--json").rows[0]["code"] == code
 
 
+def test_a_change_of_memory_is_of_what_was_seen(cli: Cli, fake: FakeGateway) -> None:
+    seen = memory_change.utilization("-20%", fake.snapshot)
+    run = cli("set-memory", "-20%")
+    assert run.code == 0 and f"-20%: utilization 0.9 -> {seen:g}, revision 7\n" in run.err
+    (command,) = [each for each in fake.commands if isinstance(each.verb, SetMemory)]
+    assert command.verb == SetMemory(utilization=seen) and command.if_rev == 7, "another change is not added to it"
+    cli("set-memory", "+1MiB", "--if-rev", "3")
+    assert fake.commands[-1].if_rev == 3
+
+
 def test_refusals_of_real_conditions(cli: Cli, fake: FakeGateway) -> None:
     assert cli("abort", "r-none").code == 7
     assert cli("abort", "r-8f2c", "--if-rev", "99").code == 6
@@ -396,7 +407,8 @@ def test_refusals_of_real_conditions(cli: Cli, fake: FakeGateway) -> None:
         run = cli("set-memory", wrong)
         assert run.code == 2
         assert "it must be above 0 and at most 1" in run.err
-    assert cli("set-memory", "much").code == 2
+    for wrong in ("much", "20%", "-2GB", "-100%", "+900%"):
+        assert cli("set-memory", wrong).code == 2, wrong
     assert cli("preempt", "r-8f2c", "--mode", "later").code == 2
     run = cli("frobnicate")
     assert (run.code, run.err) == (2, "error: No such command 'frobnicate'. See: ppconsole --help\n")

@@ -248,7 +248,7 @@ async def test_memory_shows_the_plan_while_typing_and_then_confirms():
         assert rig.source.acted() == [SetMemory(utilization=0.5)] and rig.source.commands[-1][1]["if_rev"] == 7
 
 
-@pytest.mark.parametrize("typed", ["-20%", "0,5", "1.5", "nan", "half"])
+@pytest.mark.parametrize("typed", ["-20", "0,5", "1.5", "nan", "half"])
 async def test_memory_refuses_a_value_as_it_was_typed(typed: str):
     async with console() as rig:
         await rig.pilot.press("m", "ctrl+u", *typed, "enter")

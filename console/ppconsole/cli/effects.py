@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +11,9 @@ from ppengine.protocol.verb_table import ROWS, Row
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, Effect, effect_options
-from ppconsole.cli.session import attached, has_ended, print_json, run, say
-from ppconsole.model.grammar import command_class, parameters
+from ppconsole.cli.session import attached, attached_with_snapshot, has_ended, print_json, run, say
+from ppconsole.model import memory_change
+from ppconsole.model.grammar import command_class, parameters, words_of
 
 if TYPE_CHECKING:
     from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
@@ -30,15 +32,35 @@ def verb_command(name: str) -> click.Command:
     @click.command(name, cls=command_class(row), params=parameters(row), help=help_of(row))
     @effect_options
     def command(common: Common, effect: Effect, **values: Any) -> int:
-        from ppengine.protocol.verbs import build
-
-        try:
-            verb = build(name, values)
-        except ValueError as error:
-            raise exits.Failure(str(error), exits.USAGE) from None
-        return carry_out(verb, common, effect)
+        if memory_change.changes(values):
+            return run(lambda: _change_memory(values, common, effect))
+        return carry_out(_built(name, values), common, effect)
 
     return command
+
+
+def _built(name: str, values: dict[str, Any]) -> Verb:
+    """Return a verb. Raises Failure for values that it refuses."""
+    from ppengine.protocol.verbs import build
+
+    try:
+        return build(name, values)
+    except ValueError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
+
+
+async def _change_memory(values: dict[str, Any], common: Common, effect: Effect) -> int:
+    """Change the present memory; another change meanwhile is a conflict, as this one would add to it."""
+    async with attached_with_snapshot(common) as (link, snapshot):
+        try:
+            verb = _built("set-memory", memory_change.resolved(values, snapshot))
+        except ValueError as error:
+            raise exits.Failure(str(error), exits.USAGE) from None
+        engine, (change,) = snapshot.engine, memory_change.changes(values)
+        then = f"{engine.memory_utilization:g} -> {words_of(verb)[-1]}"
+        say(f"{change.text}: utilization {then}, revision {engine.memory_revision}")
+        seen = engine.memory_revision if effect.if_rev is None else effect.if_rev
+        return await send(link, verb, common, replace(effect, if_rev=seen))
 
 
 def help_of(row: Row) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ppengine.protocol.verb_table import Argument, Row
 
-from ppconsole.model import choosing
+from ppconsole.model import choosing, memory_change
 
 if TYPE_CHECKING:
     from ppengine.protocol.verbs import Verb
@@ -20,19 +20,15 @@ _FEW = 4
 """Most options that are spelled out where a verb is explained in one line."""
 
 
-def _finite(refusal: str) -> Callable[[str], float]:
-    """Return click's type of a number that must be finite."""
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a valid float.") from None
-        if not math.isfinite(value):
-            raise click.UsageError(refusal.format(value))
-        return value
-
-    return number
+def _utilization(text: str) -> float | memory_change.Change:
+    """Return a memory utilization, or a change of the present one. An engine refuses a number that is out of range."""
+    try:
+        value = memory_change.parse(text)
+    except ValueError:
+        raise click.UsageError(f"{text!r} is no utilization; it is {memory_change.FORM}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise click.UsageError(f"memory utilization is {value}; it must be above 0 and at most 1")
+    return value
 
 
 def _ids(option: str) -> Callable[[str], list[int]]:
@@ -74,7 +70,7 @@ def command_class(row: Row) -> type[click.Command]:
 
 
 def _is_number(argument: Argument) -> bool:
-    return not argument.option and argument.kind in ("integer", "number", "stage")
+    return not argument.option and argument.kind in ("integer", "number", "stage", "utilization")
 
 
 def _parameter(argument: Argument) -> click.Parameter:
@@ -97,8 +93,8 @@ def _parameter(argument: Argument) -> click.Parameter:
 def _type(argument: Argument) -> Any:
     if argument.choices:
         return click.Choice(argument.choices)
-    if argument.not_finite:
-        return _finite(argument.not_finite)
+    if argument.kind == "utilization":
+        return _utilization
     if argument.kind == "ids":
         return _ids(argument.option)
     return {"stage": click.IntRange(0), "integer": click.INT, "number": click.FLOAT}.get(argument.kind, click.STRING)

@@ -1,4 +1,4 @@
-"""The dialog of `m`: a utilization is typed and the engine's plan for it is shown while typing."""
+"""The dialog of `m`: a utilization or a change is typed, and the engine's plan for it is shown while typing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from ppconsole.link.source import LinkLost
+from ppconsole.model import memory_change
 from ppconsole.model.safe import clean
 from ppconsole.model.units import bytes_text
 from ppconsole.screens.confirm import MAX_WIDTH
@@ -40,6 +41,10 @@ class MemoryDialog(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "cancel", show=False),
+        *(
+            Binding(key, f"step({percent})", f"{percent:+d} %", show=False, priority=True)
+            for key, percent in (("up", 5), ("down", -5), ("pageup", 20), ("pagedown", -20))
+        ),
         Binding("question_mark", "help", "help", show=False, priority=True),
     ]
 
@@ -72,12 +77,17 @@ class MemoryDialog(ModalScreen[None]):
         self.paint()
 
     def value(self) -> float | None:
-        """Return the typed utilization, above 0 and at most 1; None for anything else."""
+        """Return the typed utilization, or that after the typed change; None for anything else."""
         try:
-            number = float(self.query_one(Input).value)
+            return memory_change.utilization(self.query_one(Input).value, self._seen)
         except ValueError:
             return None
-        return number if 0 < number <= 1 else None
+
+    def action_step(self, percent: int) -> None:
+        """Change the KV memory by `percent` beyond the typed change."""
+        field = self.query_one(Input)
+        field.value = memory_change.stepped(field.value, percent)
+        field.cursor_position = len(field.value)
 
     def paint(self) -> None:
         """Show the present memory and the plan for the typed value."""
@@ -112,21 +122,25 @@ class MemoryDialog(ModalScreen[None]):
         """Return the plan, or what to type."""
         if self._note:
             rows = [row((fit(self._note, width), "warn"))]
-        elif self.value() is None:
+        elif (number := self.value()) is None:
             rows = self._refusal(width)
-        elif self.value() == self._seen.engine.memory_utilization and self._answer is None:
-            rows = [row(("type another value to see the engine's plan for it", "dim"))]
+        elif number == self._seen.engine.memory_utilization and self._answer is None:
+            rows = [row((fit("type another value, or a change: -20%, +5%, -2GiB", width), "dim"))]
         else:
-            rows = plan.plan_rows(self._answer, width)
+            rows = [plan.memory_row(number, self._seen), *plan.plan_rows(self._answer, width)]
         return [
             EMPTY,
             *rows,
             EMPTY,
             row(
                 ("⏎", "key"),
-                (" goes on to confirm   ", "dim"),
+                (" goes on  ", "dim"),
                 ("esc", "key"),
-                (" cancels   ", "dim"),
+                (" cancels  ", "dim"),
+                ("↑↓", "key"),
+                (" 5 %  ", "dim"),
+                ("PgUp PgDn", "key"),
+                (" 20 %  ", "dim"),
                 ("?", "key"),
                 (" help", "dim"),
             ),
@@ -134,10 +148,14 @@ class MemoryDialog(ModalScreen[None]):
 
     def _refusal(self, width: int) -> list[Row]:
         """Return why the typed text is no utilization, and the form of one."""
-        typed, form = clean(self.query_one(Input).value), "a number above 0 and at most 1, such as 0.5"
+        typed = self.query_one(Input).value
         if not typed.strip():
-            return [row((form, "dim"))]
-        return [row((part, "warn")) for part in wrap(f"{typed!r} is no utilization; it is {form}", width)]
+            return [row((part, "dim")) for part in wrap(memory_change.FORM, width)]
+        try:
+            memory_change.utilization(clean(typed), self._seen)
+        except ValueError as error:
+            return [row((part, "warn")) for part in wrap(str(error), width)]
+        return []
 
     def action_help(self) -> None:
         """Open the legend of this dialog."""

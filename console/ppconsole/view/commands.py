@@ -12,7 +12,7 @@ from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS, Row, Target
 from ppengine.protocol.verbs import Many, Submit, Verb, build, row_of
 
-from ppconsole.model import choosing, grammar
+from ppconsole.model import choosing, grammar, memory_change
 from ppconsole.model.filters import FilterError
 from ppconsole.model.prompt_options import PromptOptions
 from ppconsole.model.safe import clean
@@ -94,7 +94,7 @@ def _built(
     try:
         values = grammar.parse(row, words, defaults)
         if row.target != "request":
-            return build(row.name, values)
+            return build(row.name, memory_change.resolved(values, snapshot))
         return _on_requests(row.name, values, _chosen(values, targets, snapshot))
     except click.UsageError as error:
         text = " ".join(error.format_message().split()).rstrip(".")

@@ -119,7 +119,10 @@ PAST_KEYS: tuple[Key, ...] = (
     ("⇥", "stages", False), ("d", "diagnosis", False), ("e", "events", False), ("?", "help", False),
     ("q", "quit", False),
 )  # fmt: skip
-MEMORY_KEYS: tuple[Key, ...] = (("⏎", "confirm", False), ("esc", "cancel", False))
+MEMORY_KEYS: tuple[Key, ...] = (
+    ("⏎", "confirm", False), ("↑↓", "5 % more, less", False), ("PgUp PgDn", "20 % more, less", False),
+    ("esc", "cancel", False),
+)  # fmt: skip
 CONFIRM_KEYS: tuple[Key, ...] = (
     ("⏎", "press button", False), ("⇥ ← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
 )  # fmt: skip

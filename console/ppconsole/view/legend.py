@@ -224,6 +224,7 @@ _CONFIRM = Section("CONFIRM", {
 })  # fmt: skip
 _MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
     "util": "share of each device's memory: above 0, at most 1", "revision": "counts changes of the utilization",
+    "-20% +5%": "change by a share of the present KV memory", "-2GiB": "change by bytes on each device",
     "0 █▒·│": "stage and its memory bar",
 })  # fmt: skip
 _CLI_STATUS = Section("STAGES", {

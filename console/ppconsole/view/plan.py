@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
-from ppengine.protocol.verbs import Many, Verb
+from ppengine.protocol.verbs import Many, SetMemory, Verb
 
 from ppconsole.model import choosing
 from ppconsole.model.units import age_text
@@ -34,6 +34,8 @@ def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int, 
             f"{request.blocks} blocks, {request.swap_blocks} on the host"
         )
         rows.append(row(("now     ", "dim"), (f"{mark.text} ", mark.style), (text, "")))
+    if isinstance(verb, SetMemory):
+        rows.append(memory_row(verb.utilization, snapshot))
     if isinstance(verb, Many):
         notes = [f"{hidden} of them {'is' if hidden == 1 else 'are'} hidden by the filter"] if hidden else []
         if unlisted := choosing.unlisted(snapshot):
@@ -42,6 +44,11 @@ def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int, 
     seen = "" if revision is None else f"   revision {revision}"
     rows.append(_field("epoch", f"{engine.epoch[:16]}{seen}"))
     return [line for each in rows for line in _wrapped(each, width)]
+
+
+def memory_row(utilization: float, snapshot: Snapshot) -> Row:
+    """Return the memory utilization now and after a change."""
+    return _field("util", f"{snapshot.engine.memory_utilization:g} -> {utilization:g}", "strong")
 
 
 def _request(verb: Verb, snapshot: Snapshot) -> RequestInfo | None:

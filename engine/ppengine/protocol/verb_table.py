@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["text", "prompt", "request", "stage", "integer", "number", "texts", "ids", "flag"]
+Kind = Literal["text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "flag"]
 Target = Literal["submission", "request", "requests", "stage", "memory", "check", "engine"]
 
 
@@ -32,8 +32,6 @@ class Argument:
     """Whether an option must be given; a positional word always must."""
     negates: bool = False
     """Whether the flag clears its field."""
-    not_finite: str = ""
-    """Refusal of a number that is not finite; empty: the message's own check refuses it."""
 
     @property
     def name(self) -> str:
@@ -167,13 +165,9 @@ _REQUESTS = (
 _ENGINE = (
     Row(
         "set-memory", "change the memory of the KV cache live", target="memory",
-        more="UTILIZATION is a share of each device's memory, above 0 and at most 1.",
-        arguments=(
-            Argument(
-                "utilization", "number",
-                not_finite="memory utilization is {}; it must be above 0 and at most 1",
-            ),
-        ),
+        more="""UTILIZATION is a share of each device's memory, above 0 and at most 1. `-20%`, `+5%` and `-2GiB` change
+    the present KV memory by a share of it, or by bytes on each device.""",
+        arguments=(Argument("utilization", "utilization"),),
         key=Key("m", "memory", "memory utilization"),
     ),
     Row(
