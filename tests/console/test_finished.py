@@ -17,7 +17,7 @@ from ppconsole.link.history import History
 from ppconsole.link.kept_finished import KeptFinished
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import LinkLost
-from ppconsole.model.request_fields import FINISHED_FIELDS
+from ppconsole.model.request_fields import FINISHED_FIELDS, LETTERS
 from ppconsole.screens.finished_screen import FinishedScreen
 from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view import finished_table
@@ -91,7 +91,7 @@ async def test_every_column_sorts_and_turns_round() -> None:
         await open_finished(rig)
         columns = [each.key for each in finished_table.COLUMNS if each.key in FINISHED_FIELDS]
         for key in [*columns[columns.index("ended") + 1 :], *columns[: columns.index("ended") + 1]]:
-            await rig.pilot.press("S")
+            await rig.pilot.press("S", "R" if key == rig.app.screen._order.column else LETTERS[key])
             head, order = rig.board("reader-body").splitlines()[1], rig.app.screen._order
             assert order.column == key and FINISHED[key][:3] in head
             assert head.count("▲") + head.count("▼") == 1
@@ -189,7 +189,7 @@ async def test_without_any_end_the_screen_says_so() -> None:
         rig.source.details["finished"] = FinishedDetail(requests=[])
         await rig.pilot.press("colon", *"finished", "enter")
         await rig.until(lambda: "no request has ended" in rig.board("reader-body"))
-        await rig.pilot.press("enter", "down", "S", "R", "slash", "x", "enter")
+        await rig.pilot.press("enter", "down", "S", "o", "R", "slash", "x", "enter")
         assert "no request has ended" in rig.board("reader-body")
 
 

@@ -112,7 +112,7 @@ async def test_the_selection_follows_the_request_through_insert_remove_and_sort(
         rig.app.tick()
         assert rig.app.main.selection.request() == "r-0002"
         assert any(line.startswith("> r-0002") for line in rig.board("left").splitlines())
-        await rig.pilot.press("S", "S")
+        await rig.pilot.press("S", "i")
         assert rig.app.main.selection.request() == "r-0002"
         picture = copy.deepcopy(picture)
         picture.requests = [each for each in picture.requests if each.id != "r-0002"]

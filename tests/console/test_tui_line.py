@@ -7,6 +7,7 @@ import copy
 import pytest
 import snapshots
 from ppconsole.link.settings import Settings
+from ppconsole.model.request_fields import LETTERS
 from ppconsole.model.sorting import BY_ARRIVAL
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.detail_screens import EventsScreen, HelpScreen, LogsScreen, OptionsScreen, StageScreen
@@ -18,6 +19,7 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit, SwapIn
 from test_tui_console import console
+from textual import events
 
 
 def line(rig):
@@ -205,15 +207,44 @@ def head(rig):
 
 async def test_every_column_that_sorts_shows_its_arrow():
     async with console(size=(120, 36)) as rig:
-        for wanted in ("REQ 8▲", "OWNER▲", "STAT▲", "AGE▼", "IN▼", "OUT▼", "BLK▼", "SWP▼", "WHY▲", "REQ 8 ", "REQ 8▲"):
-            await rig.pilot.press("S")
+        for letter, wanted in {
+            "i": "REQ 8▲", "o": "OWNER▲", "s": "STAT▲", "g": "AGE▼", "n": "IN▼", "u": "OUT▼", "b": "BLK▼",
+            "w": "SWP▼", "y": "WHY▲", "a": "REQ 8 ", "I": "REQ 8 ", "escape": "REQ 8 ",
+        }.items():  # fmt: skip
+            await rig.pilot.press("S", letter)
+            if letter == "I":  # no letter of the menu, which stays
+                await rig.pilot.press("escape")
             assert wanted in head(rig)
             assert ("▲" in head(rig) or "▼" in head(rig)) == (wanted != "REQ 8 "), "by arrival no column is marked"
-        await rig.pilot.press("R")
+        await rig.pilot.press("S", "i", "R")
         assert "REQ 8▼" in head(rig)
-    async with console(size=(200, 50)) as rig:
-        await rig.pilot.press(*"SSSSSSSSSSS")
-        assert "ITL▼" in head(rig), "columns that appear on a wide screen sort, too"
+        await rig.pilot.press("S", "i")
+        assert "REQ 8▲" in head(rig), "the letter of the sorted column reverses it"
+        await rig.pilot.press("S", "R")
+        assert "REQ 8▼" in head(rig)
+        await rig.pilot.press("S", "down", "down", "enter")
+        assert "STAT▲" in head(rig), "the menu begins at the sorted column"
+
+
+async def test_two_keys_sort_by_any_column_at_every_size():
+    for size in ((60, 16), (80, 24), (200, 50)):
+        async with console(size=size) as rig:
+            await rig.pilot.press("S")
+            columns = rig.app.main.sort_columns()
+            for column in columns:
+                assert f"{LETTERS[column]} {column} " in rig.board("dialog-body").replace("▲", " "), (size, column)
+            assert len({LETTERS[column] for column in columns}) == len(columns)
+            assert rig.app.screen.query_one("#dialog").size.height <= size[1] - 2
+            await rig.pilot.press("t")
+            assert rig.app.model.state.order.column == "ttft" and rig.app.screen is rig.app.main
+
+
+async def test_the_letter_may_come_in_the_same_packet_as_the_key_of_the_menu():
+    async with console() as rig:
+        for key in ("S", "b"):
+            rig.app.post_message(events.Key(key, key))
+        await rig.until(lambda: rig.app.model.state.order.column == "blk")
+        assert rig.app.screen is rig.app.main
 
 
 async def test_sort_takes_each_field_and_names_a_hidden_column():

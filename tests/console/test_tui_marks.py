@@ -67,7 +67,7 @@ async def test_space_marks_a_request_and_goes_to_the_next() -> None:
 
 async def test_a_mark_belongs_to_its_request_and_goes_with_it() -> None:
     async with console() as rig:
-        await rig.pilot.press("down", "space", "space", "S", "R")
+        await rig.pilot.press("down", "space", "space", "S", "i", "R")
         assert sorted(marked(rig)) == NAMES[1:3]
         drop(rig, NAMES[1])
         assert marked(rig) == [NAMES[2]] and "1 marked" in title(rig)

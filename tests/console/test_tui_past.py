@@ -75,7 +75,7 @@ async def test_keys_move_in_a_replay_and_the_title_has_the_position(tmp_path: Pa
 
 async def test_filter_and_order_stay_in_effect_while_one_moves(tmp_path: Path) -> None:
     async with replay(past(tmp_path, begin=BEGIN + 30.0, paused=True)) as rig:
-        await rig.pilot.press("slash", *"no-such", "enter", "S", "right")
+        await rig.pilot.press("slash", *"no-such", "enter", "S", "i", "right")
         assert step(rig) == 40 and "/no-such" in rig.board("left") and "REQ 0/" in rig.board("left")
         assert rig.app.model.state.order.column == "id" and not rig.app.model.arranged()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppengine.protocol.snapshot import RequestInfo
 
 from ppconsole.model.filters import Field, Filter, parse
+from ppconsole.model.sorting import ARRIVAL, letters
 
 _STATES = ("running", "loading", "swapped", "held", "waiting", "finished")
 """States in the order of the sorted table."""
@@ -40,6 +41,7 @@ FIELDS: dict[str, Field] = {
         Field("ttft", "seconds", lambda request: request.ttft_s, "time to its first token"),
         Field("itl", "milliseconds", lambda request: request.itl_ms, "mean time between its tokens"),
         Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
+        Field("reason", "text", lambda request: request.finish_reason or "", "how it ended: stop, length, abort"),
     )
 }  # fmt: skip
 FIELDS["stat"] = FIELDS["state"]
@@ -53,10 +55,17 @@ FINISHED_FIELDS: dict[str, Field] = {
         Field("ended", "seconds", lambda request: request.ended_s, "time since its end", smallest_first=True),
         Field("took", "seconds", lambda request: request.took_s, "time from submission to the end"),
         *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "pre")),
-        Field("reason", "text", lambda request: request.reason, "finish reason: stop, length, abort"),
+        Field("reason", "text", lambda request: request.reason, "how it ended: stop, length, abort"),
     )
 }
 """Fields of a request that has ended, by name."""
+
+COLUMN_HELP = {ARRIVAL: "order of submission"} | {
+    field.name: field.help for field in (*FIELDS.values(), *FINISHED_FIELDS.values())
+}
+"""Meaning of each column that sorts a table of requests."""
+LETTERS = letters(tuple(COLUMN_HELP))
+"""Letter of each of them in the menu of `S`; the same one in every table."""
 
 
 def request_filter(text: str) -> Filter:

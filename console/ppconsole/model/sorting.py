@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,13 +29,17 @@ class Order(NamedTuple):
             return self.reversed()
         return Order(column, column != ARRIVAL and fields[column].largest_first)
 
-    def next(self, columns: Sequence[str], fields: Mapping[str, Field]) -> Order:
-        """Return the order by the column after the present one; round the end, and from none of them to the first."""
-        at = columns.index(self.column) + 1 if self.column in columns else 0
-        return Order("").by(columns[at % len(columns)], fields)
-
 
 BY_ARRIVAL = Order()
+
+
+def letters(columns: Sequence[str]) -> dict[str, str]:
+    """Return a letter or digit for each column: the first one of its name that no earlier column has, or any other."""
+    found: dict[str, str] = {}
+    for column in columns:
+        signs = (*column, *string.ascii_lowercase, *string.digits)
+        found[column] = next(sign for sign in signs if sign not in found.values())
+    return found
 
 
 def arranged(rows: Sequence[AnyRow], order: Order, fields: Mapping[str, Field]) -> list[AnyRow]:

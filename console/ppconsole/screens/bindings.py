@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from ppconsole.screens.line_screen import SCALE_KEYS, line_key, verb_keys
+from ppconsole.screens.line_screen import SCALE_KEYS, SORT_KEY, line_key, verb_keys
 from ppconsole.view.panels import PANELS, RESET_KEY, key_of
 
 MAIN: list[BindingType] = [
@@ -27,7 +27,7 @@ MAIN: list[BindingType] = [
     Binding(RESET_KEY, "panel(0)", "panels by need", show=False),
     line_key("i", "prompt"), line_key("slash", "filter"), line_key("colon", "command"),
     Binding("escape", "clear", "clear the filter or the marks, or leave the past", show=False),
-    Binding("S", "sort", "next sort", show=False), Binding("R", "reverse", "reverse", show=False),
+    SORT_KEY, Binding("R", "reverse", "reverse", show=False),
     Binding("space", "mark", "mark or unmark", show=False),
     Binding("asterisk", "mark_all", "mark all shown, or none", show=False),
     Binding("f", "follow", "follow output", show=False), Binding("F", "freeze", "freeze", show=False),

@@ -14,7 +14,7 @@ from ppconsole.model.request_fields import FINISHED_FIELDS, finished_filter
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import Order, arranged
 from ppconsole.screens.console import Console
-from ppconsole.screens.line_screen import line_key, verb_keys
+from ppconsole.screens.line_screen import SORT_KEY, line_key, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view import finished_table
@@ -36,7 +36,7 @@ class FinishedScreen(Reader):
     keys: ClassVar[tuple[Key, ...]] = FINISHED_KEYS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "show in detail", show=False),
-        Binding("S", "sort", "next sort", show=False),
+        SORT_KEY,
         Binding("R", "reverse", "reverse", show=False),
         Binding("q,H", "leave", "back", show=False),
         line_key("slash", "filter"),
@@ -132,14 +132,14 @@ class FinishedScreen(Reader):
         """Return the columns of the table."""
         return tuple(FINISHED_FIELDS)
 
+    @property
+    def order(self) -> Order:
+        """The order of the table."""
+        return self._order
+
     def sort(self, column: str) -> None:
         """Sort by a column."""
         self._order_by(self._order.by(column, FINISHED_FIELDS))
-
-    def action_sort(self) -> None:
-        """Sort by the next column that is shown."""
-        shown = [each.column.key for each in place(finished_table.COLUMNS, self.size.width)]
-        self._order_by(self._order.next([key for key in shown if key in FINISHED_FIELDS], FINISHED_FIELDS))
 
     def action_reverse(self) -> None:
         """Reverse the order."""

@@ -6,7 +6,9 @@ from ppengine.protocol.verb_table import ROWS, Target
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.sort_picker import SortPicker
 from ppconsole.view import completion
 from ppconsole.view.cells import Row
 from ppconsole.view.commands import NAMES, UsageError, sort_column
@@ -38,6 +40,8 @@ SCALE_KEYS: list[BindingType] = [
     Binding("Z", "scale(1)", "zoom the timeline out", show=False, id="timeline.out"),
 ]
 """Keys of screens with a timeline."""
+SORT_KEY = Binding("S", "sort", "sort by the letter of a column", show=False, priority=True, id="table.sort")
+"""Key of screens with a table that sorts. With priority as the keys of the line: the next key is the letter."""
 
 
 class LineScreen(Screen[None]):
@@ -105,8 +109,23 @@ class LineScreen(Screen[None]):
         """Return the columns that sort the screen's table, by the names that filters have for them."""
         return ()
 
+    @property
+    def order(self) -> Order:
+        """The order of the screen's table."""
+        return BY_ARRIVAL
+
     def sort(self, column: str) -> None:
         """Sort the screen's table by one of `sort_columns`."""
+
+    def action_sort(self) -> None:
+        """Open the menu of columns."""
+        self.app.push_screen(SortPicker(self.sort_columns(), self.order), self._sort_by_choice)
+
+    def _sort_by_choice(self, column: str | None) -> None:
+        """Sort by the column that was chosen."""
+        if column is not None:
+            self.sort(column)
+            self.paint()
 
     def sort_by(self, column: str) -> None:
         """Sort by the column that was typed, or report why not."""

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 
 from ppconsole.model.request_fields import FIELDS
-from ppconsole.model.sorting import ARRIVAL
+from ppconsole.model.sorting import ARRIVAL, Order
 from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
 from ppconsole.screens.console import Console, Selected
@@ -18,7 +18,7 @@ from ppconsole.screens.following import Following
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import LineScreen
 from ppconsole.screens.marking import Marking
-from ppconsole.view import board, commands, keys, request_table, trend_rows
+from ppconsole.view import board, commands, keys, trend_rows
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.cells import fit, row
 from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH
@@ -222,15 +222,14 @@ class MainScreen(LineScreen):
         """Open a reader; with the focus on stages, the one of the selected stage."""
         self.console.navigation.open_reader(name, self.selection.focused_stage())
 
-    def action_sort(self) -> None:
-        """Sort by the next column that is shown."""
-        size = self.selection.frame
-        self._model.next_sort(request_table.sort_columns(size.left, size.why_least))
-        self.paint()
-
     def sort_columns(self) -> tuple[str, ...]:
         """Return the columns of requests."""
         return (ARRIVAL, *dict.fromkeys(field.name for field in FIELDS.values()))
+
+    @property
+    def order(self) -> Order:
+        """The order of the requests."""
+        return self._model.state.order
 
     def sort(self, column: str) -> None:
         """Sort the requests."""

@@ -191,10 +191,6 @@ class DisplayModel:
         """Show only the requests that match `text`."""
         self.state = set_filter(self.state, text)
 
-    def next_sort(self, columns: Sequence[str]) -> None:
-        """Sort by the next one of `columns`."""
-        self.state = replace(self.state, order=self.state.order.next(columns, FIELDS))
-
     def sort_by(self, column: str) -> None:
         """Sort by `column`, figures with the largest first; if it is the present one, reverse the order."""
         self.state = replace(self.state, order=self.state.order.by(column, FIELDS))

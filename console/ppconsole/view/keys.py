@@ -22,9 +22,9 @@ def _verbs(*targets: Target) -> tuple[Key, ...]:
 COPY_ANSWER: Key = ("Y", "copy answer", False)
 SCALE_KEY: Key = ("z Z", "zoom timeline", False)
 REQUEST_KEYS: tuple[Key, ...] = (
-    ("i", "prompt", True), *_verbs("request", "memory"), ("?", "help", False), ("⏎", "show", False),
-    ("/", "filter", False), ("spc", "mark", False), *_verbs("engine"), ("s", "stacks", False), ("l", "logs", False),
-    ("f", "follow", False), COPY_ANSWER, ("S", "sort", False), (":", "command", False), ("⇥", "stages", False),
+    ("i", "prompt", True), ("S", "sort", False), *_verbs("request", "memory"), ("?", "help", False),
+    ("⏎", "show", False), ("/", "filter", False), ("spc", "mark", False), *_verbs("engine"), ("s", "stacks", False),
+    ("l", "logs", False), ("f", "follow", False), COPY_ANSWER, (":", "command", False), ("⇥", "stages", False),
     ("*", "mark all", False), ("F", "freeze", False), ("1-7", "panels", False), ("q", "quit", False),
 )  # fmt: skip
 MARKED_KEYS: tuple[Key, ...] = (
@@ -173,7 +173,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T", "trends"), ("t", "time span of the trends"),
         ("/", "filter; Esc clears it"), ("Space", "mark; verbs act on marks"),
-        ("*", "mark all shown, or none"), ("S R", "next sort, reverse"), (":sort", "by a column: :sort ttft"),
+        ("*", "mark all shown, or none"), ("S", "sort: S, then the column's letter"), ("R", "reverse the order"), (":sort", "the same: :sort ttft"),
         ("z Z", "zoom timeline in, out"),
         ("F", "freeze the display"), ("y Y", "copy CLI line, answer"),
         ("Ctrl+S", "save a picture"), ("Ctrl+P", "all commands"), ("q", "quit; the engine stays"),

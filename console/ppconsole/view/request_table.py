@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, Snapshot
 
-from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.safe import clean
-from ppconsole.model.sorting import ARRIVAL, BY_ARRIVAL, Order
+from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, wording
@@ -115,12 +114,6 @@ def hidden_sort(placed: Sequence[Placed], order: Order) -> str:
     if any(each.column.key == column for each in placed) or order == BY_ARRIVAL:
         return ""
     return f"{column.upper()}{DOWN if descending else UP}"
-
-
-def sort_columns(width: int, why_least: int = 0) -> list[str]:
-    """Return the columns that sort a table of `width`, in the order of the key that steps through them."""
-    placed = place(columns(width, why_least), width)
-    return [ARRIVAL, *(each.column.key for each in placed if each.column.key in FIELDS)]
 
 
 def _cells(request: RequestInfo, where: dict[int, int], sign: str, in_words: bool) -> dict[str, Cell]:
