@@ -118,9 +118,43 @@ async def test_the_selection_follows_the_request_through_insert_remove_and_sort(
         picture.requests = [each for each in picture.requests if each.id != "r-0002"]
         rig.source.send(picture)
         rig.app.tick()
+        after = rig.app.main.selection.request()
+        assert any(line.startswith(f"> {after}") for line in rig.board("left").splitlines()), "its place has a cursor"
+
+
+async def test_a_verb_that_may_be_meant_for_a_request_that_has_just_ended_is_asked_for_twice():
+    async with console() as rig:
+        await rig.pilot.press("down", "down")
+        picture = copy.deepcopy(rig.source.picture)
+        del picture.requests[2]
+        rig.source.send(picture)
+        rig.app.tick()
+        assert any(line.startswith("> r-0003") for line in rig.board("left").splitlines())
         await rig.pilot.press("a")
         assert not isinstance(rig.app.screen, Confirm) and not rig.source.commands
-        assert not any(line.startswith(">") for line in rig.board("left").splitlines())
+        assert any("r-0002 has ended; r-0003 took its place" in note.message for note in rig.app._notifications)
+        dialog = await rig.confirm("a")
+        assert dialog.verb == Abort(request="r-0003")
+        await rig.pilot.press("escape")
+        picture = copy.deepcopy(picture)
+        del picture.requests[2]
+        rig.source.send(picture)
+        rig.app.tick()
+        rig.clock.now += 2.5
+        rig.source.send(copy.deepcopy(picture))
+        dialog = await rig.confirm("a")
+        assert dialog.verb == Abort(request="r-0004"), "it has been the selected one for a while"
+
+
+async def test_four_stages_have_a_row_each_on_the_smallest_screen():
+    async with console(size=(60, 16)) as rig:
+        rows = rig.board("left").splitlines()
+        assert [row.split()[0] for row in rows[1:5]] == ["0", "1", "2", "3"] and "more" not in rig.board("left")
+        assert sum("r-000" in row for row in rows) >= 3, "and requests have theirs"
+        assert any(row.startswith("LOG") for row in rows) and any(row.startswith("OUT") for row in rows)
+    picture = snapshots.snapshot(8, 8)
+    async with console(picture, size=(60, 16)) as rig:
+        assert "… 5 more" in rig.board("left")
 
 
 @pytest.mark.parametrize(

@@ -293,12 +293,17 @@ def test_the_cursor_follows_its_id():
     assert cursor.sync(["x", "y", "c", "b"]) == "b" and cursor.index == 3
 
 
-def test_when_its_id_is_gone_nothing_is_selected_until_the_next_move():
+def test_when_its_id_is_gone_the_one_that_took_its_place_is_selected():
     cursor: Cursor[str] = Cursor()
-    cursor.move(["a", "b", "c"], 1)
-    assert cursor.sync(["a", "c"]) is None
-    cursor.move(["a", "c"], 1)
-    assert cursor.id == "c"
+    cursor.move(["a", "b", "c", "d"], 1)
+    assert cursor.lost is None
+    assert cursor.sync(["c", "d"]) == "c" and (cursor.lost, cursor.index) == ("b", 0), "the row above went, too"
+    assert cursor.sync(["e", "d"]) == "d" and cursor.lost == "c"
+    assert cursor.sync(["e", "f"]) == "e", "the last one went: the one above it"
+    assert cursor.sync([]) is None and cursor.sync(["x"]) == "x"
+    cursor.choose("new")
+    assert cursor.sync(["x"]) is None and cursor.lost is None, "it is not listed yet"
+    assert cursor.sync(["x", "new"]) == "new"
     cursor.forget()
     assert cursor.sync(["a", "c"]) == "a"
 

@@ -143,8 +143,14 @@ class MainScreen(LineScreen):
         return Selected(request, selection.focused_stage(), marked)
 
     def has_target(self) -> bool:
-        """Return whether requests are marked, or one is selected; report if there is none."""
-        return self.marking.usable() and (bool(self.selection.marked_ids()) or self.wanted_request() is not None)
+        """Return whether requests are marked, or one is selected that has not ended; report if there is none."""
+        if not self.marking.usable() or self.selection.marked_ids():
+            return self.marking.usable()
+        found = self.wanted_request()
+        if found is not None and (lost := self.selection.surprise()):
+            self.console.report(f"{lost} has ended; {found} took its place: press the key again for it", bad=True)
+            return False
+        return found is not None
 
     def wanted_request(self) -> str | None:
         """Return the selected request; report if there is none."""

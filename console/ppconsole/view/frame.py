@@ -17,6 +17,8 @@ _YIELDED_LEAST = 140
 
 _FIXED = 5
 """Banner, verdict, pool line, prompt, key line."""
+_BELOW_STAGES = 5
+"""Rows that the stages leave at least: three requests, an event, a line of output."""
 _TRENDS_FROM, _TRENDS_LEAST = 30, 2
 TRENDS_MOST = 9
 """Header and a row for each trend; with more rows the other panels grow."""
@@ -60,7 +62,7 @@ def frame(
     output_wanted = output_wanted and panels.get("output", True)
     fixed = _FIXED + stage_rows + table_rows
     tall = 8 if height < 45 else 16
-    lanes = max(1, min(stages, tall, max(2, height - fixed - 7)))
+    lanes = max(1, min(stages, tall, height - fixed - _BELOW_STAGES))
     shown = lanes if stage_rows else 0
     room = height - fixed - shown
     events = max(1, min(8, room // 6)) if panels.get("log", True) else 0

@@ -12,6 +12,9 @@ from ppconsole.view.display import DisplayModel
 from ppconsole.view.frame import Frame, frame
 from ppconsole.view.marked import Marked
 
+SURPRISE_S = 2.0
+"""Seconds after the end of the selected request in which a key may have been meant for it."""
+
 
 class Selection:
     """A cursor a table. `frame`: the sizes at the last paint, which decide which stages have a row."""
@@ -23,6 +26,9 @@ class Selection:
         self.on_stages = False
         self.frame: Frame = frame(80, 24, 1, False)
         self._model = model
+        self._noted: str | None = None
+        """The lost request that was seen last, since `_noted_at`."""
+        self._noted_at = 0.0
 
     def forget(self) -> None:
         """Go back to the first rows, without marks."""
@@ -34,7 +40,20 @@ class Selection:
         """Return the selected request; None if it is gone, there is none, or the table is hidden."""
         if not self.frame.requests:
             return None
-        return self.requests.sync(self._request_ids())
+        found = self.requests.sync(self._request_ids())
+        self._note()
+        return found
+
+    def surprise(self) -> str:
+        """Return, once, the selected request that has just ended, so that another one took its place; else nothing."""
+        lost = self._noted if self._model.now() - self._noted_at < SURPRISE_S else None
+        self._noted_at = -SURPRISE_S
+        return lost or ""
+
+    def _note(self) -> None:
+        """Note when the selected request was lost."""
+        if self.requests.lost != self._noted:
+            self._noted, self._noted_at = self.requests.lost, self._model.now()
 
     def marked_ids(self) -> tuple[str, ...]:
         """Return the marked requests that are live now, even if the display is frozen."""
@@ -68,6 +87,7 @@ class Selection:
         """Anchor both cursors again, with the selected request in view, and return what they select."""
         ids = [request.id for request in arranged]
         request = self.requests.sync(ids) if self.frame.requests else None
+        self._note()
         self.on_stages = self.frame.stages > 0 and (self.on_stages or not self.frame.requests)
         top = self.requests.window(len(ids), self.frame.requests)
         return board.Picked(request, self.stage(), self.on_stages, followed, top, self.marked_ids())
