@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from fake_gateway import sample_snapshot
@@ -12,6 +13,7 @@ from ppconsole.model.rows import visible_requests
 from ppconsole.model.sorting import Order
 from ppconsole.model.state import MAX_EVENTS, MAX_OUTPUT_CHARACTERS, ConsoleState
 from ppengine.protocol.control import Fetched
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event
 
@@ -23,6 +25,35 @@ def live(**changes: object) -> ConsoleState:
 
 def ids(state: ConsoleState) -> list[str]:
     return [request.id for request in visible_requests(state)]
+
+
+def ended(name: str, wall: float, took_s: float = 1.0, **fields: Any) -> Event:
+    info = FinishedInfo(
+        id=name, owner="alice", wall=wall, ended_s=0.0, took_s=took_s, prompt_tokens=9, output_tokens=4,
+        **{"reason": "stop", **fields},
+    )  # fmt: skip
+    return Event(seq=0, wall=wall, kind="request.finished", text=f"{name} ended", request=name, finished=info)
+
+
+def test_a_request_that_has_ended_keeps_its_row_for_five_seconds() -> None:
+    state = live()
+    assert state.snapshot is not None
+    now = state.snapshot.sampled_at
+    state.snapshot.requests[0].age_s, state.snapshot.requests[1].age_s, state.snapshot.requests[2].age_s = 9.0, 5.0, 1.0
+    for event in (
+        ended("r-old", now - 5.1), ended("r-b", now - 2.0, 4.0, reason="abort", by="eve"), ended("r-77d0", now - 1.0),
+        ended("r-a", now - 1.0, 60.0, reason="length", model_limit=256),
+    ):  # fmt: skip
+        state = reduce(state, event, 10.0)
+    assert ids(state) == ["r-a", "r-8f2c", "r-b", "r-19aa", "r-77d0"], "by age; one is live again, one is too old"
+    rows = {row.id: row for row in visible_requests(state)}
+    assert rows["r-b"].finish_reason == "abort by eve" and rows["r-b"].state == "finished"
+    assert rows["r-a"].finish_reason == "length: the model's limit of 256 tokens" and rows["r-77d0"].state != "finished"
+    assert ids(set_filter(state, "reason:abort")) == ["r-b"] and ids(set_filter(state, "state:fin")) == ["r-a", "r-b"]
+    for number in range(6):
+        state = reduce(state, ended(f"r-{number}", now - 0.1), 10.0)
+    done = [row.id for row in visible_requests(state) if row.state == "finished"]
+    assert sorted(done) == ["r-2", "r-3", "r-4", "r-5"], "the newest: the others must not push live ones away"
 
 
 def test_a_filter_chooses_by_word_and_by_field() -> None:

@@ -21,6 +21,7 @@ from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppconsole.widgets.strips import Brush
 from ppengine.protocol.control import Outcome, Refused
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import CordonInfo, Event
@@ -144,6 +145,33 @@ async def test_a_verb_that_may_be_meant_for_a_request_that_has_just_ended_is_ask
         rig.source.send(copy.deepcopy(picture))
         dialog = await rig.confirm("a")
         assert dialog.verb == Abort(request="r-0004"), "it has been the selected one for a while"
+
+
+async def test_the_reason_of_an_end_is_shown_in_its_row_and_the_row_goes():
+    async with console() as rig:
+        await rig.pilot.press("down", "down")
+        picture = copy.deepcopy(rig.source.picture)
+        gone = picture.requests.pop(2)
+        picture.requests_total -= 1
+        info = FinishedInfo(
+            id=gone.id, owner=gone.owner, wall=picture.sampled_at, ended_s=0.0, took_s=gone.age_s, prompt_tokens=1973,
+            output_tokens=31, reason="abort", by="eve",
+        )  # fmt: skip
+        rig.source.send(Event(seq=9, wall=info.wall, kind="request.finished", text="", request=gone.id, finished=info))
+        rig.source.send(picture)
+        rig.app.tick()
+        row = next(line for line in rig.board("left").splitlines() if gone.id in line)
+        assert row.startswith("> r-0002") and row.rstrip().endswith("abort by eve") and " done " in row
+        assert "REQ 7 " in rig.board("left"), "the head counts those that live"
+        await rig.pilot.press("a")
+        assert not rig.source.commands
+        assert any("r-0002 has ended: abort by eve" in note.message for note in rig.app._notifications)
+        picture = copy.deepcopy(picture)
+        picture.sampled_at += 6.0
+        rig.source.send(picture)
+        rig.app.tick()
+        assert "r-0002" not in rig.board("left").partition("LOG")[0]
+        assert any(line.startswith("> r-0003") for line in rig.board("left").splitlines())
 
 
 async def test_four_stages_have_a_row_each_on_the_smallest_screen():

@@ -148,7 +148,10 @@ def test_requests_that_ended_are_kept_the_newest_first():
     assert (last.prompt_tokens, last.output_tokens, last.reason) == (3, 3, "length")
     assert (last.queue_s, last.ttft_s, last.itl_ms) == (near(0.5), near(0.75), near(250))
     assert last.took_s == near(1.25) and last.ended_s == near(10) and last.wall > 1e9
-    assert {row.reason for row in rows[:2]} == {"abort"}
+    assert {(row.reason, row.by, row.ending) for row in rows[:2]} == {("abort", "eve", "abort by eve")}
+    assert last.by == "" and last.ending == "length"
+    answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="b"))
+    assert msgspec.msgpack.decode(answer.data, type=RequestDetail).why == "abort by eve"
 
 
 @pytest.mark.parametrize(("asked", "words"), [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
-from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.finished import FinishedInfo, ending_text
 from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
@@ -162,7 +162,7 @@ def finished_lines(requests: Sequence[FinishedInfo]) -> list[str]:
             clean(request.id), clean(request.owner), age_text(request.ended_s), age_text(request.took_s),
             str(request.prompt_tokens), str(request.output_tokens), figures.latency(request.queue_s),
             figures.latency(request.ttft_s), figures.latency_ms(request.itl_ms), str(request.preemptions),
-            clean(request.reason),
+            clean(ending_text(request.reason, None, request.by)),
         ]
         for request in requests
     ]  # fmt: skip

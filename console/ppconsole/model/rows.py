@@ -1,17 +1,57 @@
-"""Which requests are shown, in which order."""
+"""Which requests are shown, in which order. Those that have just ended are among them for some seconds."""
 
 from __future__ import annotations
 
-from ppengine.protocol.snapshot import RequestInfo
+from bisect import bisect_left
+
+from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.snapshot import RequestInfo, Snapshot
 
 from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.sorting import arranged
 from ppconsole.model.state import ConsoleState
+
+ENDED_S, ENDED_MOST = 5.0, 4
+"""Seconds for which a request that has ended keeps a row, and most such rows: the newest."""
 
 
 def visible_requests(state: ConsoleState) -> list[RequestInfo]:
     """Return the requests that pass the filter, in the order of the table."""
     if state.snapshot is None:
         return []
-    shown = [request for request in state.snapshot.requests if state.wanted.matches(request)]
-    return arranged(shown, state.order, FIELDS)
+    listed = _with_ended(state.snapshot.requests, just_ended(state, state.snapshot))
+    return arranged([request for request in listed if state.wanted.matches(request)], state.order, FIELDS)
+
+
+def just_ended(state: ConsoleState, snapshot: Snapshot) -> list[RequestInfo]:
+    """Return the requests that ended in the last seconds before a snapshot, from their events, the newest first."""
+    since, found = snapshot.sampled_at - ENDED_S, dict[str, RequestInfo]()
+    listed: set[str] | None = None
+    for event in reversed(state.events):
+        if event.wall < since or len(found) == ENDED_MOST:
+            break
+        if (ended := event.finished) is not None:
+            listed = {request.id for request in snapshot.requests} if listed is None else listed
+            if ended.id not in listed:
+                found.setdefault(ended.id, _row_of(ended, snapshot.sampled_at))
+    return list(found.values())
+
+
+def _with_ended(requests: list[RequestInfo], ended: list[RequestInfo]) -> list[RequestInfo]:
+    """Return the requests with those that have ended at their places by age, the oldest first."""
+    if not ended:
+        return requests
+    rows = list(requests)
+    for row in ended:
+        rows.insert(bisect_left(rows, -row.age_s, key=lambda each: -each.age_s), row)
+    return rows
+
+
+def _row_of(ended: FinishedInfo, now: float) -> RequestInfo:
+    """Return the row of a request that has ended. Its blocks are free again."""
+    return RequestInfo(
+        id=ended.id, owner=ended.owner, state="finished", age_s=ended.took_s + max(0.0, now - ended.wall),
+        prompt_tokens=ended.prompt_tokens, output_tokens=ended.output_tokens, blocks=0, swap_blocks=0,
+        finish_reason=ended.ending, preemptions=ended.preemptions, queue_s=ended.queue_s, ttft_s=ended.ttft_s,
+        itl_ms=ended.itl_ms,
+    )  # fmt: skip

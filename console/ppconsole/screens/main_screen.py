@@ -147,6 +147,10 @@ class MainScreen(LineScreen):
         if not self.marking.usable() or self.selection.marked_ids():
             return self.marking.usable()
         found = self.wanted_request()
+        row = next((each for each in self._model.arranged() if each.id == found), None)
+        if row is not None and row.state == "finished":
+            self.console.report(f"{found} has ended: {row.finish_reason}", bad=True)
+            return False
         if found is not None and (lost := self.selection.surprise()):
             self.console.report(f"{lost} has ended; {found} took its place: press the key again for it", bad=True)
             return False

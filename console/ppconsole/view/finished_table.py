@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.finished import FinishedInfo, ending_text
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.snapshot import Snapshot
 
@@ -79,7 +79,7 @@ def _cells(request: FinishedInfo, selected: bool) -> dict[str, Cell]:
         "ttft": (figures.latency(request.ttft_s), ""),
         "itl": (figures.latency_ms(request.itl_ms), ""),
         "pre": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
-        "reason": (request.reason, "" if request.reason in _USUAL else "warn"),
+        "reason": (ending_text(request.reason, None, request.by), "" if request.reason in _USUAL else "warn"),
     }
 
 

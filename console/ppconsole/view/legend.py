@@ -85,7 +85,7 @@ _REQUESTS = Section("REQUESTS", {
     "BLK": "KV blocks on the device", "SWP": "swap blocks on the host", **_LATENCIES,
     "FILL": "computed share of its prompt and its output so far", "HIT": "prompt tokens from the prefix cache",
     "PRE": "preemptions",
-    "WHY": "why it waits; while it runs, its micro-batch and the stage that has it",
+    "WHY": "why it waits; while it runs, its micro-batch and the stage that has it; for 5 s, how it ended",
     "* »": "in front of a row: marked, marked and selected; verbs act on all that are marked",
     "3 marked": "number of marked requests, with those that the filter hides",
     "▲ ▼": "sorted by this column: smallest, largest first; beside WHY if there is no room for the column",

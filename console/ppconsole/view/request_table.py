@@ -101,7 +101,8 @@ def rows(
 def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo], marked: int) -> Row:
     """Return the header row: how many there are, the sorted column, how many are `marked`, the filter."""
     total = state.snapshot.requests_total if state.snapshot else 0
-    shown = f"{len(arranged)}/{total}" if len(arranged) != total else f"{total}"
+    live = sum(request.state != "finished" for request in arranged)
+    shown = f"{live}/{total}" if live != total else f"{total}"
     marks, wanted = f"{marked} marked" if marked else "", f"/{state.filter}" if state.filter else ""
     why = [TITLES["why"], marks, hidden_sort(placed, state.order), wanted]
     titles = {"id": f"{TITLES['id']} {shown}", "why": "  ".join(part for part in why if part)}

@@ -40,9 +40,7 @@ class Selection:
         """Return the selected request; None if it is gone, there is none, or the table is hidden."""
         if not self.frame.requests:
             return None
-        found = self.requests.sync(self._request_ids())
-        self._note()
-        return found
+        return self._sync(self._model.arranged())
 
     def surprise(self) -> str:
         """Return, once, the selected request that has just ended, so that another one took its place; else nothing."""
@@ -50,10 +48,13 @@ class Selection:
         self._noted_at = -SURPRISE_S
         return lost or ""
 
-    def _note(self) -> None:
-        """Note when the selected request was lost."""
+    def _sync(self, arranged: Sequence[RequestInfo]) -> str | None:
+        """Find the selected request again, and note when it is lost. The first live one is selected at first."""
+        live = (at for at, request in enumerate(arranged) if request.state != "finished")
+        found = self.requests.sync([request.id for request in arranged], next(live, 0))
         if self.requests.lost != self._noted:
             self._noted, self._noted_at = self.requests.lost, self._model.now()
+        return found
 
     def marked_ids(self) -> tuple[str, ...]:
         """Return the marked requests that are live now, even if the display is frozen."""
@@ -85,11 +86,9 @@ class Selection:
 
     def picked(self, arranged: Sequence[RequestInfo], followed: str | None) -> board.Picked:
         """Anchor both cursors again, with the selected request in view, and return what they select."""
-        ids = [request.id for request in arranged]
-        request = self.requests.sync(ids) if self.frame.requests else None
-        self._note()
+        request = self._sync(arranged) if self.frame.requests else None
         self.on_stages = self.frame.stages > 0 and (self.on_stages or not self.frame.requests)
-        top = self.requests.window(len(ids), self.frame.requests)
+        top = self.requests.window(len(arranged), self.frame.requests)
         return board.Picked(request, self.stage(), self.on_stages, followed, top, self.marked_ids())
 
     def _request_ids(self) -> list[str]:

@@ -33,7 +33,7 @@ def ending_of(request: Request, now: float) -> Ending:
     """Return the ending of `request` at `now` of the scheduler's clock, without its blocks."""
     detail = _detail(request, now)
     detail.state, detail.finished_s = "finished", detail.age_s
-    detail.why = ending_text(request.finish_reason or "", request.model_limit)
+    detail.why = ending_text(request.finish_reason or "", request.model_limit, _author(request))
     return Ending(now, detail)
 
 
@@ -43,7 +43,7 @@ def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
     reason = sample.finish_reason or ""
     return msgspec.structs.replace(
         ending.detail,
-        why=ending.detail.why if reason == "length" else reason,
+        why=ending.detail.why if reason in ("length", "abort") else reason,
         age_s=ending.detail.age_s + now - ending.at,
         output_tokens=len(sample.tokens),
         output_token_ids=list(sample.tokens),
@@ -62,12 +62,18 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         prompt_tokens=request.num_prompt,
         output_tokens=len(request.output_ids),
         reason=request.finish_reason or "abort",
+        by=_author(request),
         queue_s=queue_s(request),
         ttft_s=ttft_s(request),
         itl_ms=itl_ms(request, now),
         preemptions=request.preemptions,
         model_limit=request.model_limit,
     )
+
+
+def _author(request: Request) -> str:
+    """Return who aborted a request that has ended by it."""
+    return request.aborted_by if request.finish_reason in ("abort", None) else ""
 
 
 def _detail(request: Request, now: float) -> RequestDetail:

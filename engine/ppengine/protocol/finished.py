@@ -24,6 +24,8 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     """Number of output tokens."""
     reason: str
     """Finish reason: `stop`, `length`, `abort`, ..."""
+    by: str = ""
+    """Author of its abort; empty: not aborted, or by no operator."""
     queue_s: float | None = None
     """Seconds until it first got blocks; None: it never did."""
     ttft_s: float | None = None
@@ -38,9 +40,11 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     @property
     def ending(self) -> str:
         """The finish reason in words."""
-        return ending_text(self.reason, self.model_limit)
+        return ending_text(self.reason, self.model_limit, self.by)
 
 
-def ending_text(reason: str, model_limit: int | None) -> str:
-    """Return a finish reason in words, of a length with the limit if that was the model's."""
+def ending_text(reason: str, model_limit: int | None, by: str = "") -> str:
+    """Return a finish reason in words: of an abort with its author, of a length with the limit if it is the model's."""
+    if by:
+        return f"{reason} by {by}"
     return reason if model_limit is None else f"{reason}: the model's limit of {model_limit} tokens"

@@ -47,6 +47,7 @@ class RequestActions:
         """End a request; its blocks are freed when nothing of it is in flight."""
         request = self._find(request_id)
         self._check_not_ending(request)
+        request.aborted_by = by
         return self._fence(request, "abort", Fence("abort", _by("abort", by), reason="abort"))
 
     def preempt(
