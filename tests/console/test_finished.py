@@ -79,7 +79,8 @@ async def test_the_screen_has_the_columns_of_the_command_and_the_newest_first() 
         await open_finished(rig)
         lines = rig.board("reader-body").splitlines()
         assert lines[0].startswith("  p50 p90 p99 TTFT 120ms 400ms 1.5s") and lines[0].rstrip().endswith("1-20 of 40")
-        assert lines[1].replace("▲", " ").split() == list(FINISHED.values()), "all of them at 80 columns"
+        shown = [title for title in FINISHED.values() if title != "ITL99"]
+        assert lines[1].replace("▲", " ").split() == shown, "all of them but one at 80 columns"
         assert lines[3].split() == ["r-1", "alice", "10s", "2.0s", "137", "6", "10ms", "700ms", "20ms", "0", "length"]
         assert lines[4].split()[6:] == ["20ms", "-", "-", "0", "abort"], "it had no token"
         await rig.pilot.press("G")
@@ -87,7 +88,7 @@ async def test_the_screen_has_the_columns_of_the_command_and_the_newest_first() 
 
 
 async def test_every_column_sorts_and_turns_round() -> None:
-    async with console() as rig:
+    async with console(size=(120, 36)) as rig:
         await open_finished(rig)
         columns = [each.key for each in finished_table.COLUMNS if each.key in FINISHED_FIELDS]
         for key in [*columns[columns.index("ended") + 1 :], *columns[: columns.index("ended") + 1]]:

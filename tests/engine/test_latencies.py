@@ -9,8 +9,9 @@ import pytest
 from core_world import CoreWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppengine.core.latencies import GAPS, SLICE_S, SLICES, WATCHED_STEPS, Histogram
+from ppengine.core.latencies import SLICE_S, SLICES, Histogram
 from ppengine.core.live_requests import FINISHED_MOST
+from ppengine.core.scheduler.token_gaps import TokenGaps, bucket_of
 from ppengine.protocol.control import Inspect
 from ppengine.protocol.inspection import FinishedDetail, RequestDetail
 from ppengine.protocol.snapshot import Event, Quantiles
@@ -95,32 +96,78 @@ def test_the_time_without_blocks_is_a_gap_between_tokens():
     assert world.engine.reporter.build().latency.itl_ms.p99 == near(30_010)
 
 
-def test_many_requests_cost_a_bounded_number_of_measured_gaps_and_each_is_measured_some_day():
+def test_every_gap_of_every_request_counts():
     world = CoreWorld(stages=2, max_num_seqs=64, utilization=1.0)
     for number in range(40):
         world.submit([number + 1, 2, 3], name=f"r{number}", max_tokens=50)
-    latencies, seen = world.engine.requests.latencies, set()
     world.engine.advance()
     while world.steps:
         world.now += 0.01
         world.retire()
-        assert len(latencies._watched) <= WATCHED_STEPS
-        assert all(len(watched.requests) <= GAPS for watched in latencies._watched)
-        seen |= {request.id for watched in latencies._watched for request, _ in watched.requests}
-    assert len(seen) == 40
     quantiles = world.engine.reporter.build().latency.itl_ms
-    assert (quantiles.p50, quantiles.p90) == (near(20), near(20)) and quantiles.count > 100
+    assert (quantiles.p50, quantiles.p90) == (near(20), near(20)) and quantiles.count == 40 * 49
 
 
-def test_fast_steps_are_not_measured_each():
+def test_two_tokens_at_one_time_have_no_gap_between_them():
     world = CoreWorld(stages=1)
-    world.submit([1, 2, 3], name="a", max_tokens=60)
+    world.submit([1, 2, 3], name="a", max_tokens=3)
     world.engine.advance()
     while world.steps:
-        world.now += 0.001
         world.retire()
-    quantiles = world.engine.reporter.build().latency.itl_ms
-    assert quantiles.p99 == near(1) and 5 <= quantiles.count <= 15
+    (row,) = finished(world)
+    assert row.itl_p99_ms < 0.01
+
+
+def test_the_quantiles_of_one_request_are_its_own():
+    world = CoreWorld(stages=1)
+
+    def info(name):
+        return next(each for each in world.engine.reporter.build().requests if each.id == name)
+
+    world.submit([1, 2, 3], name="a", max_tokens=102)
+    world.engine.advance()
+    world.retire()
+    assert info("a").itl_p99_ms is None, "one token"
+    for number in range(100):
+        world.now += 0.5 if number in (30, 60) else 0.02
+        world.retire()
+        if number == 50:
+            world.submit([4, 5], name="b", max_tokens=60)
+            world.engine.advance()
+            assert info("b").itl_p99_ms is None and info("a").itl_p99_ms == near(500), "of 51 gaps one is long"
+    answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
+    detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)
+    assert (detail.itl_p50_ms, detail.itl_p99_ms) == (near(20), near(500))
+    assert info("b").itl_p99_ms == near(500), "it met one of them"
+    while world.steps:
+        world.now += 0.03
+        world.retire()
+    rows = {row.id: row for row in finished(world)}
+    assert (rows["a"].itl_p50_ms, rows["a"].itl_p99_ms) == (near(20), near(500))
+    assert rows["b"].itl_p50_ms < rows["b"].itl_p99_ms
+
+
+@given(st.lists(st.floats(1e-5, 100.0), min_size=1, max_size=400))
+@settings(max_examples=100, deadline=None)
+def test_the_gaps_of_a_request_are_bounded_and_a_bucket_off_at_most(seen):
+    gaps = TokenGaps(0.0)
+    for value in seen:
+        gaps.counts[bucket_of(value)] = gaps.counts.get(bucket_of(value), 0) + 1
+    found, values = gaps.final_ms(), sorted(seen)
+    for share, quantile in zip((0.5, 0.99), found, strict=True):
+        exact = values[math.ceil(share * len(values)) - 1] * 1e3
+        assert exact / WIDTH <= quantile <= exact * WIDTH
+    assert {bucket_of(10.0**power) for power in range(-30, 31)} <= set(range(-320, 321))
+
+
+def test_quantiles_of_a_live_request_are_computed_once_a_second():
+    gaps = TokenGaps(0.0)
+    gaps.counts = {bucket_of(0.02): 1}
+    assert gaps.quantiles_ms(5.0) == (near(20), near(20))
+    gaps.counts = {bucket_of(0.05): 9}
+    assert gaps.quantiles_ms(5.9) == (near(20), near(20)) and gaps.quantiles_ms(6.1) == (near(50), near(50))
+    gaps.counts = {bucket_of(0.07): 9}
+    assert gaps.final_ms() == (near(70), near(70)), "at its end it has all"
 
 
 def finished(world):

@@ -161,7 +161,8 @@ def finished_lines(requests: Sequence[FinishedInfo]) -> list[str]:
         [
             clean(request.id), clean(request.owner), age_text(request.ended_s), age_text(request.took_s),
             str(request.prompt_tokens), str(request.output_tokens), figures.latency(request.queue_s),
-            figures.latency(request.ttft_s), figures.latency_ms(request.itl_ms), str(request.preemptions),
+            figures.latency(request.ttft_s), figures.latency_ms(request.itl_ms), figures.latency_ms(request.itl_p99_ms),
+            str(request.preemptions),
             clean(ending_text(request.reason, None, request.by)),
         ]
         for request in requests
@@ -246,7 +247,7 @@ def detail_lines(detail: RequestDetail) -> list[str]:
         ("tokens", f"{detail.prompt_tokens} in, {detail.output_tokens} out, {detail.computed_tokens} computed, "
                    f"{detail.cached_tokens} from the prefix cache"),
         ("timing", f"queued {figures.latency(detail.queued_s)}, first token {figures.latency(detail.first_token_s)}, "
-                   f"per token {per_token}, finished {age_text(detail.finished_s)}"),
+                   f"per token {per_token}{_quantiles(detail)}, finished {age_text(detail.finished_s)}"),
         ("blocks", _numbers(detail.block_table)),
         ("shared", _numbers(detail.shared_blocks)),
         ("host", _numbers(detail.host_blocks)),
@@ -262,6 +263,13 @@ def detail_lines(detail: RequestDetail) -> list[str]:
     if detail.output_text:
         lines += ["", clean(detail.output_text, newlines=True)]
     return lines
+
+
+def _quantiles(detail: RequestDetail) -> str:
+    """Return median and 99th percentile between tokens, in words; empty before the second token."""
+    if detail.itl_p50_ms is None:
+        return ""
+    return f" (p50 {figures.latency_ms(detail.itl_p50_ms)}, p99 {figures.latency_ms(detail.itl_p99_ms)})"
 
 
 def engine_lines(rows: Sequence[tuple[EngineRecord, str]], now: float) -> list[str]:

@@ -40,6 +40,7 @@ FIELDS: dict[str, Field] = {
         Field("queue", "seconds", lambda request: request.queue_s, "time until it first got blocks"),
         Field("ttft", "seconds", lambda request: request.ttft_s, "time to its first token"),
         Field("itl", "milliseconds", lambda request: request.itl_ms, "mean time between its tokens"),
+        Field("itl99", "milliseconds", lambda request: request.itl_p99_ms, "99th percentile of it"),
         Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
         Field("reason", "text", lambda request: request.finish_reason or "", "how it ended: stop, length, abort"),
     )
@@ -54,7 +55,7 @@ FINISHED_FIELDS: dict[str, Field] = {
         *(FIELDS[name] for name in ("id", "owner")),
         Field("ended", "seconds", lambda request: request.ended_s, "time since its end", smallest_first=True),
         Field("took", "seconds", lambda request: request.took_s, "time from submission to the end"),
-        *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "pre")),
+        *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "itl99", "pre")),
         Field("reason", "text", lambda request: request.reason, "how it ended: stop, length, abort"),
     )
 }

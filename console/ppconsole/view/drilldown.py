@@ -100,10 +100,11 @@ def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
         width,
     )  # fmt: skip
     between = "-" if ended.itl_ms is None else f"{figures.latency_ms(ended.itl_ms)} a token"
+    quantiles = _pair(ended.itl_p50_ms, ended.itl_p99_ms)
     times = [
         ("ended", f"{wall_text(ended.wall)}, {age_text(ended.ended_s)} ago"),
         ("finished", age_text(ended.took_s)), ("queued", figures.latency(ended.queue_s)),
-        ("first token", figures.latency(ended.ttft_s)), ("between", between),
+        ("first token", figures.latency(ended.ttft_s)), ("between", between), ("itl p50 p99", quantiles),
     ]  # fmt: skip
     rows += [EMPTY, heading("TIMING", width), *grid(times, width), EMPTY]
     if not problem:
@@ -142,8 +143,13 @@ def _request_timing(detail: RequestDetail) -> list[tuple[str, str]]:
         ("age", age_text(detail.age_s)), ("queued", figures.latency(detail.queued_s)),
         ("first token", figures.latency(detail.first_token_s)),
         ("between", figures.latency_ms(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
-        ("finished", age_text(detail.finished_s)),
+        ("itl p50 p99", _pair(detail.itl_p50_ms, detail.itl_p99_ms)), ("finished", age_text(detail.finished_s)),
     ]  # fmt: skip
+
+
+def _pair(median: float | None, high: float | None) -> str:
+    """Return two quantiles in milliseconds; `-` before the second token."""
+    return "-" if median is None else f"{figures.latency_ms(median)} {figures.latency_ms(high)}"
 
 
 def _ids(ids: Sequence[int], most: int = 400) -> str:

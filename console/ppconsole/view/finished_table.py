@@ -42,6 +42,7 @@ COLUMNS = (
     Column("queue", TITLES["queue"], 6, 4, ">"),
     Column("ttft", TITLES["ttft"], 5, 2, ">"),
     Column("itl", TITLES["itl"], 5, 3, ">"),
+    Column("itl99", TITLES["itl99"], 5, 10, ">"),
     Column("pre", TITLES["pre"], 4, 9, ">"),
     Column("reason", TITLES["reason"], 7, 1, grow=FLEX),
 )
@@ -78,6 +79,7 @@ def _cells(request: FinishedInfo, selected: bool) -> dict[str, Cell]:
         "queue": (figures.latency(request.queue_s), ""),
         "ttft": (figures.latency(request.ttft_s), ""),
         "itl": (figures.latency_ms(request.itl_ms), ""),
+        "itl99": (figures.latency_ms(request.itl_p99_ms), ""),
         "pre": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
         "reason": (ending_text(request.reason, None, request.by), "" if request.reason in _USUAL else "warn"),
     }

@@ -56,7 +56,8 @@ def _figures(info: RequestInfo) -> list[tuple[str, str]]:
         ("age", age_text(info.age_s)),
         ("tokens", f"{info.prompt_tokens} in, {info.output_tokens} out, {info.computed_tokens} computed, "
                    f"{info.cached_tokens} from the prefix cache"),
-        ("timing", f"queued {queued}, first token {first}, per token {figures.latency_ms(info.itl_ms)}"),
+        ("timing", f"queued {queued}, first token {first}, per token {figures.latency_ms(info.itl_ms)}, "
+                   f"p99 {figures.latency_ms(info.itl_p99_ms)}"),
         ("blocks", f"{info.blocks} on the device, {info.swap_blocks} on the host"),
         ("in flight", flight),
         ("preempted", f"{info.preemptions} times"),

@@ -77,6 +77,7 @@ _POOL = Section("POOL", {
 })  # fmt: skip
 _LATENCIES = {
     "QUEUE": "until it first got blocks", "TTFT": "until its first token", "ITL": "mean time between its tokens",
+    "ITL99": "99th percentile of the time between its tokens",
 }  # fmt: skip
 _REQUESTS = Section("REQUESTS", {
     "REQ": "request id; the head shows how many, or shown/all with a filter", "OWNER": "user who submitted it",
@@ -167,7 +168,9 @@ _REQUEST_FIELDS = Section("STATE AND COUNTS", {
 })  # fmt: skip
 _REQUEST_TIMES = Section("TIMING", {
     "age": "since it was submitted", "queued": "until it first ran", "first token": "until the first output token",
-    "between": "mean time between output tokens", "finished": "until the last output token",
+    "between": "mean time between output tokens",
+    "itl p50 p99": "time between output tokens: median, 99th percentile; at most 2.2 % off",
+    "finished": "until the last output token",
     "ended": "time of its end", "the rest": "tokens and text, which the engine has forgotten",
 })  # fmt: skip
 _REQUEST_BLOCKS = Section("BLOCKS AND TEXT", {

@@ -24,7 +24,7 @@ REQUEST = {
 """Titles of the request table by column."""
 FINISHED = {
     "id": "REQ", "owner": "OWNER", "ended": "ENDED", "took": "TOOK", "in": "IN", "out": "OUT", "queue": "QUEUE",
-    "ttft": "TTFT", "itl": "ITL", "pre": "PRE", "reason": "REASON",
+    "ttft": "TTFT", "itl": "ITL", "itl99": "ITL99", "pre": "PRE", "reason": "REASON",
 }  # fmt: skip
 """Titles of the table of requests that have ended, by column."""
 STREAM = {

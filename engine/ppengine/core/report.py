@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ppengine.common.config import EngineConfig
 from ppengine.core.health import Health
-from ppengine.core.latencies import itl_ms, queue_s, ttft_s
+from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operations
@@ -134,11 +134,12 @@ class Reporter:
         return CordonInfo(by=cordon.by, since_s=self._clock() - cordon.at, reason=cordon.reason)
 
     def _request_info(self, serving: Serving, request: Request) -> RequestInfo:
+        now = self._clock()
         return RequestInfo(
             id=request.id,
             owner=request.owner,
             state=request.state,
-            age_s=self._clock() - request.arrival_time,
+            age_s=now - request.arrival_time,
             prompt_tokens=len(request.prompt_ids),
             output_tokens=len(request.output_ids),
             blocks=len(request.blocks),
@@ -153,7 +154,8 @@ class Reporter:
             priority=request.priority,
             queue_s=queue_s(request),
             ttft_s=ttft_s(request),
-            itl_ms=itl_ms(request, self._clock()),
+            itl_ms=itl_ms(request, now),
+            itl_p99_ms=itl_quantiles_ms(request, now)[1],
         )
 
     def _throughput(self) -> Throughput:

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from ppengine.core.latencies import itl_ms, queue_s, ttft_s
+from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
 from ppengine.core.outputs import Ending, Output
 from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
@@ -53,6 +53,7 @@ def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
 
 def finished_info(request: Request, now: float) -> FinishedInfo:
     """Return the line of a request that ended at `now` of the scheduler's clock."""
+    median, high = itl_quantiles_ms(request, now)
     return FinishedInfo(
         id=request.id,
         owner=request.owner,
@@ -66,6 +67,8 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         queue_s=queue_s(request),
         ttft_s=ttft_s(request),
         itl_ms=itl_ms(request, now),
+        itl_p50_ms=median,
+        itl_p99_ms=high,
         preemptions=request.preemptions,
         model_limit=request.model_limit,
     )
@@ -78,7 +81,7 @@ def _author(request: Request) -> str:
 
 def _detail(request: Request, now: float) -> RequestDetail:
     """Return the part of a detail that stays when the request has ended."""
-    arrival = request.arrival_time
+    arrival, (median, high) = request.arrival_time, itl_quantiles_ms(request, now)
     return RequestDetail(
         id=request.id,
         owner=request.owner,
@@ -98,6 +101,8 @@ def _detail(request: Request, now: float) -> RequestDetail:
         queued_s=queue_s(request),
         first_token_s=ttft_s(request),
         inter_token_ms=itl_ms(request, now),
+        itl_p50_ms=median,
+        itl_p99_ms=high,
         preemptions=request.preemptions,
         swaps=request.swaps,
         priority=request.priority,

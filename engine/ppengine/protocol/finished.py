@@ -32,6 +32,10 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     """Seconds until its first token; None: it had none."""
     itl_ms: float | None = None
     """Mean milliseconds between its tokens; None with fewer than two."""
+    itl_p50_ms: float | None = None
+    """Median of the milliseconds between its tokens, at most 2.2 % off; None with fewer than two."""
+    itl_p99_ms: float | None = None
+    """99th percentile of the milliseconds between its tokens; None with fewer than two."""
     preemptions: int = 0
     """Times that its blocks were taken."""
     model_limit: int | None = None

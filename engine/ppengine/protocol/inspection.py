@@ -38,6 +38,10 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     first_token_s: float | None = None
     finished_s: float | None = None
     inter_token_ms: float | None = None
+    itl_p50_ms: float | None = None
+    """Median of the milliseconds between its tokens, at most 2.2 % off; None before the second."""
+    itl_p99_ms: float | None = None
+    """99th percentile of the milliseconds between its tokens; None before the second."""
     preemptions: int = 0
     swaps: int = 0
     priority: int = 0

@@ -237,6 +237,8 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     """Seconds until its first token; null before."""
     itl_ms: float | None = None
     """Mean milliseconds between its tokens up to now; null before the second."""
+    itl_p99_ms: float | None = None
+    """99th percentile of the milliseconds between its tokens, at most 2.2 % off; null before the second."""
 
 
 class OperationInfo(msgspec.Struct, kw_only=True):
@@ -281,7 +283,7 @@ class Latency(msgspec.Struct, kw_only=True):
     ttft_s: Quantiles = msgspec.field(default_factory=Quantiles)
     """Seconds from submission to the first token."""
     itl_ms: Quantiles = msgspec.field(default_factory=Quantiles)
-    """Milliseconds between two tokens of a request; of a large step, some are measured."""
+    """Milliseconds between two tokens of a request."""
     window_s: float = 300.0
     """Seconds of the window."""
 

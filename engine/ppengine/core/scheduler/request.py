@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from ppengine.core.scheduler.results import Fence
+from ppengine.core.scheduler.token_gaps import TokenGaps
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import RequestState
 
@@ -66,6 +67,8 @@ class Request:
     finished_time: float | None = None
     admitted_time: float | None = None
     """Time when it first got blocks."""
+    gaps: TokenGaps | None = None
+    """Times between its tokens, kept by the core's latencies; None before the first token."""
 
     fence: Fence | None = None
     aborted_by: str = ""
