@@ -5,9 +5,10 @@ from __future__ import annotations
 from core_world import CoreWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ppengine.core.live_requests import SLICE
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.protocol.control import Accepted, Conflict, Deferred, Outcome, Refused
-from ppengine.protocol.verbs import Abort, Many, Preempt, Priority, Release, SwapIn, SwapOut
+from ppengine.protocol.verbs import Abort, Many, Pause, Preempt, Priority, Release, Resume, SwapIn, SwapOut
 
 NAMES = [f"r{number}" for number in range(8)]
 
@@ -217,3 +218,69 @@ def test_only_a_dry_run_computes_the_figures_of_a_plan(monkeypatch):
     world.say(many(Abort, NAMES[:6]))
     world.run()
     assert len(counted) == 6 and world.scheduler.queues.requests == {}
+
+
+def crowd(count):
+    """Return a world in which one request runs, and `count` wait behind it."""
+    world = CoreWorld(stages=1, max_num_seqs=1)
+    world.submit([1, 2], name="runs", max_tokens=30)
+    world.engine.advance()
+    for number in range(count):
+        world.submit([1, 2, 3], name=f"r{number}", max_tokens=8)
+    return world
+
+
+def live(world):
+    return len(world.engine.requests.live())
+
+
+def test_many_waiting_requests_are_aborted_in_slices_between_steps():
+    count = 2 * SLICE + 10
+    world = crowd(count)
+    answers = world.say(many(Abort, [f"r{number}" for number in range(count)]))
+    assert isinstance(answers[0], Accepted) and isinstance(answers[1], Deferred)
+    assert answers[1].text == f"{SLICE} of {count} applied" and live(world) == 1 + count - SLICE
+    assert world.engine.unfinished, "the loop does not wait for a message"
+    before = len(world.engine.requests.members("runs")[0].output_ids)
+    world.retire()
+    assert live(world) == 1 + count - 2 * SLICE and world.engine.unfinished
+    assert len(world.engine.requests.members("runs")[0].output_ids) == before + 1, "a step retires between two slices"
+    world.say(Abort(request=f"r{count - 1}"))
+    world.retire()
+    assert live(world) == 1 and not world.engine.unfinished
+    (outcome,) = [each for each in world.told(answers[0].id) if isinstance(each, Outcome)]
+    assert outcome.state == "applied" and outcome.text.startswith(f"{count - 1} of {count} requests; not: r{count - 1}")
+    assert [each.code for each in outcome.conflicts] == ["NOT_FOUND"], "it ended by another verb meanwhile"
+
+
+def test_pause_abort_and_an_offline_session_abort_in_slices():
+    world = crowd(3 * SLICE)
+    answers = world.say(Pause(mode="abort"))
+    assert [type(each) for each in answers] == [Accepted] and world.engine.unfinished
+    world.say(Resume())
+    world.submit([5, 6], name="later", max_tokens=2)
+    turns = 0
+    while world.engine.unfinished:
+        world.engine.advance()
+        turns += 1
+    assert turns == 3, "those of the running one and of three slices"
+    outcome = world.told(answers[0].id)[-1]
+    assert outcome.state == "applied" and outcome.text.startswith(f"abort {3 * SLICE + 1} requests")
+    world.run()
+    assert live(world) == 0 and {each.text for each in world.events if each.request == "later"} == {
+        "submit later: 2 prompt tokens queued", "later length, 2 tokens",
+    }, "a request from after the pause goes on"  # fmt: skip
+    world = crowd(SLICE + 5)
+    world.engine.requests.abort_many([f"r{number}" for number in range(SLICE + 5)])
+    assert live(world) == 6 and world.engine.unfinished
+    world.engine.advance()
+    assert live(world) == 1 and not world.engine.unfinished
+
+
+def test_two_verbs_on_many_share_the_slice_of_a_turn():
+    world = crowd(3 * SLICE)
+    first = world.say(many(Abort, [f"r{number}" for number in range(2 * SLICE)]))[0].id
+    second = world.say(many(Priority, [f"r{number}" for number in range(2 * SLICE, 3 * SLICE)], priority=-1))[0].id
+    assert any(isinstance(each, Outcome) for each in world.told(second)), "it fits the turn of its message"
+    world.engine.advance()
+    assert any(isinstance(each, Outcome) for each in world.told(first)) and live(world) == 1 + SLICE

@@ -97,9 +97,11 @@ class Loop:
         while not self.engine.health.leaving:
             deadline = min(report_at, self._clock() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
-            woken = poller.poll(max(0, math.ceil((deadline - self._clock()) * 1e3)))
+            wait_s = 0.0 if self.engine.unfinished else deadline - self._clock()
+            woken = poller.poll(max(0, math.ceil(wait_s * 1e3)))
             news = self._drain_renderer()
-            if woken and not self._drain_stages() and not readable(self._front) and not news:
+            call = self._drain_stages() or readable(self._front) or news or self.engine.unfinished
+            if woken and not call:
                 continue  # Other stages are still busy with these steps.
             if self._drain_front():
                 # That may have taken long; messages of the stages from meanwhile must not look late.

@@ -177,6 +177,11 @@ class Engine:
         self.tracker.send(scheduler.resize.map_step(plan.mapped))
         self.event("engine.serving", f"serving with {plan.mapped} blocks, stage {plan.binding} is binding")
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the next turn has work that waits for no message."""
+        return self.health.serving is not None and self.commands.under_way
+
     # --- one turn -------------------------------------------------------------------------------------------
 
     def advance(self) -> None:

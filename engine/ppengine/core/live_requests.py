@@ -22,6 +22,18 @@ from ppengine.protocol.inspection import FinishedDetail
 
 FINISHED_MOST = 1000
 """Requests that have ended and are kept for a look."""
+SLICE = 128
+"""Requests that a verb on many changes in one turn: some 8 ms, so that steps and messages need not wait for all."""
+
+
+@dataclass(slots=True)
+class _Aborts:
+    """Requests that are left to abort."""
+
+    left: deque[Request]
+    by: str
+    done: Callable[[], None]
+    """Called once none is left."""
 
 
 @dataclass(eq=False)
@@ -39,6 +51,7 @@ class LiveRequests:
         init=False, default_factory=lambda: deque(maxlen=FINISHED_MOST)
     )  # fmt: skip
     """Requests that have ended, the oldest first, with the time of the clock."""
+    _aborts: deque[_Aborts] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
         self.latencies = Latencies(self._clock)
@@ -58,17 +71,35 @@ class LiveRequests:
 
     def abort_many(self, names: list[str]) -> None:
         """Abort requests of an offline session; unknown ones have ended already."""
-        for name in names:
-            self._abort_each(self.members(name))
+        found = deque(request for name in names for request in self.members(name))
+        self._abort_each(_Aborts(found, "", lambda: None))
 
-    def abort_all(self, by: str) -> None:
-        """Abort every request that is not ending already."""
-        self._abort_each(self.live(), by)
+    def abort_all(self, by: str, done: Callable[[], None]) -> None:
+        """Abort every present request that is not ending already, and call `done` after the last."""
+        self._abort_each(_Aborts(deque(self.live()), by, done))
 
-    def _abort_each(self, requests: list[Request], by: str = "") -> None:
-        for request in requests:
-            if request.fence is None or not request.fence.final:
-                self.abort(self._health.require(), request, by)
+    @property
+    def aborting(self) -> bool:
+        """Whether requests are left to abort in later turns."""
+        return bool(self._aborts)
+
+    def go_on(self) -> None:
+        """Abort the next slice of those that are left."""
+        budget = SLICE
+        while self._aborts and budget:
+            aborts = self._aborts[0]
+            while aborts.left and budget:
+                request, budget = aborts.left.popleft(), budget - 1
+                if not request.finished and (request.fence is None or not request.fence.final):
+                    self.abort(self._health.require(), request, aborts.by)
+            if not aborts.left:
+                self._aborts.popleft()
+                aborts.done()
+
+    def _abort_each(self, aborts: _Aborts) -> None:
+        self._aborts.append(aborts)
+        if len(self._aborts) == 1:
+            self.go_on()
 
     def retired(self, serving: Serving, retirement: Retirement) -> None:
         """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""

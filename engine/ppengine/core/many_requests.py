@@ -5,12 +5,13 @@ Each request is atomic, the whole is not: a request that cannot be changed is a 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppengine.common.sizes import size_text
 from ppengine.core.health import Health
+from ppengine.core.live_requests import SLICE
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.request_verbs import Effects, RequestVerbs, reported
@@ -35,10 +36,13 @@ class _Run:
     """One operation on many requests, and how far it has come."""
 
     operation: Operation
+    by: str
     count: int
     left: list[tuple[str, Effects]]
     """Requests whose effect has not happened yet."""
     conflicts: list[Conflict]
+    ahead: deque[tuple[RequestVerb, int | None]]
+    """Verbs that have not begun, with the revisions that their requests must have."""
     applied: int = 0
     step: int | None = None
     """Newest step at which an effect happened."""
@@ -113,11 +117,18 @@ class ManyRequests:
             conflicts=draft.conflicts,
         )  # fmt: skip
 
+    @property
+    def under_way(self) -> bool:
+        """Whether verbs are left to begin."""
+        return any(run.ahead for run in self._runs)
+
     def settle(self) -> None:
-        """Count the effects that have happened; end the operations that wait for no other."""
+        """Begin the next slice of verbs; count the effects that have happened, and end the operations that have all."""
+        budget = SLICE
         for run in self._runs:
+            budget = self._go_on(run, budget)
             self._settle(run)
-        self._runs = [run for run in self._runs if run.left]
+        self._runs = [run for run in self._runs if run.left or run.ahead]
 
     def _able(self, verb: RequestVerb, revision: int | None) -> list[Request]:
         members = self._verbs.members(verb.request)
@@ -140,19 +151,27 @@ class ManyRequests:
         return ""
 
     def _begin(self, many: Many, operation: Operation, by: str) -> None:
-        run = _Run(operation, len(many.verbs), [], [])
-        for verb, revision in _pairs(many):
+        run = _Run(operation, by, len(many.verbs), [], [], deque(_pairs(many)))
+        self._go_on(run, SLICE)
+        self._settle(run)
+        if run.left or run.ahead:
+            self._runs.append(run)
+
+    def _go_on(self, run: _Run, budget: int) -> int:
+        """Begin at most `budget` verbs; return how many more may begin in this turn."""
+        if run.operation.ended is not None:
+            run.ahead.clear()  # the engine has failed meanwhile, and the operation with it
+        while run.ahead and budget:
+            (verb, revision), budget = run.ahead.popleft(), budget - 1
             try:
                 # Planned again: an earlier one may have taken the room of this one.
                 able = self._able(verb, revision)
-                effects = self._verbs.begin(verb, able, by)
+                effects = self._verbs.begin(verb, able, run.by)
             except (CommandError, NotPossible) as error:
                 run.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
             else:
                 run.left.append((verb.request, effects))
-        self._settle(run)
-        if run.left:
-            self._runs.append(run)
+        return budget
 
     def _settle(self, run: _Run) -> None:
         left = []
@@ -170,6 +189,9 @@ class ManyRequests:
             name, effects = left[0]
             where = self._verbs.where(reported(effects)[1])
             self._operations.defer(run.operation, f"{run.applied} of {run.count} applied; {name} {where}")
+        elif run.ahead:
+            self._operations.defer(run.operation, f"{run.applied} of {run.count} applied")
+        if left or run.ahead:
             return
         self._operations.end(
             run.operation, "applied" if run.applied else "failed", _end_text(run), step=run.step,

@@ -175,8 +175,14 @@ class Commands:
         elif conflict := self._health.require().memory.conflict(seen):
             raise CommandError("CONFLICT", conflict)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a verb on many requests goes on in the next turn."""
+        return self._requests.aborting or self._many.under_way
+
     def settle(self) -> None:
         """End the operations whose effect has happened; report the progress of the others."""
+        self._requests.go_on()
         scheduler = self._health.require().scheduler
         # All effects are examined below; the scheduler's own list of ended ones would only grow.
         scheduler.fences.settled()
@@ -230,8 +236,8 @@ class Commands:
             self._supersede_pause(f"pause {verb.mode} by {command.by}")
             scheduler.pause(command.by, finish=verb.mode == "wait")
             if verb.mode == "abort":
-                self._requests.abort_all(by=command.by)
-            if verb.mode == "wait" and running:
+                self._requests.abort_all(command.by, lambda: self._operations.end(operation, "applied", line))
+            elif verb.mode == "wait" and running:
                 self._idle = operation
                 self.settle()
             else:
