@@ -37,6 +37,7 @@ from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.view.commands import shell_line, target_of
 from ppconsole.view.display import DisplayModel
+from ppconsole.view.notes import BAD_S, GOOD_S, Note, Notes
 from ppconsole.view.playback import Playback
 from ppconsole.widgets.driver import ConsoleDriver
 from ppconsole.widgets.theme import choose_theme, themes
@@ -90,6 +91,7 @@ class ConsoleApp(App[int]):
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.source = source or Unattached()
         self.settings = settings or Settings()
+        self.notes = Notes()
         self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=self.source.live), clock, title)
         self._let_playback()
         self.following = Following(self)
@@ -246,8 +248,14 @@ class ConsoleApp(App[int]):
         self.report(text, bad=outcome.state == "failed" or bool(outcome.conflicts))
 
     def report(self, text: str, *, bad: bool) -> None:
-        """Show a notification. Its text is never parsed as markup."""
-        self.notify(clean(text), severity="error" if bad else "information", timeout=8 if bad else 4, markup=False)
+        """Show a message for some seconds."""
+        note = self.notes.add(clean(text), bad=bad)
+        self.set_timer(BAD_S if bad else GOOD_S, lambda: self._forget_note(note))
+        self.paint()
+
+    def _forget_note(self, note: Note) -> None:
+        self.notes.remove(note)
+        self.paint()
 
     def export(self) -> None:
         """Write an export into the current folder, and report its path."""

@@ -61,7 +61,7 @@ def listed(rig: Rig) -> list[str]:
 
 
 def reports(rig: Rig) -> list[str]:
-    return [note.message for note in rig.app._notifications]
+    return [note.text for note in rig.app.notes]
 
 
 async def open_finished(rig: Rig, count: int = 40, **changes: object) -> None:

@@ -16,7 +16,9 @@ from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.detail_screens import HelpScreen
 from ppconsole.screens.memory import MemoryDialog
 from ppconsole.view import board, legend
-from ppconsole.view.cells import text_of
+from ppconsole.view.cells import text_of, width_of
+from ppconsole.view.frame import frame
+from ppconsole.view.notes import Notes
 from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.prompt import PromptLine
 from ppconsole.widgets.strips import Brush
@@ -86,14 +88,14 @@ class Rig:
 
 @asynccontextmanager
 async def console(
-    picture=None, *, size=(80, 24), read_only=False, live=True, notes=False, settings=None, title="", **changes
+    picture=None, *, size=(80, 24), read_only=False, live=True, settings=None, title="", **changes
 ) -> AsyncIterator[Rig]:
     source = FakeSource(snapshots.snapshot(4, 8) if picture is None else picture, live=live)
     for name, value in changes.items():
         setattr(source, name, value)
     clock = Clock()
     app = ConsoleApp(source, read_only=read_only, clock=clock, theme="pp-dark", settings=settings, title=title)
-    async with app.run_test(size=size, notifications=notes) as pilot:
+    async with app.run_test(size=size) as pilot:
         rig = Rig(app, pilot, source, clock)
         await rig.until(lambda: app.model.state.snapshot is not None or source.starts <= source.fail_starts)
         app.tick()
@@ -133,7 +135,7 @@ async def test_a_verb_that_may_be_meant_for_a_request_that_has_just_ended_is_ask
         assert any(line.startswith("> r-0003") for line in rig.board("left").splitlines())
         await rig.pilot.press("a")
         assert not isinstance(rig.app.screen, Confirm) and not rig.source.commands
-        assert any("r-0002 has ended; r-0003 took its place" in note.message for note in rig.app._notifications)
+        assert any("r-0002 has ended; r-0003 took its place" in note.text for note in rig.app.notes)
         dialog = await rig.confirm("a")
         assert dialog.verb == Abort(request="r-0003")
         await rig.pilot.press("escape")
@@ -165,7 +167,7 @@ async def test_the_reason_of_an_end_is_shown_in_its_row_and_the_row_goes():
         assert "REQ 7 " in rig.board("left"), "the head counts those that live"
         await rig.pilot.press("a")
         assert not rig.source.commands
-        assert any("r-0002 has ended: abort by eve" in note.message for note in rig.app._notifications)
+        assert any("r-0002 has ended: abort by eve" in note.text for note in rig.app.notes)
         picture = copy.deepcopy(picture)
         picture.sampled_at += 6.0
         rig.source.send(picture)
@@ -285,7 +287,7 @@ async def test_a_verb_that_takes_long_goes_on_when_its_dialog_is_closed():
         await rig.pilot.press("escape")
         assert rig.app.screen is rig.app.main and rig.source.acted() == [Drain()]
         rig.source.release.set()
-        await rig.until(lambda: any("applied at step 18413" in note.message for note in rig.app._notifications))
+        await rig.until(lambda: any("applied at step 18413" in note.text for note in rig.app.notes))
 
 
 async def test_a_plan_that_is_refused_cannot_be_confirmed():
@@ -341,7 +343,7 @@ async def test_a_cordon_is_placed_and_lifted_from_the_stage_row():
     async with console() as rig:
         await rig.pilot.press("C")
         assert rig.app.screen is rig.app.main, "no stage is chosen"
-        assert any("cordon acts on a stage" in note.message for note in rig.app._notifications)
+        assert any("cordon acts on a stage" in note.text for note in rig.app.notes)
         await rig.pilot.press("tab", "down")
         dialog = await rig.confirm("C")
         assert dialog.verb == Cordon(stage=1) and "free 45 blocks" in rig.board("dialog-body")
@@ -378,17 +380,63 @@ async def test_a_lost_link_greys_disables_and_comes_back():
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 16), (120, 50)])
-async def test_notes_do_not_lie_over_what_is_typed_or_comes_in_below(size):
-    async with console(size=size, notes=True) as rig:
-        rig.app.report("abort: the engine said no, and this is why: " + "word " * 20, bad=True)
+async def test_messages_take_rows_of_their_own_and_cover_nothing(size):
+    async with console(size=size) as rig:
+        before = rig.board("left").splitlines()
+        rig.app.report("abort: the engine said no, and this is why: " + "word " * 14, bad=True)
         rig.app.report("copied: ppconsole show r-0001", bad=False)
         await rig.pilot.press(":", *"set-memory 0.5")
-        await rig.until(lambda: "copied: ppconsole show" in rig.screen() and "word word" in rig.screen())
+        await rig.until(lambda: "copied: ppconsole show" in rig.screen() and "! abort: the engine" in rig.screen())
         lines = [line.rstrip() for line in rig.screen().splitlines()]
-        assert lines[-2].endswith("set-memory 0.5")
-        noted = max(index for index, line in enumerate(lines) if "copied: ppconsole show" in line)
-        tail = min(index for index, line in enumerate(lines) if line.startswith("LOG"))
-        assert noted < tail < len(lines) - 2
+        assert lines[-2].endswith("set-memory 0.5") and "copied: ppconsole show r-0001" in lines[-3]
+        strip, rows = rig.board("note").splitlines(), rig.board("left").splitlines()
+        assert len(strip) <= 3 and len(rows) == len(before) - len(strip)
+        shown = [line[: len(row)] for line, row in zip(lines[2:], rows, strict=False)]
+        assert [line.rstrip() for line in shown] == [row[: size[0]].rstrip() for row in rows], "every row is there"
+        assert any(row.startswith("LOG") for row in rows) and any(row.startswith("OUT") for row in rows)
+        for note in list(rig.app.notes):
+            rig.app._forget_note(note)
+        await rig.pilot.pause()
+        assert rig.board("left").splitlines() == before, "and give them back"
+
+
+async def test_messages_have_a_row_on_readers_and_go_by_themselves(monkeypatch):
+    monkeypatch.setattr("ppconsole.app.GOOD_S", 0.3)
+    async with console() as rig:
+        await rig.pilot.press("e", "y")
+        await rig.until(lambda: "copied: ppconsole" in rig.screen())
+        lines = rig.screen().splitlines()
+        assert lines[-2].startswith("● copied:") and "esc back" in lines[-1]
+        assert rig.app.screen.query_one("#reader-body").size.height == 24 - 3
+        await rig.until(lambda: "copied: ppconsole" not in rig.screen())
+        assert rig.app.screen.query_one("#reader-body").size.height == 24 - 2
+        await rig.pilot.press("y", "y", "y")
+        assert [note.text for note in rig.app.notes].count("copied: ppconsole -e opt@n0 events") == 1
+
+
+def test_the_rows_of_messages_are_bounded():
+    notes = Notes()
+    old = notes.add("the first", bad=False)
+    notes.add("word " * 200, bad=True)
+    rows = [text_of(row) for row in notes.rows(40)]
+    assert len(rows) == 3 and rows[0].startswith("! word") and rows[2].endswith("…")
+    assert all(width_of(row) <= 40 for row in rows)
+    notes.add("the last", bad=False)
+    assert [text_of(row) for row in notes.rows(40)] == ["● the last"], "a message is shown whole or not"
+    notes.add("the first", bad=False)
+    notes.remove(old)
+    assert [text_of(row) for row in notes.rows(40)] == ["● the last", "● the first"]
+
+
+def test_messages_take_rows_where_most_are_to_spare():
+    for size in ((60, 16), (80, 24), (120, 36), (200, 50)):
+        for follows in (False, True):
+            made = frame(*size, 4, follows, 8)
+            for rows in range(4):
+                low = made.lowered(rows)
+                parts = ("stages", "requests", "events", "output", "trends")
+                assert sum(getattr(made, part) - getattr(low, part) for part in parts) == rows
+                assert low.stages == made.stages and low.requests >= 1 and low.output >= 1 and low.events >= 1
 
 
 async def test_silence_alone_makes_the_picture_stale():
@@ -410,14 +458,14 @@ async def test_read_only_and_recordings_hide_and_refuse_verbs(read_only, live):
 
 
 async def test_the_dialog_says_how_to_confirm_and_what_cancel_did():
-    async with console(notes=True) as rig:
+    async with console() as rig:
         dialog = await rig.confirm("a")
         assert rig.board("dialog-body").splitlines()[-1].startswith("⇥ ⏎ does it   esc cancels")
         await rig.pilot.press("tab")
         assert rig.board("dialog-body").splitlines()[-1].startswith("⏎ does it   esc cancels")
         await rig.pilot.press("shift+tab", "enter")
         assert rig.app.screen is rig.app.main and rig.source.acted() == []
-        assert [note.message for note in rig.app._notifications] == ["abort: cancelled; nothing was done"]
+        assert [note.text for note in rig.app.notes] == ["abort: cancelled; nothing was done"]
         rig.source.plans["abort"] = Refused(id="1", code="NOT_FOUND", text="it has ended")
         await rig.confirm("a")
         assert "does it" not in rig.board("dialog-body"), "there is nothing to confirm"
@@ -427,9 +475,9 @@ async def test_the_dialog_says_how_to_confirm_and_what_cancel_did():
         await rig.confirm("a")
         await rig.pilot.press("tab", "enter")
         await rig.until(lambda: "outcome unknown" in rig.board("dialog-body"))
-        before = len(rig.app._notifications)
+        before = len(list(rig.app.notes))
         await rig.pilot.press("escape")
-        assert len(rig.app._notifications) == before, "it may have been done"
+        assert len(list(rig.app.notes)) == before, "it may have been done"
         assert dialog.verb == Abort(request="r-0000")
 
 
@@ -775,7 +823,7 @@ async def test_keys_change_the_scale_of_the_timeline_and_nothing_else_does():
 
 async def test_prompt_and_answer_are_together_and_a_key_copies_the_answer(monkeypatch):
     copied: list[str] = []
-    async with console(size=(120, 36), notes=True) as rig:
+    async with console(size=(120, 36)) as rig:
         monkeypatch.setattr(rig.app, "copy_to_clipboard", copied.append)
         await rig.pilot.press("Y")
         await rig.until(lambda: "no answer to copy" in rig.screen())

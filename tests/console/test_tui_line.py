@@ -70,7 +70,7 @@ async def test_a_colon_begins_a_command_on_the_prompt_line_too():
         await rig.until(lambda: isinstance(rig.app.screen, Confirm))
         assert rig.app.screen.verb == Abort(request="r-0001")
         await rig.pilot.press("escape", *":strems", "enter")
-        assert any("did you mean streams?" in note.message for note in rig.app._notifications)
+        assert any("did you mean streams?" in note.text for note in rig.app.notes)
         await rig.pilot.press(*":quit", "enter")
         await rig.until(lambda: not rig.app.is_running)
 
@@ -115,7 +115,7 @@ async def test_set_changes_shows_and_resets_the_options_of_prompts():
 async def test_a_wrong_option_changes_nothing(typed, says):
     async with console() as rig:
         await rig.pilot.press("colon", *f"set {typed}", "enter")
-        assert any(says in note.message for note in rig.app._notifications), list(rig.app._notifications)
+        assert any(says in note.text for note in rig.app.notes), list(rig.app.notes)
         assert rig.app.settings.prompt.summary() == "256 tok · T 0.8"
 
 
@@ -148,7 +148,7 @@ async def test_a_corrupt_file_is_reported_once_and_the_defaults_hold(tmp_path, c
     assert str(path) in settings.problem and settings.prompt.summary() == "256 tok · T 0.8"
     async with console(settings=settings) as rig:
         rig.app.tick()
-        assert [note.severity for note in rig.app._notifications] == ["error"]
+        assert [note.bad for note in rig.app.notes] == [True]
         await rig.pilot.press("colon", *"set seed 3", "enter")
     assert Settings(path).problem == ""
 
@@ -158,7 +158,7 @@ async def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     settings = Settings(tmp_path / "ppconsole" / "console.json")
     async with console(settings=settings) as rig:
         await rig.pilot.press("colon", *"set seed 3", "enter")
-        assert any("not kept for the next start" in note.message for note in rig.app._notifications)
+        assert any("not kept for the next start" in note.text for note in rig.app.notes)
         assert rig.app.settings.prompt.summary().endswith("seed 3")
 
 
@@ -179,7 +179,7 @@ async def test_tab_shows_the_candidates_and_goes_through_them():
 async def test_a_mistyped_command_is_answered_with_the_nearest_one():
     async with console() as rig:
         await rig.pilot.press("colon", *"strems", "enter")
-        assert any("did you mean streams?" in note.message for note in rig.app._notifications)
+        assert any("did you mean streams?" in note.text for note in rig.app.notes)
 
 
 @pytest.mark.parametrize("typed", ["q", "q!", "quit", "quit!"])
@@ -273,10 +273,10 @@ async def test_sort_takes_each_field_and_names_a_hidden_column():
 async def test_a_column_that_is_none_is_refused_with_the_nearest(text, says):
     async with console() as rig:
         await rig.pilot.press("colon", *text, "enter")
-        await rig.until(lambda: any(says in note.message for note in rig.app._notifications))
+        await rig.until(lambda: any(says in note.text for note in rig.app.notes))
         assert rig.app.model.state.order == BY_ARRIVAL
         await rig.pilot.press("e", "colon", *"sort age", "enter")
-        await rig.until(lambda: any("no table that it sorts" in note.message for note in rig.app._notifications))
+        await rig.until(lambda: any("no table that it sorts" in note.text for note in rig.app.notes))
 
 
 async def test_verbs_act_on_the_request_and_the_stage_that_are_open():
@@ -316,7 +316,7 @@ async def test_x_acts_on_the_focused_stage_and_on_nothing_else():
         assert "restart" not in rig.board("foot")
         await rig.pilot.press("x")
         assert rig.app.screen is rig.app.main and not rig.source.commands, "a request has the focus"
-        assert any("restart-stage acts on a stage" in note.message for note in rig.app._notifications)
+        assert any("restart-stage acts on a stage" in note.text for note in rig.app.notes)
         await rig.pilot.press("tab")
         assert "restart 0" in rig.board("foot")
         await rig.pilot.press("down")
@@ -346,7 +346,7 @@ async def test_c_without_a_stage_in_focus_acts_on_the_one_that_is_halted():
             rig.app.tick()
             await rig.pilot.press("c")
             assert rig.app.screen is rig.app.main and not rig.source.commands
-            assert any("continue acts on a stage, and none has the focus" in n.message for n in rig.app._notifications)
+            assert any("continue acts on a stage, and none has the focus" in n.text for n in rig.app.notes)
 
 
 async def test_logs_are_searched():
@@ -364,7 +364,7 @@ async def test_logs_are_searched():
         marked = [seg for row in rig.app.screen.query_one("#reader-body", Lines).rows for seg in row.segs if seg[1]]
         assert ("step 1840", "chip.name") in marked and ("step 1840", "chip.warn") in marked
         await rig.pilot.press("slash", *"nowhere", "enter")
-        assert any("'nowhere' is not here" in note.message for note in rig.app._notifications)
+        assert any("'nowhere' is not here" in note.text for note in rig.app.notes)
         await rig.pilot.press("slash", "escape")
         assert "/" not in rig.board("reader-title") and isinstance(rig.app.screen, LogsScreen)
         await rig.pilot.press("colon", *"events", "enter")
@@ -413,4 +413,4 @@ async def test_help_on_a_name_opens_its_entries_and_a_wrong_one_is_refused():
         assert "COMMAND" in rig.board("reader-body") and "--owner" in rig.board("reader-body")
         await rig.pilot.press("escape", "colon", *"help I>Q", "enter")
         assert rig.app.screen is rig.app.main
-        assert any("'I>Q' is neither a command" in note.message for note in rig.app._notifications)
+        assert any("'I>Q' is neither a command" in note.text for note in rig.app.notes)

@@ -84,13 +84,13 @@ async def test_a_mark_belongs_to_its_request_and_goes_with_it() -> None:
 
 
 async def test_a_verb_hits_no_other_request_when_all_marked_ones_have_ended() -> None:
-    async with console(notes=True) as rig:
+    async with console() as rig:
         await rig.pilot.press("space", "space")
         drop(rig, *NAMES[:2])
         assert rig.app.main.selection.request() == NAMES[2]
         await rig.pilot.press("a")
         assert not isinstance(rig.app.screen, Confirm) and rig.source.commands == []
-        assert any("the marked requests have ended" in note.message for note in rig.app._notifications)
+        assert any("the marked requests have ended" in note.text for note in rig.app.notes)
         await rig.pilot.press("colon", *"abort", "enter")
         assert rig.source.commands == []
         await rig.pilot.press("down")
@@ -147,12 +147,12 @@ async def test_a_key_acts_on_all_marks_with_one_plan() -> None:
 
 
 async def test_a_verb_unmarks_no_others_and_a_cancelled_one_unmarks_nothing() -> None:
-    async with console(plans={"many": planned(2)}, notes=True) as rig:
+    async with console(plans={"many": planned(2)}) as rig:
         await rig.pilot.press("space", "space", "space")
         await rig.confirm("a")
         await rig.pilot.press("enter")
         assert marked(rig) == NAMES[:3] and rig.source.acted() == []
-        assert [note.message for note in rig.app._notifications][-1] == "abort: cancelled; nothing was done"
+        assert [note.text for note in rig.app.notes][-1] == "abort: cancelled; nothing was done"
         await rig.pilot.press("colon", *f"abort {NAMES[1]} {NAMES[5]}", "enter")
         await rig.until(lambda: "abort 2 of 2" in rig.board("dialog-body"))
         await rig.pilot.press("tab", "enter")
@@ -187,7 +187,7 @@ async def test_marks_that_were_acted_on_go_although_the_dialog_was_closed() -> N
 
 async def test_the_rest_goes_on_without_the_conflicts() -> None:
     gone = Conflict(request=NAMES[1], code="NOT_FOUND", text="r-0001 has ended")
-    async with console(plans={"many": planned(3, gone)}, notes=True) as rig:
+    async with console(plans={"many": planned(3, gone)}) as rig:
         await rig.pilot.press("space", "space", "space")
         dialog = await rig.confirm("o")
         assert "not r-0001: r-0001 has ended" in rig.board("dialog-body")
@@ -197,7 +197,7 @@ async def test_the_rest_goes_on_without_the_conflicts() -> None:
         await rig.until(lambda: rig.app.screen is rig.app.main)
         (sent,) = rig.source.acted()
         assert (sent.requests, sent.revisions) == ([NAMES[0], NAMES[2]], [0, 2])
-        assert any("swap-out 2 requests: applied" in note.message for note in rig.app._notifications)
+        assert any("swap-out 2 requests: applied" in note.text for note in rig.app.notes)
 
 
 async def test_look_again_takes_the_present_revisions() -> None:
@@ -277,18 +277,18 @@ async def test_the_line_takes_what_the_shell_takes(text: str, verb: type, names:
 
 
 async def test_the_line_marks_by_a_filter_on_every_screen() -> None:
-    async with console(notes=True) as rig:
+    async with console() as rig:
         await rig.pilot.press("space", "e", "colon")
         rig.app.screen.line.input.value = "mark owner:bob state:run"
         await rig.pilot.press("enter")
-        assert any("marked 2 of 8 requests" in note.message for note in rig.app._notifications)
+        assert any("marked 2 of 8 requests" in note.text for note in rig.app.notes)
         await rig.pilot.press("escape")
         assert marked(rig) == [NAMES[0], NAMES[1], NAMES[6]]
         for wrong, says in (("mark", "mark needs a filter"), ("mark ownr:x", "no field 'ownr'; did you mean owner?")):
             await rig.pilot.press("colon")
             rig.app.main.line.input.value = wrong
             await rig.pilot.press("enter")
-            assert any(says in note.message for note in rig.app._notifications)
+            assert any(says in note.text for note in rig.app.notes)
         assert len(marked(rig)) == 3
 
 

@@ -65,7 +65,7 @@ def test_any_choice_of_panels_fits(size):
 
 
 async def test_no_verb_acts_on_a_request_of_a_hidden_table():
-    async with console(notes=True) as rig:
+    async with console() as rig:
         await rig.pilot.press("down", "2")
         assert rig.app.main.wanted_request() is None
         await rig.pilot.press("a")
@@ -90,7 +90,7 @@ async def test_the_block_map_is_not_fetched_while_it_is_hidden():
 
 
 async def test_a_panel_of_the_right_column_says_that_it_needs_a_wide_terminal():
-    async with console(notes=True) as rig:
+    async with console() as rig:
         await rig.pilot.press("4")
         await rig.until(lambda: "needs 120 columns" in rig.screen())
         assert rig.app.settings.panels == {}

@@ -108,7 +108,7 @@ async def test_the_figures_since_the_mark(tmp_path: Path) -> None:
 async def test_the_last_hour_of_a_live_engine_opens_and_escape_returns(tmp_path: Path) -> None:
     live = picture(5000)
     minute(engine_folder(live.engine.id) / "history", time.time() - 100.0)
-    async with console(live, notes=True) as rig:
+    async with console(live) as rig:
         await rig.pilot.press("h")
         await rig.until(lambda: "REPLAY" in rig.board("top"))
         assert step(rig) == 59
@@ -132,7 +132,7 @@ async def test_an_operator_may_quit_in_the_past(tmp_path: Path) -> None:
 
 
 async def test_an_engine_without_history_says_so() -> None:
-    async with console(notes=True) as rig:
+    async with console() as rig:
         await rig.pilot.press("h")
         await rig.until(lambda: "no history of this engine is kept here" in rig.screen())
 

@@ -15,6 +15,7 @@ from ppconsole.link.settings import Settings
 from ppconsole.link.source import Source
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.keys import Key
+from ppconsole.view.notes import Notes
 
 
 class Selected(NamedTuple):
@@ -78,6 +79,10 @@ class Console(Protocol):
         """The console's own settings."""
 
     @property
+    def notes(self) -> Notes:
+        """The messages that are shown."""
+
+    @property
     def navigation(self) -> Navigation:
         """The way to other screens."""
 
@@ -99,7 +104,7 @@ class Console(Protocol):
         """Paint the visible screens in a moment."""
 
     def report(self, text: str, *, bad: bool) -> None:
-        """Show a notification."""
+        """Show a message for some seconds."""
 
     def report_outcome(self, verb: Verb, outcome: Outcome) -> None:
         """Show how a verb ended."""

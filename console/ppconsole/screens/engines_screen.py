@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import ClassVar
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, list_engines
@@ -15,11 +14,13 @@ from textual.screen import Screen
 
 from ppconsole.link.ended_list import EndedList
 from ppconsole.model.safe import clean
+from ppconsole.screens.console import Console
 from ppconsole.view import engine_table
 from ppconsole.view.cells import Seg, spread
 from ppconsole.view.cursor import Cursor
 from ppconsole.view.keys import ENGINES_KEYS, footer
 from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.note_strip import NoteStrip
 
 EVERY_S = 2.0
 ANSWER_S = 2.0
@@ -36,10 +37,10 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
         Binding("enter", "choose", "attach", show=False), Binding("escape", "leave", "back", show=False),
     ]  # fmt: skip
 
-    def __init__(self, present: str, on_problem: Callable[[str], None]) -> None:
+    def __init__(self, present: str, console: Console) -> None:
         super().__init__()
         self._present = present
-        self._on_problem = on_problem
+        self._console = console
         self._engines: list[tuple[EngineRecord, str]] = []
         self._ended: list[EndedEngine] = []
         self._ended_list = EndedList()
@@ -54,6 +55,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
         """Title, list, keys."""
         yield Lines(id="reader-title", classes="one")
         yield Lines(id="reader-body")
+        yield NoteStrip()
         yield Lines(id="reader-foot", classes="one")
 
     def on_mount(self) -> None:
@@ -79,7 +81,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
                 self.paint()
                 self._engines = await survey(ANSWER_S)
             except RuntimeDirError as error:
-                self._on_problem(str(error))
+                self._console.report(str(error), bad=True)
             self.paint()
             await asyncio.sleep(EVERY_S)
 
@@ -87,7 +89,8 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
         """Show the engines that match."""
         if not self._composed or not self.is_attached:
             return
-        width, height = self.size.width, max(1, self.size.height - 3)
+        width = self.size.width
+        height = max(1, self.size.height - 3 - self.query_one(NoteStrip).fit(self._console.notes, width))
         ids = self._ids()
         lines = self._lines(width, self._cursor.sync(ids))
         at = next((place for place, line in enumerate(lines) if line.id is not None and line.id == self._cursor.id), 0)

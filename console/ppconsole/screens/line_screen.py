@@ -13,6 +13,7 @@ from ppconsole.view import completion
 from ppconsole.view.cells import Row
 from ppconsole.view.commands import NAMES, UsageError, sort_column
 from ppconsole.view.keys import LINE_KEYS, footer
+from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode, PromptLine
 
 
@@ -74,10 +75,9 @@ class LineScreen(Screen[None]):
         """The line at the bottom."""
         return self.query_one(PromptLine)
 
-    def lift_notes(self, rows: int) -> None:
-        """Keep notifications off the lowest `rows`."""
-        for rack in self.query("ToastRack"):
-            rack.styles.margin = (0, 0, rows, 0)
+    def show_notes(self) -> int:
+        """Show the messages on rows of their own; return how many these are."""
+        return self.query_one(NoteStrip).fit(self.console.notes, self.size.width)
 
     def line_foot(self, width: int) -> Row | None:
         """Return the key line while the line is open: candidates of a completion, or the keys of the mode."""

@@ -24,11 +24,8 @@ from ppconsole.view.cells import fit, row
 from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH
 from ppconsole.view.selection import Selection
 from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode
-
-_BELOW = 2
-"""Prompt and key line: below output and events."""
-
 
 class MainScreen(LineScreen):
     """Paints on the app's tick and at once on a key. The selection belongs to ids."""
@@ -50,6 +47,7 @@ class MainScreen(LineScreen):
         with Horizontal(id="middle"):
             yield Lines(id="left")
             yield Lines(id="right")
+        yield NoteStrip()
         yield self.made_line()
         yield Lines(id="foot", classes="one")
 
@@ -83,7 +81,8 @@ class MainScreen(LineScreen):
         arranged = model.arranged()
         followed = self._following.request
         top_row = self.selection.requests.top
-        size = self.panels.fit((width, height), state, arranged, followed is not None, top_row)
+        notes = self.show_notes()
+        size = self.panels.fit((width, height), state, arranged, followed is not None, top_row).lowered(notes)
         self.selection.frame = size
         right = self.query_one("#right", Lines)
         right.display = size.side > 0
@@ -96,12 +95,11 @@ class MainScreen(LineScreen):
         grey = model.grey
         trends = trend_rows.rows(model.shown_trends, self.panels.span_s, size.left, size.trends, model.marks)
         self.query_one("#left", Lines).show(board.left(state, size, arranged, picked, trends), faded=grey)
-        beside = board.right(state, size, height - 4, self.block_map.blocks, picked)
+        beside = board.right(state, size, height - 4 - notes, self.block_map.blocks, picked)
         right.show(beside.rows, faded=grey)
         if self.block_map.fit(beside.cells, picked.request):
             self.refresh_blocks()
         self._paint_foot(width)
-        self.lift_notes(_BELOW + size.output + size.events)  # over requests, not over prompt and newest text
 
     def _paint_foot(self, width: int) -> None:
         """Show the prompt's options, and the keys of the present context."""

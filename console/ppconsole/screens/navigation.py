@@ -90,7 +90,7 @@ class Navigator:
         present = snapshot.engine.id if snapshot is not None and source.live else ""
         if isinstance(source, EndedSource):
             present = source.ended.record.id
-        self._app.push_screen(EnginesScreen(present, lambda text: self._console.report(text, bad=True)), chosen)
+        self._app.push_screen(EnginesScreen(present, self._console), chosen)
 
     def _open_history(self) -> None:
         """Open the last hour of the engine, at its end."""

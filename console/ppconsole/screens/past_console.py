@@ -33,7 +33,7 @@ class PastConsole:
     ) -> None:
         self._app, self._present = app, present
         self.source = source
-        self.settings = present.settings
+        self.settings, self.notes = present.settings, present.notes
         self.model = DisplayModel(ConsoleState(read_only=True, live_source=False, past=OFF), clock, title)
         self.model.playback = Playback(source, self.model.rewind, lambda: self.model.state.snapshot)
         following = Following(self)
@@ -94,7 +94,7 @@ class PastConsole:
         self._present.paint_soon()
 
     def report(self, text: str, *, bad: bool) -> None:
-        """Show a notification."""
+        """Show a message for some seconds."""
         self._present.report(text, bad=bad)
 
     def report_outcome(self, verb: Verb, outcome: Outcome) -> None:

@@ -18,6 +18,7 @@ from ppconsole.view import search
 from ppconsole.view.cells import EMPTY, Row, Seg, spread, width_of
 from ppconsole.view.keys import READER_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
+from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode
 
 WHEEL = 3
@@ -92,6 +93,7 @@ class Reader(LineScreen):
         """Title, body, line, keys."""
         yield Lines(id="reader-title", classes="one")
         yield Lines(id="reader-body")
+        yield NoteStrip()
         yield self.made_line("hidden")
         yield Lines(id="reader-foot", classes="one")
 
@@ -141,7 +143,7 @@ class Reader(LineScreen):
             return
         self._follow_position()
         width, is_open = self.size.width, self.line.is_open
-        height = self.size.height - 2 - is_open
+        height = self.size.height - 2 - is_open - self.show_notes()
         self.line.set_class(not is_open, "hidden")
         rows = self.body(width)
         self._height, self._total = max(1, height), len(rows)
@@ -149,7 +151,6 @@ class Reader(LineScreen):
         self._top = last if self._at_end else max(0, min(self._top, last))
         places = self._places(rows)
         self._paint_title(width, places, height)
-        self.lift_notes(2)
         visible = rows[self._top : self._top + height]
         for at in set(places) & set(range(self._top, self._top + height)):
             visible[at - self._top] = search.marked(rows[at], self._wanted, at == self._match)

@@ -41,6 +41,15 @@ class Frame(NamedTuple):
     why_least: int = 0
     """Cells that WHY has before columns of less priority; 0: no more than usual."""
 
+    def lowered(self, rows: int) -> Frame:
+        """Return the sizes with fewer rows: messages take them from the panels that have most to spare."""
+        made = self
+        for panel, least in (("output", 1), ("events", 1), ("trends", 0), ("requests", 1), ("events", 0), ("output", 0)):
+            has = getattr(made, panel)
+            taken = max(0, min(rows, has - least))
+            made, rows = made._replace(**{panel: has - taken}), rows - taken
+        return made
+
     def shows(self, panel: Panel) -> bool:
         """Whether a panel is on the screen."""
         sizes = {

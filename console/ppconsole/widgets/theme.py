@@ -174,7 +174,7 @@ PALETTES = {
 
 
 def themes() -> list[Theme]:
-    """Return the Textual themes that go with the palettes, for input fields, dialogs and toasts."""
+    """Return the Textual themes that go with the palettes, for input fields and dialogs."""
     found = []
     for name, tone, dark in (("pp-dark", DARK, True), ("pp-light", LIGHT, False)):
         found.append(

@@ -1,0 +1,22 @@
+"""The rows of messages: as high as they need, and gone without any."""
+
+from __future__ import annotations
+
+from ppconsole.view.notes import Notes
+from ppconsole.widgets.lines import Lines
+
+
+class NoteStrip(Lines):
+    """Shows messages on rows of their own, so that they cover nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(id="note")
+        self.display = False
+
+    def fit(self, notes: Notes, width: int) -> int:
+        """Show the messages, and return how many rows they take."""
+        rows = notes.rows(width)
+        self.display = bool(rows)
+        self.styles.height = len(rows)
+        self.show(rows)
+        return len(rows)
