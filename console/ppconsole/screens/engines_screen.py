@@ -40,7 +40,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
     def __init__(self, present: str, console: Console) -> None:
         super().__init__()
         self._present = present
-        self._console = console
+        self.console = console
         self._engines: list[tuple[EngineRecord, str]] = []
         self._ended: list[EndedEngine] = []
         self._ended_list = EndedList()
@@ -81,7 +81,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
                 self.paint()
                 self._engines = await survey(ANSWER_S)
             except RuntimeDirError as error:
-                self._console.report(str(error), bad=True)
+                self.console.report(str(error), bad=True)
             self.paint()
             await asyncio.sleep(EVERY_S)
 
@@ -90,7 +90,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
         if not self._composed or not self.is_attached:
             return
         width = self.size.width
-        height = max(1, self.size.height - 3 - self.query_one(NoteStrip).fit(self._console.notes, width))
+        height = max(1, self.size.height - 3 - self.query_one(NoteStrip).fit(self.console.notes))
         ids = self._ids()
         lines = self._lines(width, self._cursor.sync(ids))
         at = next((place for place, line in enumerate(lines) if line.id is not None and line.id == self._cursor.id), 0)

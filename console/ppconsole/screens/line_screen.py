@@ -77,7 +77,7 @@ class LineScreen(Screen[None]):
 
     def show_notes(self) -> int:
         """Show the messages on rows of their own; return how many these are."""
-        return self.query_one(NoteStrip).fit(self.console.notes, self.size.width)
+        return self.query_one(NoteStrip).fit(self.console.notes)
 
     def line_foot(self, width: int) -> Row | None:
         """Return the key line while the line is open: candidates of a completion, or the keys of the mode."""

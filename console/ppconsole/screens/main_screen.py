@@ -27,6 +27,7 @@ from ppconsole.widgets.lines import Lines
 from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode
 
+
 class MainScreen(LineScreen):
     """Paints on the app's tick and at once on a key. The selection belongs to ids."""
 

@@ -44,7 +44,14 @@ class Frame(NamedTuple):
     def lowered(self, rows: int) -> Frame:
         """Return the sizes with fewer rows: messages take them from the panels that have most to spare."""
         made = self
-        for panel, least in (("output", 1), ("events", 1), ("trends", 0), ("requests", 1), ("events", 0), ("output", 0)):
+        for panel, least in (
+            ("output", 1),
+            ("events", 1),
+            ("trends", 0),
+            ("requests", 1),
+            ("events", 0),
+            ("output", 0),
+        ):
             has = getattr(made, panel)
             taken = max(0, min(rows, has - least))
             made, rows = made._replace(**{panel: has - taken}), rows - taken

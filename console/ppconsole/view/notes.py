@@ -9,8 +9,8 @@ from ppconsole.view.cells import Row, row, wrap
 
 GOOD_S, BAD_S = 4.0, 8.0
 """Seconds for which a message is shown: one of success, one of a failure."""
-ROWS_MOST = 3
-"""Most rows of all messages: a longer text is cut, and older ones yield."""
+LOW = 20
+"""Screens below this height have two rows for messages, others three: a longer text is cut, older ones yield."""
 
 
 class Note(NamedTuple):
@@ -42,14 +42,14 @@ class Notes:
         """Show a message no longer."""
         self._kept = [each for each in self._kept if each.number != note.number]
 
-    def rows(self, width: int) -> list[Row]:
-        """Return the rows of the newest messages."""
-        found: list[Row] = []
+    def rows(self, width: int, height: int) -> list[Row]:
+        """Return the rows of the newest messages, on a screen of `width` x `height`."""
+        found, most = list[Row](), 2 if height < LOW else 3
         for note in reversed(self._kept):
             lines = wrap(note.text, max(10, width - 2))
-            if len(lines) > ROWS_MOST:
-                lines = [*lines[: ROWS_MOST - 1], f"{lines[ROWS_MOST - 1][: width - 3]}…"]
-            if len(found) + len(lines) > ROWS_MOST:
+            if len(lines) > most:
+                lines = [*lines[: most - 1], f"{lines[most - 1][: width - 3]}…"]
+            if len(found) + len(lines) > most:
                 break
             style = "bad" if note.bad else "info"
             mark = "! " if note.bad else "● "

@@ -13,9 +13,9 @@ class NoteStrip(Lines):
         super().__init__(id="note")
         self.display = False
 
-    def fit(self, notes: Notes, width: int) -> int:
+    def fit(self, notes: Notes) -> int:
         """Show the messages, and return how many rows they take."""
-        rows = notes.rows(width)
+        rows = notes.rows(*self.screen.size)
         self.display = bool(rows)
         self.styles.height = len(rows)
         self.show(rows)
