@@ -868,3 +868,11 @@ async def test_a_long_answer_says_how_much_of_it_is_not_kept(monkeypatch):
         await rig.pilot.press("escape", "Y")
         await rig.until(lambda: bool(notes))
         assert notes == ["copied 20000 characters of the answer of r-new; 500 before them are not kept here"]
+
+
+async def test_four_keys_show_the_request_with_most_blocks_on_stage_two():
+    async with console() as rig:
+        await rig.pilot.press("tab", "down", "down", "enter")
+        rows = rig.board("reader-body").splitlines()
+        at = next(number for number, row in enumerate(rows) if "REQUESTS BY BLOCKS" in row)
+        assert "STAGE 2" in rig.board("reader-title") and rows[at + 2].split()[0] == "r-0002", "without scrolling"

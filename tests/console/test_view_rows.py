@@ -16,6 +16,7 @@ from ppconsole.view import (
     events,
     kvmap,
     request_table,
+    stage_requests,
     stage_table,
     timeline,
     wording,
@@ -408,3 +409,18 @@ def test_latencies_are_columns_of_a_wide_table():
     assert "TTFT" not in narrow[0]
     one.queue_s = one.ttft_s = one.itl_ms = None
     assert texts(request_table.rows(state, picture.requests, 115))[1].split()[8:11] == ["-", "-", "-"]
+
+
+def test_a_stage_lists_the_requests_with_most_blocks():
+    picture = snapshots.snapshot(4, 9)
+    for index, request in enumerate(picture.requests):
+        request.blocks = (0, 7, 126, 3, 41, 41, 90, 2, 5)[index]
+    picture.stages[2].memory.kv_mapped, picture.stages[2].kv_blocks.mapped = 1024 * 2**16, 1024
+    for width in (60, 80, 200):
+        shown = [text_of(line) for line in stage_requests.rows(picture, picture.stages[2], width)]
+        assert "as many on every stage" in shown[0] and all(width_of(line) <= width for line in shown)
+        assert [line.split()[0] for line in shown[2:7]] == ["r-0002", "r-0006", "r-0004", "r-0005", "r-0001"]
+        assert "126" in shown[2].split() and "7.9M" in shown[2].split(), "126 blocks of 64 KiB"
+        assert "and 3 more" in shown[7] and len(shown) == 8
+    picture.requests = picture.requests[:1]
+    assert "no request holds blocks" in text_of(stage_requests.rows(picture, picture.stages[2], 80)[1])

@@ -14,7 +14,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
 from ppconsole.model.state import SPAN_MS
 from ppconsole.model.units import age_text, bytes_text, count_text, percent_text, wall_text
-from ppconsole.view import events, figures, stage_table, timeline, wording
+from ppconsole.view import events, figures, stage_requests, stage_table, timeline, wording
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
 from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
 
@@ -207,6 +207,7 @@ def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int, span: float = S
         peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
         rows += field("waits for", f"{waiting.what} of {peer}, {figures.age(waiting.since_ms)}", "warn", width)
     rows += grid(_stage_numbers(stage), width)
+    rows += [EMPTY, *stage_requests.rows(snapshot, stage, width)]
     rows += [EMPTY, heading("MEMORY", width), *memory_rows(stage, width)]
     if stage.gpu is not None:
         rows += [EMPTY, heading("GPU", width), *gpu_rows(stage.gpu, width)]

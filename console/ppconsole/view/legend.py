@@ -83,7 +83,8 @@ _REQUESTS = Section("REQUESTS", {
     "REQ": "request id; the head shows how many, or shown/all with a filter", "OWNER": "user who submitted it",
     "STATE": "state, shortened if it is narrow; see below",
     "AGE": "time since it was submitted", "IN": "prompt tokens", "OUT": "output tokens",
-    "BLK": "KV blocks on the device", "SWP": "swap blocks on the host", **_LATENCIES,
+    "BLK": "KV blocks on the device: the same number on every stage", "SWP": "swap blocks on the host",
+    **_LATENCIES,
     "FILL": "computed share of its prompt and its output so far", "HIT": "prompt tokens from the prefix cache",
     "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it; for 5 s, how it ended",
@@ -140,6 +141,10 @@ _STAGE_FIELDS = Section("STATE", {
     "progress age": "time since the last progress", "step p50 p99": "own work of a step: median, 99th percentile",
     "idle": "share of time spent waiting for others", "inbox": "steps received and not begun",
     "outbox": "sends not done", "state": "see the letters below",
+})  # fmt: skip
+_STAGE_REQUESTS = Section("REQUESTS BY BLOCKS", {
+    "BLK": "KV blocks: a block spans all layers, so a request holds the same number on every stage",
+    "HERE": "bytes of them on this stage",
 })  # fmt: skip
 _MEMORY = Section("MEMORY", {
     "total": "memory of the device", "limit": "total × utilization", "used": "held by this stage on the device",
@@ -285,7 +290,7 @@ _INCIDENTS = Section("INCIDENTS", {
 SCREENS: dict[str, tuple[Section, ...]] = {
     "main": (_STAGES, STAGE_STATES, OPERATIONS, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, REQUEST_STATES, _FILTER,
              _TIMELINE, _KV_MAP, _STREAMS, _TRENDS, _LINES, _BANNER),
-    "stage": (_STAGE_FIELDS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, STAGE_STATES, _MARKS),
+    "stage": (_STAGE_FIELDS, _STAGE_REQUESTS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, STAGE_STATES, _MARKS),
     "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
     "diagnosis": (_DIAGNOSIS, _STEPS, STAGE_STATES, _MARKS),
     "streams": (_CHECKS, _STREAMS, _LEDGER, _MARKS),
