@@ -128,7 +128,7 @@ class ConsoleApp(App[int]):
     def _let_playback(self) -> None:
         """Let the keys of the past move the source, if it is a past."""
         if isinstance(self.source, ReplaySource):
-            self.model.playback = Playback(self.source, self.model.rewind, lambda: self.model.state.snapshot)
+            self.model.playback = Playback(self.source, self.model.rewind, lambda: self.model.state)
 
     def _start_source(self) -> None:
         self.run_worker(self.source.start(self.on_update), name="link", exit_on_error=False)

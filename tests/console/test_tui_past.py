@@ -15,6 +15,7 @@ from ppconsole.app import ConsoleApp
 from ppconsole.link.ended import EndedSource
 from ppconsole.link.history import History
 from ppconsole.link.replay import ReplaySource
+from ppconsole.screens.detail_screens import EventsScreen
 from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.incidents_screen import IncidentsScreen
 from ppconsole.view.banner import Link, verdict_line
@@ -89,6 +90,32 @@ async def test_a_mark_compares_two_moments(tmp_path: Path) -> None:
         assert step(rig) == 10
         await rig.pilot.press("e", "J")
         assert step(rig) == 20 and f"vs {marked}" in rig.screen(), "back and forth, on every screen"
+
+
+async def test_the_events_between_the_mark_and_now_with_the_figures_of_both(tmp_path: Path) -> None:
+    """The task `what changed in the last minute` is four keys from the present: h M [ e."""
+    async with replay(past(tmp_path, begin=BEGIN + 95.0, paused=True), size=(80, 24)) as rig:
+        await rig.pilot.press("M", "left_square_bracket", "e")
+        shown = rig.board("reader-body")
+        span = [time.strftime("%H:%M:%S", time.localtime(BEGIN + at)) for at in (35.0, 95.0)]
+        assert "EVENTS SINCE THE MARK" in rig.board("reader-title")
+        assert shown.startswith(f" FROM {span[0]} TO {span[1]}  1m00"), "the earlier first, whichever is marked"
+        figure = {line.split()[0]: line.split() for line in shown.splitlines() if line.startswith("  ")}
+        assert figure["step"][1:] == ["35", "35"], "each minute counts its seconds from 0"
+        assert "EVENTS BETWEEN  6" in shown
+        seconds = [line.split()[-1] for line in shown.splitlines() if "test.event" in line]
+        assert seconds == ["40", "50", "0", "10", "20", "30"]
+        await rig.pilot.press("right", "right")
+        assert "EVENTS BETWEEN  4" in rig.board("reader-body") and "THEN" in rig.board("reader-body")
+        figure = {line.split()[0]: line.split() for line in rig.board("reader-body").splitlines() if line}
+        assert figure["step"][1:] == ["55", "35", "-20"]
+        screen = rig.app.screen
+        assert isinstance(screen, EventsScreen)
+        rows = screen.body(80)
+        (at,) = screen.places(rows, "second 10")
+        assert "second 10" in text_of(rows[at]), "the search counts the rows of the figures"
+        await rig.pilot.press("M")
+        assert "THEN" not in rig.board("reader-body"), "at a new mark there is nothing between"
 
 
 async def test_the_figures_since_the_mark(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
 from ppconsole.screens.reader import SEARCHED_WIDTH, Reader
-from ppconsole.view import drilldown, events, help_page, meaning, option_table, search, trend_rows
+from ppconsole.view import changes, drilldown, events, help_page, meaning, option_table, search, trend_rows
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import HELP_KEYS, SCALE_KEY, Key, reader_keys
 from ppconsole.view.legend import Section
@@ -137,16 +137,29 @@ class LogsScreen(_OfStage):
 
 
 class EventsScreen(Reader):
-    """All events that this console has."""
+    """All events that this console has; in a past with a mark, those between the mark and the moment in view."""
 
     topic: ClassVar[str] = "events"
     follows_end: ClassVar[bool] = True
     keys: ClassVar[tuple[Key, ...]] = reader_keys((), None)
     BINDINGS: ClassVar[list[BindingType]] = verb_keys("memory", "engine")
 
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._at_end = self._interval() is None  # the figures are at the top
+
     def heading(self) -> str:
         """Return the title."""
-        return "EVENTS"
+        return "EVENTS SINCE THE MARK" if self._interval() else "EVENTS"
+
+    def _interval(self) -> tuple[changes.Moment, changes.Moment] | None:
+        playback = self.console.model.playback
+        return None if playback is None else playback.interval()
+
+    def _head(self, width: int) -> list[Row]:
+        """Return the figures at the mark and now; none without a mark."""
+        interval = self._interval()
+        return changes.rows(*interval, width) if interval else []
 
     def cli(self) -> str:
         """Return the verb that prints the same."""
@@ -154,15 +167,17 @@ class EventsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return the events in full."""
-        rows = [line for each in self._rows(width) for line in each]
+        rows = [*self._head(width), *(line for each in self._rows(width) for line in each)]
         return rows or [row(("  nothing has happened yet", "dim"))]
 
     def _rows(self, width: int) -> list[list[Row]]:
+        if interval := self._interval():
+            return changes.event_rows(*interval, width)
         return [events.event_rows(event, width) for event in self.console.model.shown.events]
 
     def places(self, rows: Sequence[Row], wanted: str) -> list[int]:
         """Return the row of each event that matches: the one with the text, or the first if it is broken over two."""
-        found, at = [], 0
+        found, at = [], len(self._head(self.size.width))
         whole = self._rows(SEARCHED_WIDTH)
         for lines, line in zip(self._rows(self.size.width), whole, strict=True):
             if search.found(line, wanted):

@@ -35,7 +35,7 @@ class PastConsole:
         self.source = source
         self.settings, self.notes = present.settings, present.notes
         self.model = DisplayModel(ConsoleState(read_only=True, live_source=False, past=OFF), clock, title)
-        self.model.playback = Playback(source, self.model.rewind, lambda: self.model.state.snapshot)
+        self.model.playback = Playback(source, self.model.rewind, lambda: self.model.state)
         following = Following(self)
         self.main = MainScreen(self, following)
         self.navigation = Navigator(app, self.main, following)

@@ -115,8 +115,8 @@ FINISHED_FILTER_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 PAST_KEYS: tuple[Key, ...] = (
     ("spc", "pause", False), ("←→", "10 s", False), ("[ ]", "1 min", False), ("< >", "speed", False),
-    ("M", "mark", False), ("J", "jump to it", False), ("esc", "leave", False), ("⏎", "show", False),
-    ("⇥", "stages", False), ("d", "diagnosis", False), ("e", "events", False), ("?", "help", False),
+    ("M", "mark", False), ("J", "jump to it", False), ("e", "events since it", False), ("esc", "leave", False),
+    ("⏎", "show", False), ("⇥", "stages", False), ("d", "diagnosis", False), ("?", "help", False),
     ("q", "quit", False),
 )  # fmt: skip
 MEMORY_KEYS: tuple[Key, ...] = (
@@ -182,6 +182,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("IN THE PAST  replay, incident, ended engine, last hour", (
         ("Space", "pause, go on"), ("← →", "10 s back or on"), ("[ ]", "a minute back or on"),
         ("< >", "slower, faster"), ("M", "mark this moment"), ("J", "to the mark and back"),
+        ("e", "events since the mark"),
         ("Esc", "back to the present"),
     )),
 )  # fmt: skip

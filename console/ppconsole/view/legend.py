@@ -144,7 +144,7 @@ _STAGE_FIELDS = Section("STATE", {
 })  # fmt: skip
 _STAGE_REQUESTS = Section("REQUESTS BY BLOCKS", {
     "BLK": "KV blocks: a block spans all layers, so a request holds the same number on every stage",
-    "HERE": "bytes of them on this stage",
+    "HERE": "bytes of them on this stage", "REQ": "request id",
 })  # fmt: skip
 _MEMORY = Section("MEMORY", {
     "total": "memory of the device", "limit": "total × utilization", "used": "held by this stage on the device",
@@ -208,6 +208,11 @@ _LEDGER = Section("LEDGER", {
     "ORDERED-BY": "the event or wait that orders the hand-off", "TIMES": "how often",
     "BUFFER": "name of the buffer", "GEN": "generation: how often it was reused", "SIZE": "bytes",
     "LAST-WRITER": "stream and operation that wrote it last", "READ-NOW-BY": "streams that read it now",
+})  # fmt: skip
+_CHANGES = Section("SINCE THE MARK  in a past with a mark", {
+    "THEN NOW": "figures at the earlier and at the later of mark and moment in view", "CHANGE": "their difference",
+    "EVENTS BETWEEN": "events after the earlier one, up to the later one",
+    "util": "memory utilization", "step": "number of the newest step",
 })  # fmt: skip
 _EVENTS = Section("EVENTS", {
     "E W ●": "error, warning, information", "#17": "number of the event",
@@ -290,11 +295,12 @@ _INCIDENTS = Section("INCIDENTS", {
 SCREENS: dict[str, tuple[Section, ...]] = {
     "main": (_STAGES, STAGE_STATES, OPERATIONS, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, REQUEST_STATES, _FILTER,
              _TIMELINE, _KV_MAP, _STREAMS, _TRENDS, _LINES, _BANNER),
-    "stage": (_STAGE_FIELDS, _STAGE_REQUESTS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE, STAGE_STATES, _MARKS),
+    "stage": (_STAGE_FIELDS, _STAGE_REQUESTS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE,
+              STAGE_STATES, _MARKS),
     "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
     "diagnosis": (_DIAGNOSIS, _STEPS, STAGE_STATES, _MARKS),
     "streams": (_CHECKS, _STREAMS, _LEDGER, _MARKS),
-    "events": (_EVENTS,),
+    "events": (_EVENTS, _CHANGES),
     "incidents": (_INCIDENTS,),
     "finished": (_FINISHED, _FINISHED_FILTER),
     "stacks": (_STACKS,),

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.link.replay import SPEEDS, ReplaySource
+from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import count_text, wall_text
 from ppconsole.view import figures
 from ppconsole.view.cells import Seg
+from ppconsole.view.changes import Moment
 
 _SHORT_S = 180.0
 """A past that is shorter has its position in seconds."""
 
 
-class Mark(NamedTuple):
-    """A marked moment: Unix seconds, and the picture then."""
-
-    wall: float
-    snapshot: Snapshot | None
-
-
 class Playback:
     """Moves a source for the display. `forget` drops what the display knows of the present position."""
 
-    def __init__(self, source: ReplaySource, forget: Callable[[], None], shown: Callable[[], Snapshot | None]) -> None:
+    def __init__(self, source: ReplaySource, forget: Callable[[], None], shown: Callable[[], ConsoleState]) -> None:
         self._source, self._forget, self._shown = source, forget, shown
-        self._mark: Mark | None = None
+        self._mark: Moment | None = None
         self._actions: dict[str, Callable[[], None]] = {
             "pause": self.toggle_pause,
             "back": lambda: self.move(-10.0), "on": lambda: self.move(10.0),
@@ -61,15 +55,24 @@ class Playback:
 
     def mark(self) -> None:
         """Mark this moment; at the mark, remove it."""
-        here = Mark(self._source.position, self._shown())
+        here = self._here()
         self._mark = None if self._mark is not None and self._mark.wall == here.wall else here
 
     def jump(self) -> None:
         """Go to the mark, and mark the moment that is left."""
         if (there := self._mark) is not None:
-            self._mark = Mark(self._source.position, self._shown())
+            self._mark = self._here()
             self._source.set_paused(True)
             self._seek(there.wall)
+
+    def interval(self) -> tuple[Moment, Moment] | None:
+        """Return the mark and the moment in view; None without a mark, or at it."""
+        here = self._here()
+        return None if self._mark is None or self._mark.wall == here.wall else (self._mark, here)
+
+    def _here(self) -> Moment:
+        state = self._shown()
+        return Moment(self._source.position, state.snapshot, state.events)
 
     def segs(self) -> list[Seg]:
         """Return position, length and speed, and the figures since the mark."""
@@ -97,7 +100,7 @@ class Playback:
 
         Each figure is a segment: a narrow row drops the last ones.
         """
-        now, mark = self._shown(), self._mark
+        now, mark = self._shown().snapshot, self._mark
         if mark is None:
             return []
         clock = wall_text(mark.wall)
