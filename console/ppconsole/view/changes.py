@@ -57,7 +57,7 @@ def _figures(snapshot: Snapshot) -> dict[str, float | None]:
 
 
 def _figure(name: str, then: float | None, now: float | None) -> Row:
-    """Return one figure at both moments; one that differs stands out."""
+    """Return one figure at both moments; one that differs is bright."""
     change, style = UNKNOWN, "dim"
     if then is not None and now is not None:
         change = "" if then == now else f"{'+' if now > then else '-'}{_text(name, abs(now - then))}"

@@ -14,7 +14,7 @@ LOW = 20
 
 
 class Note(NamedTuple):
-    """One message. `number` tells it from another one with the same text."""
+    """One message. `number` differs from that of another one with the same text."""
 
     number: int
     text: str
