@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.snapshot import Event, KvBlocks, Snapshot
 
 from ppconsole.model.units import UNKNOWN, age_text, count_text, wall_text
 from ppconsole.view import events, figures
@@ -47,11 +47,11 @@ def rows(one: Moment, other: Moment, width: int) -> list[Row]:
 def _figures(snapshot: Snapshot) -> dict[str, float | None]:
     """Return the figures that are compared."""
     queues, rates = snapshot.queues, snapshot.throughput
-    kv = snapshot.stages[0].kv_blocks if snapshot.stages else None
+    kv = snapshot.stages[0].kv_blocks if snapshot.stages else KvBlocks()
     return {
         "tok/s out": rates.output_tok_s, "tok/s in": rates.prompt_tok_s, "waiting": queues.waiting,
         "running": queues.running, "swapped": queues.swapped, "held": queues.held,
-        "kv used": kv and kv.used, "kv mapped": kv and kv.mapped, "util": snapshot.engine.memory_utilization,
+        "kv used": kv.used, "kv mapped": kv.mapped, "util": snapshot.engine.memory_utilization,
         "preemptions": snapshot.preemptions_total, "step": snapshot.engine.step,
     }  # fmt: skip
 
