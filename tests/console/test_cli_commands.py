@@ -437,12 +437,15 @@ def test_finished_lists_the_ended_requests_and_filters_them(cli: Cli, fake: Fake
     assert (run.code, run.err) == (0, "no request has ended\n")
     fields = {"owner": "alice", "wall": 1e9, "prompt_tokens": 4, "output_tokens": 90, "took_s": 3.0}
     fake.finished = [
-        FinishedInfo(id="r-3", ended_s=1.0, reason="length", queue_s=0.02, ttft_s=0.2, itl_ms=22.0, **fields),
-        FinishedInfo(id="r-2", ended_s=60.0, reason="abort", **fields),
+        FinishedInfo(
+            id="r-3", ended_s=1.0, reason="length", queue_s=0.02, ttft_s=0.2, itl_ms=22.0, itl_p99_ms=61.0, **fields
+        ),
+        FinishedInfo(id="r-2", ended_s=60.0, reason="abort", by="eve", **fields),
         FinishedInfo(id="r-1", ended_s=900.0, reason="stop", queue_s=2.0, ttft_s=2.5, itl_ms=50.0, **fields),
     ]
     run = cli("finished")
     assert [line.split()[0] for line in run.out.splitlines()] == ["REQ", "r-3", "r-2", "r-1"]
+    assert run.out.splitlines()[2].rstrip().endswith(" abort by eve")
     assert run.out.splitlines()[1].split() == [
         "r-3",
         "alice",
@@ -453,10 +456,11 @@ def test_finished_lists_the_ended_requests_and_filters_them(cli: Cli, fake: Fake
         "20ms",
         "200ms",
         "22ms",
+        "61ms",
         "0",
         "length",
     ]
-    assert run.out.splitlines()[2].split()[6:9] == ["-", "-", "-"]
+    assert run.out.splitlines()[2].split()[6:10] == ["-", "-", "-", "-"]
     for wanted, ids in (("ttft>1s", ["r-1"]), ("!reason:abort", ["r-3", "r-1"]), ("ended<5m itl<=22ms", ["r-3"])):
         assert [row["id"] for row in cli("finished", "--json", "--filter", wanted).rows] == ids
     assert "... and 2 more" in cli("finished", "--last", "1").out
