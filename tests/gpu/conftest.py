@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,27 @@ _patch = _interpreted()
 for _module in pkgutil.iter_modules(gpu.__path__, "ppkernels.gpu."):
     importlib.import_module(_module.name)
 _patch.undo()
+
+
+def _patch_language_once() -> None:
+    """Have the interpreter replace the functions of Triton's language once a launch.
+
+    It repeats that at every call of a device function, which took half of the time of these tests.
+    """
+    from triton.runtime import interpreter
+
+    patch, language = interpreter._patch_lang, interpreter.tl
+
+    def patch_once(function: Callable[..., Any]) -> Any:
+        seen = [module for module in (language, language.core) if module in function.__globals__.values()]
+        replaced = all(not language.core.is_builtin(module.load) for module in seen)
+        return interpreter._LangPatchScope() if replaced else patch(function)
+
+    interpreter._patch_lang = patch_once
+
+
+if DEVICE == "cpu":
+    _patch_language_once()
 
 
 @pytest.fixture(autouse=True)
