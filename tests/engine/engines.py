@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppengine.common import lifeline
+
 HERE = Path(__file__).parent
 
 
@@ -31,20 +33,26 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = 20.0) -
 
 
 class Engine:
-    """A supervisor under test, in a session of its own, in the runtime folder `runtime`."""
+    """A supervisor under test, in a session of its own, in the runtime folder `runtime`.
+
+    It ends with the tests' process, however that ends.
+    """
 
     def __init__(self, runtime: Path, command: list[str], env: dict[str, str] | None = None) -> None:
         self.runtime = runtime
         runtime.mkdir(exist_ok=True)
         self.errors = runtime / f"errors.{time.monotonic_ns()}"
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-        with self.errors.open("w") as errors:
+        read_end, write_end = lifeline.open_pipe()
+        self._lifeline: int | None = write_end
+        with self.errors.open("w") as errors, os.fdopen(read_end):
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *command],
+                [sys.executable, "-m", *command, "--lifeline", str(read_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": path, **(env or {})},
+                pass_fds=(read_end,),
                 start_new_session=True,
                 text=True,
             )
@@ -110,6 +118,9 @@ class Engine:
                     os.kill(pid, signal.SIGKILL)
         self.process.wait(20)
         self.process.stdout.close()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
 
 def _children(pid: int) -> list[int]:

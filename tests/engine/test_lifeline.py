@@ -13,6 +13,7 @@ import pytest
 from engines import alive, wait_until
 from ppengine.common import lifeline
 
+HERE = Path(__file__).parent
 PARENT = """
 import subprocess, sys, threading
 from ppengine.common import lifeline
@@ -102,3 +103,24 @@ def test_closed_descriptor_is_refused() -> None:
     os.close(write_end)
     with pytest.raises(SystemExit, match=f"--lifeline {read_end}: Bad file descriptor; it must be an open pipe"):
         lifeline.adopt(read_end)
+
+
+def test_an_engine_ends_with_the_tests_that_started_it(tmp_path: Path) -> None:
+    """They may be killed, and then no fixture ends it."""
+    tests = """
+import sys, threading
+from pathlib import Path
+from engines import Engine
+engine = Engine(Path(sys.argv[1]), ["standins.supervisor", "orphan", "1"], {"STANDIN_REPORTS": "/dev/null"})
+print(engine.process.pid, flush=True)
+threading.Event().wait()
+"""
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    command, environment = [sys.executable, "-c", tests, str(tmp_path / "run")], {**os.environ, "PYTHONPATH": path}
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait(20)
+    wait_until(lambda: not alive(pid), "its supervisor has ended")
