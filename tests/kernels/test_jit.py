@@ -13,23 +13,22 @@ from pathlib import Path
 
 import ppkernels
 import pytest
-from ppkernels.cpu import jit
+from ppkernels.cpu import jit, linear
 
 SCRIPT = """
 import sys
 import numpy as np
 import torch
-from ppkernels.cpu import paged_tiles, llama_layer, linear
+from ppkernels.cpu import linear, rotary
 w = linear.pack(torch.ones(32, 8))
 x, y = np.ones((3, 8), np.float32), np.empty((3, 32), np.float32)
 linear.multiply(x, w.numpy(), y, False)
 assert (y == 8).all()
 kernels = [linear.multiply]
-if "attend" in sys.argv:
-    kv, q = np.ones((2, 2, 1, 16, 16), np.float32), np.ones((1, 3, 16), np.float32)
-    one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
-    assert paged_tiles.attend(q, kv, zero, one, one, np.ones((1, 1), np.int64), q[:, :1].copy()) == -1
-    kernels.append(paged_tiles.attend)
+if "rotate" in sys.argv:
+    table = np.ones((1, 2), np.float32)
+    rotary.rotate_rows(np.ones((1, 1, 4), np.float32), 1, table, table, np.zeros(1, np.int64))
+    kernels.append(rotary.rotate_rows)
 for kernel in kernels:
     print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
 print(w.shape[2])
@@ -38,7 +37,7 @@ COMPILED, LOADED = "0 1", "1 0"
 
 
 def counts(folder: Path, width: int, *also: str) -> list[str]:
-    """Return hits and misses of `multiply`, and of `attend` with that word, in a new process.
+    """Return hits and misses of `multiply`, and of `rotate_rows` with the word `rotate`, in a new process.
 
     The process must take vectors of `width` bytes.
     """
@@ -74,12 +73,11 @@ def own_copy(folder: Path) -> Path:
 
 
 @pytest.mark.timeout(240)
-def test_of_two_processes_that_wait_for_the_same_kernel_one_compiles_it(tmp_path: Path) -> None:
-    cache = own_copy(tmp_path) / "cpu" / "__pycache__"
-    assert counts(tmp_path, 32) == [COMPILED]
-    (lock,) = cache.glob("linear.multiply-*.32.lock")
-    for compiled in [*cache.glob("*.nbi"), *cache.glob("*.nbc")]:
-        compiled.unlink()
+def test_a_kernel_is_compiled_once_until_width_or_source_changes(tmp_path: Path) -> None:
+    """Of two processes that wait for the same kernel one compiles it, the other one and later ones load it."""
+    folder = own_copy(tmp_path)
+    (cache := folder / "cpu" / "__pycache__").mkdir()
+    lock = cache / f"{linear.multiply._cache._impl.filename_base}.32.lock"
     with lock.open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         both = [start(tmp_path, 32) for _ in range(2)]
@@ -89,6 +87,12 @@ def test_of_two_processes_that_wait_for_the_same_kernel_one_compiles_it(tmp_path
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert sorted(counted(process, 32) for process in both) == [[COMPILED], [LOADED]]
+    assert counts(tmp_path, 64) == [COMPILED]
+    assert counts(tmp_path, 64, "rotate") == [LOADED, COMPILED]
+    assert counts(tmp_path, 32) == [LOADED]
+    with (folder / "cpu" / "tiles.py").open("a") as file:
+        file.write("\n")  # compiled into `multiply`; one stamp is enough for all kernels
+    assert counts(tmp_path, 64, "rotate") == [COMPILED, COMPILED]
 
 
 def test_a_turn_that_never_comes_is_taken_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,16 +113,3 @@ def test_a_kernel_is_compiled_within_itself_and_where_nothing_can_be_written(tmp
         with jit._turn(lock), jit._turn(lock):
             done.append(time.monotonic() - before < jit.TURN_S / 2)
     assert done == [True, True]
-
-
-@pytest.mark.timeout(240)
-def test_a_second_process_compiles_nothing_until_width_or_source_changes(tmp_path: Path) -> None:
-    folder = own_copy(tmp_path)
-    # Compiling `attend` is the slowest part: one width shows that a change reaches it.
-    assert counts(tmp_path, 32, "attend") == [COMPILED, COMPILED]
-    assert counts(tmp_path, 64) == [COMPILED]
-    assert counts(tmp_path, 32, "attend") == [LOADED, LOADED]
-    assert counts(tmp_path, 64) == [LOADED]
-    with (folder / "cpu" / "tiles.py").open("a") as file:
-        file.write("\n")  # compiled into both
-    assert counts(tmp_path, 32, "attend") == [COMPILED, COMPILED]
