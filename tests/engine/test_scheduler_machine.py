@@ -3,6 +3,7 @@
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from ppengine.core.scheduler import Refused, wait_reasons
@@ -162,6 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         world.verify_end()
 
 
+@pytest.mark.timeout(600)  # Operations are its bound: they take 15 s of a core.
 def test_ten_thousand_operations():
     done, worlds = SchedulerMachine.done, SchedulerMachine.worlds = Counter(), []
     run_state_machine_as_test(SchedulerMachine, settings=SETTINGS)
