@@ -9,7 +9,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
 from engines import alive, wait_until
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
@@ -45,15 +44,10 @@ def renderer(engine: Served) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("{% for a in [1] %}" * 21 + "x" + "{% endfor %}" * 21, "SyntaxError: too many statically nested blocks"),
-        ("{% if 1 %}" * 101 + "x" + "{% endif %}" * 101, "IndentationError: too many levels of indentation"),
-    ],
-    ids=["loops", "ifs"],
-)
-def test_a_template_that_cannot_be_compiled_ends_no_engine(tmp_path: Path, template: str, text: str) -> None:
+def test_a_template_that_cannot_be_compiled_ends_no_engine(tmp_path: Path) -> None:
+    """Other such templates are refused the same way, as `test_chat_templates` shows."""
+    template = "{% for a in [1] %}" * 21 + "x" + "{% endfor %}" * 21
+    text = "SyntaxError: too many statically nested blocks"
     with served(model_with(tmp_path, template)) as engine:
         ran = engine.cli("submit", PROMPT, "--chat")
         assert (ran.code, ran.error) == (2, f"error: submit refused: chat template: {text} (INVALID)")
