@@ -184,14 +184,6 @@ def test_signal_while_loading(start: Start) -> None:
     assert engine.leftovers() == []
 
 
-def test_supervisor_killed_while_a_stage_is_stopped(start: Start) -> None:
-    engine = start()
-    os.kill(engine.pids["stage0"], signal.SIGSTOP)
-    engine.process.kill()
-    engine.wait()
-    wait_until(engine.nothing_left, "all leaves with the supervisor", ENDS_S)
-
-
 def test_weights_lost_between_check_and_load(start: Start, tmp_path: Path) -> None:
     """A tensor that the header does not have is found by a stage, not by the check before."""
     folder = Path(shutil.copytree(profiles_dir() / "models" / "tiny", tmp_path / "broken"))
