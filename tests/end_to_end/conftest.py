@@ -34,3 +34,12 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder for checkpoints that several tests share."""
     return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def expected(request: pytest.FixtureRequest, folder: Path) -> list[list[int]]:
+    """Tokens of transformers for each of the module's `PROMPTS`, `STEPS` each."""
+    import reference  # It loads transformers, which takes seconds.
+
+    module = request.module
+    return [reference.greedy(folder, prompt, module.STEPS) for prompt in module.PROMPTS]

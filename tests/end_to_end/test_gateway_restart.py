@@ -40,12 +40,6 @@ def folder(checkpoint_root: Path) -> Path:
     return make_checkpoint(checkpoint_root / "gateway", "opt", dtype="float64", layers=4, max_position_embeddings=2048)
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
-    """Tokens of transformers, for each prompt."""
-    return [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
-
-
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Served]:
     with Served(small(folder, stages=2, model={"max_model_len": 2048})) as served:

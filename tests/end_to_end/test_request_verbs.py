@@ -22,8 +22,12 @@ PROMPTS = reference.prompts(4, 100, low=40, high=60, seed=11)
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint_root: Path) -> Iterator[Served]:
-    folder = make_checkpoint(checkpoint_root / "verbs", "qwen3", dtype="float64", layers=4)
+def folder(checkpoint_root: Path) -> Path:
+    return make_checkpoint(checkpoint_root / "verbs", "qwen3", dtype="float64", layers=4)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Served]:
     block_bytes = 2 * 2 * 16 * 2 * 16 * 8
     memory = {"swap_space_gib": HOST_BLOCKS * block_bytes / 2**30}
     profile = small(
@@ -35,11 +39,6 @@ def engine(checkpoint_root: Path) -> Iterator[Served]:
     )
     with Served(profile) as served:
         yield served
-
-
-@pytest.fixture(scope="module")
-def expected(checkpoint_root: Path, engine: Served) -> list[list[int]]:
-    return [reference.greedy(checkpoint_root / "verbs", prompt, STEPS) for prompt in PROMPTS]
 
 
 def fenced(request: RequestInfo) -> bool:

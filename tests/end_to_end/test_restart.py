@@ -33,12 +33,6 @@ def folder(checkpoint_root: Path) -> Path:
     return make_checkpoint(checkpoint_root / "restart", "opt", dtype="float64", layers=6, max_position_embeddings=2048)
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
-    """Tokens of transformers, for each prompt."""
-    return [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
-
-
 def serve(folder: Path, *, ahead: bool) -> Served:
     """Four places for eight requests: some wait. A stage that dies a fourth time stays down."""
     scheduler = {"max_num_seqs": 4, "schedule_ahead": ahead}
