@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -40,9 +41,21 @@ def folder(checkpoint_root: Path) -> Path:
     return make_checkpoint(checkpoint_root / "gateway", "opt", dtype="float64", layers=4, max_position_embeddings=2048)
 
 
+def serve(folder: Path) -> Served:
+    return Served(small(folder, stages=2, model={"max_model_len": 2048}))
+
+
 @pytest.fixture
+def busy(folder: Path) -> Iterator[Served]:
+    """An engine for the most kills that one survives."""
+    with serve(folder) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Served]:
-    with Served(small(folder, stages=2, model={"max_model_len": 2048})) as served:
+    """An engine whose tests end its gateway once each, and the last one as often as it takes to end the engine."""
+    with serve(folder) as served:
         yield served
 
 
@@ -97,7 +110,8 @@ def without_gap(op: Operator) -> None:
     assert not any(event.kind == "link.gap" for event in op.events)
 
 
-async def test_three_kills_under_streams_lose_nothing(engine: Served, expected: list[list[int]]) -> None:
+async def test_three_kills_under_streams_lose_nothing(busy: Served, expected: list[list[int]]) -> None:
+    engine = busy
     async with engine.operator() as op:
         before = dict(engine.pids)
         tasks = [asyncio.create_task(stream(engine, PROMPTS[number % 5])) for number in range(STREAMS)]
@@ -144,6 +158,8 @@ async def test_an_open_operation_and_an_open_incident_go_on(engine: Served) -> N
         assert over.incident.number == begun.number == 1
         without_gap(op)
         assert all(sum(line in ENDS for line in lines) == 1 for lines in audited(engine).values())
+        await op.abort(name)
+        await op.idle()
 
 
 async def test_requests_end_with_a_console_that_does_not_come_back(engine: Served) -> None:
@@ -168,6 +184,7 @@ async def test_requests_end_with_a_console_that_does_not_come_back(engine: Serve
         await asyncio.sleep(3.0)
         assert [one.id for one in (await op.now()).requests] == [kept.request]
         await op.do(Resume())
+        await op.abort(kept.request or "")
 
 
 async def test_a_gateway_without_descriptors_is_replaced_or_goes_on(engine: Served) -> None:
@@ -195,7 +212,9 @@ async def test_a_gateway_without_descriptors_is_replaced_or_goes_on(engine: Serv
 
 
 def test_five_ends_in_ten_minutes_end_the_engine(engine: Served) -> None:
-    for ends in range(1, 6):
+    """The last test of this engine; it counts the ends of the others."""
+    before = len(re.findall("gateway ended: .*; it is restarted", engine.engine.errors.read_text()))
+    for ends in range(before + 1, 6):
         gone = engine.pids["gateway"]
         os.kill(gone, signal.SIGKILL)
         if ends < 5:
