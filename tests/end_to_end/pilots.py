@@ -90,7 +90,12 @@ class Rig:
         await self.confirm()
 
     async def confirm(self) -> None:
-        await self.pilot.press("right", "enter")
+        """Confirm, once the button can be: a plan that is renewed disables it, and Enter would cancel."""
+        button = self.app.screen.query_one("#confirm", Button)
+        while self.app.focused is not button:
+            await self.until(lambda: not button.disabled, "a plan")
+            await self.pilot.press("right")
+        await self.pilot.press("enter")
         await self.until(lambda: self.app.screen is self.app.main, "the end of the verb")
 
     async def clear(self) -> None:

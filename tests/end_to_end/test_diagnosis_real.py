@@ -14,12 +14,13 @@ import pytest
 import reference
 from cgroups import moved
 from checkpoints import make_checkpoint
+from engines import wait_until
 from injected import Injector
 from operators import Operator
 from ppengine.drills.tracer import Tracer
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from ppengine.protocol.verbs import Abort, SetMemory
-from serving import Served
+from serving import Ran, Served
 
 from profiles import small
 
@@ -279,10 +280,13 @@ async def test_a_quota_makes_a_straggler_and_is_its_evidence(engine: Served) -> 
 
 
 def test_stacks_are_grouped_and_say_how_they_were_taken(engine: Served) -> None:
-    ran = engine.cli("stacks")
-    assert ran.code == 0
-    titles = [line for line in ran.out.splitlines() if line.startswith("stage")]
-    assert any(title == "stages 0, 1, 2: control" for title in titles), titles
+    def grouped() -> Ran | None:
+        """Return the stacks once all control threads wait at the same line, as they do nearly always."""
+        ran = engine.cli("stacks")
+        assert ran.code == 0
+        return ran if "stages 0, 1, 2: control" in ran.out.splitlines() else None
+
+    ran = wait_until(grouped, "one group has the control threads of all stages")
     assert re.fullmatch(r"pids: stage 0 \d+, stage 1 \d+, stage 2 \d+, core \d+", ran.out.splitlines()[0])
     assert "core: MainThread" in ran.out
     only = engine.cli("stacks", "--stage", "1")
