@@ -7,10 +7,12 @@ goes while they run, so that others are swapped out, and preempted for want of b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import reference
+from injected import Injector
 from operators import CATCHES, Operator
 from ppengine.common.config import Profile
 from ppengine.protocol.control import Outcome
@@ -25,6 +27,8 @@ REQUESTS, STEPS, LATE = 8, 60, 20
 SHARED, BUDGET = 32, 32
 """Tokens: of the prompts' common prefix, and of a step at most."""
 FULL = 0.9
+STEP_S = 0.03
+"""Added to each step, so that commands come in time on a slow machine, and on a fast one."""
 ROOM, LITTLE = 80, 12
 """Blocks: more than all need at their full length; two of them have room, and not until their end."""
 
@@ -47,15 +51,18 @@ def profile(folder: Path, stages: int, threads: int, device_mib: int, **sections
     )
 
 
-async def check(engine: Served, folder: Path, vocab: int = 100, seed: int = 0) -> None:
+async def check(
+    engine: Served, folder: Path, vocab: int = 100, seed: int = 0, injector: Injector | None = None
+) -> None:
     """Run the scenario. Raises WrongTokensError; any other AssertionError means that something did not happen.
 
-    It is run anew, with other prompts, where requests were through before all could befall them.
+    With an `injector` stage 0 is slow while that matters. The scenario is repeated, with other prompts, if requests
+    were through before all could befall them.
     """
     async with engine.operator() as op:
         for again in range(CATCHES):
             prompts = make_prompts(vocab, seed + 2 * again)
-            outputs = await disturb(op, prompts)
+            outputs = await disturb(op, prompts, injector)
             if outputs:
                 break
             await op.clean(FULL)
@@ -73,22 +80,23 @@ def make_prompts(vocab: int, seed: int) -> list[list[int]]:
     return [shared + tail for tail in reference.prompts(REQUESTS, vocab, low=BUDGET + 2, high=44, seed=seed + 1)]
 
 
-async def disturb(op: Operator, prompts: list[list[int]]) -> list[list[int]]:
+async def disturb(op: Operator, prompts: list[list[int]], injector: Injector | None) -> list[list[int]]:
     """Return what the prompts gave, or nothing if some were through too early; asserts what befell them."""
     wide, narrow = [await utilization_for(op, blocks) for blocks in (ROOM, LITTLE)]
     await op.do(SetMemory(utilization=wide))
     first = await op.tokens(await op.submit(prompts[0], max_tokens=STEPS))  # brings the prefix into the cache
-    names = await op.submit_all(prompts[1:], max_tokens=STEPS)
-    for name in names:
-        await op.written(name, 4)
-    requests = (await op.pause()).requests
-    if len(requests) < len(names) or any(request.output_tokens > LATE for request in requests):
-        return []
-    assert {request.cached_tokens for request in requests} == {SHARED}, "the prefix was found, and nothing else"
-    recomputed, swapped, *_ = names
-    blocks = await preempt_and_swap(op, recomputed, swapped)
-    if not await squeeze(op, wide, narrow):
-        return []
+    with injector.paced(op.engine.pids["stage0"], STEP_S) if injector else contextlib.nullcontext():
+        names = await op.submit_all(prompts[1:], max_tokens=STEPS)
+        for name in names:
+            await op.written(name, 4)
+        requests = (await op.pause()).requests
+        if len(requests) < len(names) or any(request.output_tokens > LATE for request in requests):
+            return []
+        assert {request.cached_tokens for request in requests} == {SHARED}, "the prefix was found, and nothing else"
+        recomputed, swapped, *_ = names
+        blocks = await preempt_and_swap(op, recomputed, swapped)
+        if not await squeeze(op, wide, narrow):
+            return []
     back = await op.do(SwapIn(request=swapped))
     assert back.text == f"{blocks} blocks swapped in"
     outputs = [first, *await op.all_tokens(names)]

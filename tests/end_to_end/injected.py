@@ -6,8 +6,10 @@ The handler runs in the main thread, between two bytecodes of the step loop, whe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from engines import wait_until
@@ -138,6 +140,21 @@ def slow_down(seconds):
     StageModel.run = slower
 
 
+pace = 0.0
+
+
+def take_time(seconds):
+    global pace
+    from ppengine.models.stage_model import StageModel
+    run, pace = StageModel.run, seconds
+
+    def paced(self, *args):
+        time.sleep(pace)
+        return run(self, *args)
+    if run.__name__ != "paced":
+        StageModel.run = paced
+
+
 def map_beside(seconds):
     from ppengine.common.config import EngineConfig
     from ppengine.common.ring import MAP_RING, Kind
@@ -226,12 +243,21 @@ class Injector:
         (self.folder / str(pid)).write_text(f"{word} {seconds}")
         os.kill(pid, signal.SIGUSR1)
 
-    def plant(self, pid: int, word: str) -> None:
+    def plant(self, pid: int, word: str, seconds: float = 6.0) -> None:
         """Let process `pid` do `word`, which takes no time, and wait until that is done; `uproot` undoes it."""
         done = self.folder / f"{pid}.done"
         done.unlink(missing_ok=True)
-        self.tell(pid, word)
+        self.tell(pid, word, seconds)
         wait_until(done.exists, f"{pid} has done {word}")
+
+    @contextlib.contextmanager
+    def paced(self, pid: int, seconds: float) -> Iterator[None]:
+        """Let each step of stage `pid` take that much longer meanwhile."""
+        self.plant(pid, "take_time", seconds)
+        try:
+            yield
+        finally:
+            self.plant(pid, "take_time", 0.0)
 
     def release(self, pid: int) -> None:
         """Let process `pid` go on with its work, if it is held up."""

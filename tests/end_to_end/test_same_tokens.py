@@ -80,7 +80,7 @@ def world(
 
 @pytest.mark.parametrize("world", CASES, indirect=True)
 async def test_through_all_that_may_befall_a_request(world: World) -> None:
-    await disturbed.check(world.engine, world.folder, world.vocab)
+    await disturbed.check(world.engine, world.folder, world.vocab, injector=world.injector)
 
 
 @pytest.mark.parametrize("world", CASES[:1], indirect=True)
@@ -90,7 +90,7 @@ async def test_planted_errors_fail_the_same_check(world: World, seed: int, word:
     stage = world.engine.pids["stage1"]
     world.injector.plant(stage, word)
     with pytest.raises(disturbed.WrongTokensError):
-        await disturbed.check(world.engine, world.folder, world.vocab, seed)
+        await disturbed.check(world.engine, world.folder, world.vocab, seed, world.injector)
     world.injector.plant(stage, "uproot")
 
 
