@@ -25,9 +25,9 @@ test unit end-to-end: export PYTHONDONTWRITEBYTECODE :=
 unit: $(VENV)/.test
 	@nice $(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
 
-# A file has an engine that its tests share: all of them go to one worker, in the order of the files.
+# Tests that share an engine go to one worker, the long ones first (tests/end_to_end/conftest.py).
 end-to-end: $(VENV)/.test
-	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadfile --no-loadscope-reorder tests/end_to_end
+	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 6 ? $$(nproc) / 2 : 3 )) --dist loadgroup --no-loadscope-reorder tests/end_to_end
 
 check: $(VENV)/.test
 	@nice $(BIN)/ruff check . && nice $(BIN)/ruff format --check . && nice $(BIN)/mypy && nice $(BIN)/lint-imports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shutil
 import sys
@@ -17,6 +18,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engine"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests that share an engine to one worker (`--dist loadgroup`), the long ones first.
+
+    Any other test may go to any worker, so that all of them have work until the end.
+    """
+    ours = [item for item in items if item.path.parent == HERE and isinstance(item, pytest.Function)]
+    for item in ours:
+        if item.get_closest_marker("xdist_group"):
+            continue
+        case = item.callspec.indices if hasattr(item, "callspec") else {}
+        for name in _shared(item):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name}:{name}{case.get(name, '')}"))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def _shared(item: pytest.Function) -> list[str]:
+    """Return the fixtures of a test that its module shares and that have an end: engines."""
+    found = {name: fixtures[-1] for name, fixtures in item._fixtureinfo.name2fixturedefs.items()}
+    return [name for name, one in found.items() if one.scope == "module" and inspect.isgeneratorfunction(one.func)]
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from serving import Ran, Served
 
 from profiles import small
 
+pytestmark = pytest.mark.long
 STAGES = 3
 PROMPT = reference.prompts(1, 100, low=30, high=30, seed=5)[0]
 HANG_S, DEATH_S, STACKS_S = 2.0, 1.0, 5.0

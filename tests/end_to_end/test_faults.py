@@ -26,6 +26,7 @@ from serving import Served, process_state, stage_pids
 
 from profiles import small
 
+pytestmark = pytest.mark.long
 STOPPED_S, KILLED_S = 2.0, 1.0
 TRIES = 3
 HELD_S = 2.6

@@ -21,6 +21,8 @@ from textual.widgets import Button
 
 from profiles import small
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Served]:

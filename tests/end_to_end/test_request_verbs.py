@@ -16,6 +16,7 @@ from serving import Served
 
 from profiles import small
 
+pytestmark = pytest.mark.long
 SLOTS, STEPS = 4, 300
 HOST_BLOCKS, BLOCK = 64, 16
 PROMPTS = reference.prompts(4, 100, low=40, high=60, seed=11)

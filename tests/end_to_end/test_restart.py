@@ -23,6 +23,8 @@ from serving import Served, stage_pids
 
 from profiles import small
 
+# One worker has them all: what transformers gives for these prompts takes it 5 s.
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("test_restart.py")]
 STAGES, STEPS = 3, 200
 PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
 HELD, SWAPPED, RUNNING = range(3)

@@ -13,6 +13,7 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Drain, Pause, Preempt, Resume, Submit, SwapOut
 from serving import Served
 
+pytestmark = pytest.mark.long
 PROMPT = "Once upon a time"
 STEPS, LONG, LENGTH, SLOTS = 60, 120, 256, 4
 GREEDY = ("--temperature", "0", "--ignore-eos", "--max-tokens", str(STEPS))
