@@ -18,12 +18,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from large_engine import LargeEngine, LargeGateway, write_hour
-from terminals import Shows, Terminal, Unanswered
+from terminals import Answer, Shows, Terminal, Unanswered
 
 SIZES = ("80x24", "120x36", "200x50")
 PAUSE_S = (0.03, 0.2)
@@ -97,19 +97,19 @@ def cost(commands: dict[str, list[str]], size: tuple[int, int], rounds: int, win
 
 
 class Keys:
-    """Presses keys by chance times and keeps the seconds until each one shows."""
+    """Presses keys by chance times and keeps the time until each one shows."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._dice = random.Random(3)
-        self.seconds: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+        self.answers: dict[str, list[Answer]] = {kind: [] for kind in _KINDS}
         self.unanswered: list[str] = []
 
     def press(self, kind: str, keys: str, shows: Shows) -> None:
         """Press and wait; a pause comes before."""
         time.sleep(self._dice.uniform(*PAUSE_S))
         try:
-            self.seconds[kind].append(self._terminal.press(keys, shows))
+            self.answers[kind].append(self._terminal.press(keys, shows))
         except Unanswered as error:
             self.unanswered.append(str(error))
             print(f"  {error}", flush=True)
@@ -163,8 +163,8 @@ class Keys:
         self.press("back", "\x1b", lambda text: "  RW  " in text)
 
 
-def answers(command: list[str], size: tuple[int, int], count: int) -> dict[str, list[float]]:
-    """Return the seconds until keys show, by kind."""
+def answers(command: list[str], size: tuple[int, int], count: int) -> dict[str, list[Answer]]:
+    """Return the time until keys show, by kind."""
     with Terminal(command, *size) as terminal:
         terminal.settle()
         keys = Keys(terminal)
@@ -174,21 +174,29 @@ def answers(command: list[str], size: tuple[int, int], count: int) -> dict[str, 
         if keys.unanswered:
             print(f"  {len(keys.unanswered)} keys without an answer")
         print(f"  memory after the keys: {terminal.rss_mib():.1f} MiB")
-    return keys.seconds
+    return keys.answers
 
 
-def print_answers(seconds: dict[str, list[float]]) -> float:
-    """Print quantiles by kind; return p99 of the keys of a console that has opened its screens before."""
-    every = [each for kind in ("down", "filter", "screen", "back", "scrub") for each in seconds[kind]]
-    for kind, found in (*seconds.items(), ("all but first", every)):
+def print_answers(answers: dict[str, list[Answer]]) -> float:
+    """Print quantiles by kind; return p99 of the keys of a console that has opened its screens before.
+
+    The CPU time does not grow by the work of other programs, unlike the time on the clock.
+    """
+    every = [each for kind in ("down", "filter", "screen", "back", "scrub") for each in answers[kind]]
+    for kind, found in (*answers.items(), ("all but first", every)):
         if found:
-            p50, p90, p99 = (1000 * quantile(found, share) for share in (0.5, 0.9, 0.99))
-            print(f"  {kind:14} {len(found):4d} keys  p50 {p50:6.1f}  p90 {p90:6.1f}  p99 {p99:6.1f} ms"
-                  f"  longest {1000 * max(found):6.1f}", flush=True)  # fmt: skip
-    return quantile(every, 0.99)
+            wall, cpu = (_milliseconds(each) for each in zip(*found, strict=True))
+            print(f"  {kind:14} {len(found):4d} keys  {wall}   CPU {cpu}", flush=True)
+    return quantile([each.wall_s for each in every], 0.99)
 
 
-def quantile(values: list[float], share: float) -> float:
+def _milliseconds(seconds: Sequence[float]) -> str:
+    """Return quantiles in milliseconds."""
+    p50, p90, p99 = (1000 * quantile(seconds, share) for share in (0.5, 0.9, 0.99))
+    return f"p50 {p50:6.1f}  p90 {p90:6.1f}  p99 {p99:6.1f}  longest {1000 * max(seconds):6.1f} ms"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-int(1e6 * share) * len(ordered) // 10**6) - 1)]
@@ -212,7 +220,8 @@ def main() -> None:
                 cost({"console": console} | {each: [each] for each in options.beside}, size, options.rounds,
                      options.window)  # fmt: skip
             for number in range(options.rounds if options.keys else 0):
-                print(f"{name}: keys, run {number + 1} of {options.rounds}", flush=True)
+                load = os.getloadavg()[0]
+                print(f"{name}: keys, run {number + 1} of {options.rounds}, load {load:.1f}", flush=True)
                 print_answers(answers(console, size, options.keys))
 
 

@@ -14,14 +14,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
-TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 START_S, SETTLE_S, CALM_SHARE = 12.0, 60.0, 0.2
 """Least and longest time of a start, and the share of a core below which it is over: a console reads its history."""
 _CONTROLS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_=>]")
 
+_CPU_CLOCK = 2
+"""The lowest bits of the number of another process's CPU clock: all of its threads, in nanoseconds."""
+
 Shows = Callable[[str], bool]
 """Whether the text that a program wrote shows what is waited for."""
+
+
+class Answer(NamedTuple):
+    """Seconds from a key to its visible effect, and the CPU seconds of the program meanwhile."""
+
+    wall_s: float
+    cpu_s: float
 
 
 class Unanswered(Exception):
@@ -86,8 +97,7 @@ class Terminal:
 
     def cpu_s(self) -> float:
         """Return user and system time of the program so far in seconds, all of its threads included."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return time.clock_gettime(~self._process.pid << 3 | _CPU_CLOCK)
 
     def rss_mib(self) -> float:
         """Return its resident memory in MiB."""
@@ -111,11 +121,11 @@ class Terminal:
         with self._fresh:
             return _CONTROLS.sub(b"", bytes(self._since)).decode(errors="replace")
 
-    def press(self, keys: str, shows: Shows, timeout: float = 5.0) -> float:
-        """Write `keys` and return the seconds until the output shows their effect. Raises Unanswered."""
+    def press(self, keys: str, shows: Shows, timeout: float = 5.0) -> Answer:
+        """Write `keys` and return the time until the output shows their effect. Raises Unanswered."""
         with self._fresh:
             self._since.clear()
-        begun = time.perf_counter()
+        used, begun = self.cpu_s(), time.perf_counter()
         os.write(self._ours, keys.encode())
         seen = 0
         while True:
@@ -125,5 +135,6 @@ class Terminal:
                     if left <= 0 or not self._fresh.wait(left):
                         raise Unanswered(f"{keys!r} shows nothing within {timeout:g} s: {self.text()[-160:]!r}")
                 seen, at = len(self._since), self._at
+            by_now = self.cpu_s()
             if shows(self.text()):
-                return at - begun
+                return Answer(at - begun, by_now - used)
