@@ -35,11 +35,17 @@ class StageSteps(NamedTuple):
 
 def stage_steps(detail: RingsDetail) -> list[StageSteps]:
     """Return the steps of every stage (of its first tensor rank)."""
-    return [_of_stage(stage, detail.mono_ns) for stage in detail.stages if stage.rank == 0]
+    return [of_stage(stage, detail.mono_ns) for stage in first_ranks(detail)]
 
 
-def _of_stage(stage: StageRings, now_ns: int) -> StageSteps:
-    main = next((thread.records for thread in stage.threads if thread.ring == "main"), [])
+def first_ranks(detail: RingsDetail) -> list[StageRings]:
+    """Return the rings of every stage (of its first tensor rank)."""
+    return [stage for stage in detail.stages if stage.rank == 0]
+
+
+def of_stage(stage: StageRings, now_ns: int) -> StageSteps:
+    """Return the steps of one stage. `now_ns`: the time of the record."""
+    main = _main(stage)
     # By time and not by number: a step waits for tokens that are those of an older one.
     inside: list[tuple[OpRecord, list[OpRecord]]] = []
     for record in main:
@@ -49,6 +55,10 @@ def _of_stage(stage: StageRings, now_ns: int) -> StageSteps:
             inside[-1][1].append(record)
     cells = {step.step: _cell(step, parts, now_ns) for step, parts in inside}
     return StageSteps(stage.stage, stage.pid, cells, stage.begun_step, stage.finished_step, stage.error)
+
+
+def _main(stage: StageRings) -> list[OpRecord]:
+    return next((thread.records for thread in stage.threads if thread.ring == "main"), [])
 
 
 def _cell(step: OpRecord, parts: list[OpRecord], now_ns: int) -> StepCell:
@@ -76,6 +86,7 @@ def op_text(record: OpRecord) -> str:
     return f"{record.kind}{arrow}{record.peer}" if arrow and record.peer >= 0 else record.kind
 
 
-def numbers(stages: Iterable[StageSteps], most: int) -> list[int]:
+def numbers(stages: Iterable[StageRings], most: int) -> list[int]:
     """Return the newest `most` step numbers that any stage has, the newest first."""
-    return sorted({number for stage in stages for number in stage.cells}, reverse=True)[:most]
+    found = {record.step for stage in stages for record in _main(stage) if record.kind == "step"}
+    return sorted(found, reverse=True)[:most]

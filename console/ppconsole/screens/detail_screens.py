@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ppengine.protocol.inspection import LogsDetail, StacksDetail
+from ppengine.protocol.snapshot import Event
 from textual.binding import Binding, BindingType
 
 from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
@@ -147,6 +148,10 @@ class EventsScreen(Reader):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._at_end = self._interval() is None  # the figures are at the top
+        self._made: dict[int, tuple[Event, list[Row]]] = {}
+        """Each event with its rows, by identity: an event does not change."""
+        self._made_for = 0
+        """Width of those rows."""
 
     def heading(self) -> str:
         """Return the title."""
@@ -173,7 +178,12 @@ class EventsScreen(Reader):
     def _rows(self, width: int) -> list[list[Row]]:
         if interval := self._interval():
             return changes.event_rows(*interval, width)
-        return [events.event_rows(event, width) for event in self.console.model.shown.events]
+        known = self._made if self._made_for == width else {}
+        shown = self.console.model.shown.events
+        made = {id(each): known.get(id(each)) or (each, events.event_rows(each, width)) for each in shown}
+        if width != SEARCHED_WIDTH:
+            self._made, self._made_for = made, width
+        return [made[id(each)][1] for each in shown]
 
     def places(self, rows: Sequence[Row], wanted: str) -> list[int]:
         """Return the row of each event that matches: the one with the text, or the first if it is broken over two."""

@@ -41,6 +41,10 @@ class DiagnosisScreen(Reader):
         self._sections: tuple[int, ...] = (0,)
         self._taking = False
 
+    def on_unmount(self) -> None:
+        """Drop the record: the steps of a large engine have some MB, and the screen waits for a search for garbage."""
+        self._known = diagnosis.Known()
+
     def heading(self) -> str:
         """Return the title."""
         return "DIAGNOSIS"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ppengine.protocol.verb_table import ROWS, Target
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.screen import Screen
+from textual.strip import Strip
 
 from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.screens.console import Console, Selected
@@ -61,6 +63,10 @@ class LineScreen(Screen[None]):
 
     def paint(self) -> None:
         """Bring the screen up to date."""
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Return blank lines, which boards cover: one strip for all, in place of one a line that Textual keeps."""
+        return [Strip.blank(crop.width, self.rich_style)] * crop.height
 
     def made_line(self, classes: str = "") -> PromptLine:
         """Return the line, for `compose`."""

@@ -8,6 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
+from textual.geometry import Size
 
 from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.sorting import ARRIVAL, Order
@@ -41,6 +42,8 @@ class MainScreen(LineScreen):
         self.panels = Layout(console)
         self._following = following
         self._model = console.model
+        self._painted: Size | None = None
+        """Size at the newest paint."""
 
     def compose(self) -> ComposeResult:
         """Banner and verdict; left and right; prompt; keys."""
@@ -53,14 +56,14 @@ class MainScreen(LineScreen):
         yield Lines(id="foot", classes="one")
 
     def on_mount(self) -> None:
-        """Paint from now on."""
+        """Paint from now on: the screen is seen next."""
         self._composed = True
         self.block_map.start()
-        self.paint()
 
     def on_resize(self) -> None:
         """Fit the new size."""
-        self.paint()
+        if self.size != self._painted:
+            self.paint()
 
     def on_screen_resume(self) -> None:
         """Paint the present state."""
@@ -73,6 +76,7 @@ class MainScreen(LineScreen):
         if not self._composed or not self.is_attached:
             return
         model, (width, height) = self._model, self.size
+        self._painted = self.size
         if width < MIN_WIDTH or height < MIN_HEIGHT:
             self.add_class("tiny")
             self.query_one("#left", Lines).show(keys.too_small(width, height, MIN_WIDTH, MIN_HEIGHT))

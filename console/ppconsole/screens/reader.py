@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.geometry import Size
 from textual.worker import Worker
 
 from ppconsole.link.source import LinkLost, QueryFailed
@@ -67,6 +68,8 @@ class Reader(LineScreen):
         self._height = 1
         self._total = 0
         self._loading: Worker[None] | None = None
+        self._painted: Size | None = None
+        """Size at the newest paint; None: the screen was not seen yet."""
         self.loaded_at: float | None = None
         """Position in the past at the newest load, in Unix seconds; None: this is no past."""
 
@@ -127,11 +130,13 @@ class Reader(LineScreen):
             self.problem = ""
         except (LinkLost, QueryFailed) as error:
             self.problem = str(error)
-        self.paint()
+        if self._painted is not None:  # otherwise the first paint comes, and shows it
+            self.paint()
 
     def on_resize(self) -> None:
         """Fit the new size."""
-        self.paint()
+        if self.size != self._painted:
+            self.paint()
 
     def on_screen_resume(self) -> None:
         """Paint the present state."""
@@ -142,6 +147,7 @@ class Reader(LineScreen):
         if not self._composed or not self.is_attached:
             return
         self._follow_position()
+        self._painted = self.size
         width, is_open = self.size.width, self.line.is_open
         height = self.size.height - 2 - is_open - self.show_notes()
         self.line.set_class(not is_open, "hidden")

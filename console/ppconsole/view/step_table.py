@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.inspection import RingsDetail
+from ppengine.protocol.inspection import RingsDetail, StageRings
 
 from ppconsole.model.safe import clean
-from ppconsole.model.steps import StageSteps, StepCell, numbers, stage_steps
+from ppconsole.model.steps import StageSteps, StepCell, first_ranks, numbers, of_stage
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row
 from ppconsole.view.drilldown import heading
@@ -25,8 +25,9 @@ def rows(
     found = [heading(title, width)]
     if rings is None:
         return [*found, row((f"  {clean(problem) or 'asking for the last steps…'}", "bad" if problem else "dim"))]
-    stages = stage_steps(rings)
-    shown, note = _fitting(stages, roots, width)
+    stages = first_ranks(rings)
+    fitting, note = _fitting(stages, roots, width)
+    shown = [of_stage(stage, rings.mono_ns) for stage in fitting]  # of a large engine few have room
     listed = numbers(stages, rings.steps)
     if not listed:
         return [*found, row(("  no step was recorded", "dim"))]
@@ -48,7 +49,7 @@ def _cell_width(count: int, width: int) -> int:
     return max(_NARROW, min(_WIDE, (width - 10) // max(1, count)))
 
 
-def _fitting(stages: list[StageSteps], roots: set[int], width: int) -> tuple[list[StageSteps], str]:
+def _fitting(stages: list[StageRings], roots: set[int], width: int) -> tuple[list[StageRings], str]:
     """Return the stages that have room, around the root, and how many have none."""
     most = max(1, (width - 10) // _NARROW)
     if len(stages) <= most:

@@ -26,6 +26,10 @@ class Lines(Widget):
         self._look: object = None
         self._brush = Brush(PALETTES["mono"], (), Color(0, 0, 0), False)
 
+    def on_unmount(self) -> None:
+        """Drop the strips: a screen that was left stays in memory until its last timer is over."""
+        self._strips.clear()
+
     @property
     def rows(self) -> list[Row]:
         """The rows on the screen."""
