@@ -128,7 +128,8 @@ class ConsoleApp(App[int]):
     def _let_playback(self) -> None:
         """Let the keys of the past move the source, if it is a past."""
         if isinstance(self.source, ReplaySource):
-            self.model.playback = Playback(self.source, self.model.rewind, lambda: self.model.state)
+            model = self.model
+            model.playback = Playback(self.source, model.rewind, self.paint, lambda: model.state)
 
     def _start_source(self) -> None:
         self.run_worker(self.source.start(self.on_update), name="link", exit_on_error=False)
@@ -297,8 +298,7 @@ class ConsoleApp(App[int]):
     def action_playback(self, name: str) -> None:
         """Move in the past that the present screen shows."""
         console = getattr(self.screen, "console", None)
-        if console is not None and console.model.playback is not None:
-            console.model.playback.act(name)
+        if console is not None and console.model.playback is not None and console.model.playback.act(name):
             self.paint()
 
     def action_picture(self) -> None:

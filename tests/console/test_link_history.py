@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import threading
 from pathlib import Path
 
 import pytest
 import snapshots
 from link_helpers import Seen
-from ppconsole.link.history import History
+from ppconsole.link import minutes as kept
+from ppconsole.link.history import History, Moment
 from ppconsole.link.replay import ReplaySource
 from ppengine.protocol.inspection import FindingsDetail
-from ppengine.protocol.recording import Recorder, Recording
+from ppengine.protocol.recording import Recorder, Recording, RecordingError
 from ppengine.protocol.snapshot import Event, Snapshot
 
 BEGIN = 1_700_000_000.0
@@ -125,7 +128,8 @@ async def test_from_the_end_one_can_go_back(minutes: list[Path]) -> None:
     assert seen.texts[-1] == "end of the recording" and source.position == BEGIN + 179
     source.set_paused(True)
     source.seek(source.position - 10)
-    assert seen.snapshots[-1].engine.step == 169
+    await seen.until(lambda seen: seen.snapshots[-1].engine.step == 169)
+    assert source.position == BEGIN + 169
     await source.close()
 
 
@@ -141,6 +145,115 @@ def test_only_the_minutes_that_are_shown_are_read(
     assert past.at(past.end).snapshot is not None
     assert read and old[1] not in read, "its minute is further back than any event that is shown"
     past.close()
+
+
+def test_steps_in_a_minute_unpack_it_once(minutes: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[Path] = []
+    whole = Recording.unpacked
+    monkeypatch.setattr(Recording, "unpacked", lambda file, most: unpacked.append(file.path) or whole(file, most))
+    past = History.of_segments(minutes)
+    steps = [past.at(BEGIN + 120 + second, events_most=2).snapshot for second in (50, 20, 21, 59, 5)]
+    assert [each.engine.step for each in steps if each is not None] == [170, 140, 141, 179, 125]
+    assert unpacked == [minutes[1]], "for its places and for all moments"
+    past.at(BEGIN + 30)
+    past.at(BEGIN + 130)
+    assert unpacked == [minutes[1], minutes[0]], "both are kept"
+    past.close()
+
+
+def test_the_minutes_in_memory_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [segment(tmp_path / "h", BEGIN + 60 * minute, 60, monkeypatch) for minute in range(6)]
+    past = History.of_segments(paths)
+    past.at(BEGIN + 30)
+    one = past.bytes
+    assert one > len(gzip.decompress(paths[0].read_bytes())), "unpacked, and the places"
+    monkeypatch.setattr(kept, "BYTES_MOST", int(2.5 * one))
+    most = 0
+    for minute in (*range(6), *reversed(range(6))):
+        moment = past.at(BEGIN + 60 * minute + 30, events_most=1)
+        assert moment.snapshot is not None and moment.snapshot.engine.step == 60 * minute + 30
+        most = max(most, past.bytes)
+    assert 1.9 * one < most <= 2.5 * one, "two of them"
+    past.close()
+
+
+def test_a_minute_too_large_for_memory_is_read_on_disk(minutes: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "BYTES_MOST", 1000)
+    past = History.of_segments(minutes)
+    for second in (150, 125, 179, 10):
+        moment = past.at(BEGIN + second)
+        assert moment.snapshot is not None and moment.snapshot.engine.step == second
+    assert past.bytes <= 24 * 240, "places alone"
+    past.close()
+
+
+def test_a_past_does_not_grow_while_its_newest_minute_is_written(
+    minutes: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = minutes[1].read_bytes()
+    minutes[1].write_bytes(whole[: len(whole) // 2])
+    past = History.of_segments(minutes)
+    end, frames = past.end, count(past)
+    with minutes[1].open("ab") as file:
+        file.write(whole[len(whole) // 2 :])
+    monkeypatch.setattr(kept, "BYTES_MOST", 1000)
+    past.at(BEGIN)
+    assert past.end == end < BEGIN + 179 and count(past) == frames
+    past.close()
+
+
+async def test_a_step_shows_once_it_was_read_and_the_next_one_is_read_ahead(
+    minutes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop goes on meanwhile: no key waits for the disk."""
+    first = segment(tmp_path / "h", BEGIN - 120, 60, monkeypatch)
+    source, seen = ReplaySource(History.of_segments([first, *minutes]), begin=BEGIN + 170, paused=True), Seen()
+    threads: list[threading.Thread] = []
+    at, prepare, going = History.at, History.prepare, threading.Event()
+    prepared: list[float] = []
+
+    def slow(past: History, wall: float) -> Moment:
+        threads.append(threading.current_thread())
+        going.wait(10)
+        return at(past, wall)
+
+    await source.start(seen.take)
+    monkeypatch.setattr(History, "at", slow)
+    monkeypatch.setattr(History, "prepare", lambda past, wall: prepared.append(wall) or prepare(past, wall))
+    seen.updates.clear()
+    source.seek(source.goal - 60)
+    source.seek(source.goal - 60)
+    await asyncio.sleep(0.05)
+    assert source.position == BEGIN + 170 and not seen.updates, "the last picture stays"
+    assert source.goal == BEGIN + 50, "two keys are two steps"
+    going.set()
+    await seen.until(lambda seen: bool(seen.snapshots) and seen.snapshots[-1].engine.step == 50)
+    assert source.position == source.goal == BEGIN + 50
+    assert threads and threading.main_thread() not in threads
+    async with asyncio.timeout(10):
+        while not prepared:
+            await asyncio.sleep(0.01)
+    assert prepared == [BEGIN - 70], "as far again"
+    await source.close()
+
+
+async def test_a_moment_that_cannot_be_read_leaves_the_position(
+    minutes: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, seen = ReplaySource(History.of_segments(minutes), begin=BEGIN + 30, paused=True), Seen()
+    await source.start(seen.take)
+
+    def damaged(past: History, wall: float) -> Moment:
+        raise RecordingError("no such frame")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(History, "at", damaged)
+        source.seek(BEGIN + 10)
+        await seen.until(lambda seen: seen.texts[-1:] == ["no such frame"])
+    assert source.position == source.goal == BEGIN + 30
+    source.seek(BEGIN + 10)
+    await seen.until(lambda seen: seen.snapshots[-1].engine.step == 10)
+    await source.close()
 
 
 def test_a_moment_is_read_forward_and_from_no_more_minutes_than_it_has(

@@ -150,6 +150,25 @@ async def test_the_last_hour_of_a_live_engine_opens_and_escape_returns(tmp_path:
         assert rig.app.screen is rig.app.main, "there is nothing to leave"
 
 
+async def test_the_last_hour_has_the_trends_of_the_live_console(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the same hour: reading it once more would delay the first keys."""
+    live = picture(5000)
+    live.sampled_at = time.time()
+    begin = time.time() - 100.0
+    minute(engine_folder(live.engine.id) / "history", begin)
+    async with console(live) as rig:
+        await rig.until(lambda: rig.app.model.trends.whole and len(rig.app.model.trends.points) > 50)
+        monkeypatch.setattr("ppconsole.link.kept_points.read_points", lambda *_: pytest.fail("read once more"))
+        await rig.pilot.press("h")
+        await rig.until(lambda: "REPLAY" in rig.board("top"))
+        await rig.pilot.press("left")
+        await rig.until(lambda: step(rig) == 49)
+        shown = rig.app.screen.console.model.trends.points  # type: ignore[attr-defined]
+        assert [round(point.wall - shown[0].wall) for point in shown] == list(range(50))
+
+
 async def test_an_operator_may_quit_in_the_past(tmp_path: Path) -> None:
     source = past(tmp_path)
     async with console() as rig:

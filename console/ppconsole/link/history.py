@@ -20,6 +20,8 @@ from ppengine.protocol.recording import (
 )
 from ppengine.protocol.snapshot import Event, Snapshot
 
+from ppconsole.link.minutes import Minute, Minutes
+
 EVENTS_MOST = 500
 """Events that a moment has: as many as the console keeps."""
 BACK_S = 600.0
@@ -30,11 +32,10 @@ Place = tuple[int, int]
 
 
 class Frame(NamedTuple):
-    """One recorded update: its time in Unix seconds, its kind, and the byte at which it begins in its file."""
+    """One recorded update: its time in Unix seconds and its kind."""
 
     wall: float
     kind: str
-    byte: int
 
 
 class Moment(NamedTuple):
@@ -48,17 +49,19 @@ class Moment(NamedTuple):
 
 
 class History:
-    """All updates of an engine that were kept, in order of time. Files are read when they are needed. Close it."""
+    """All updates of an engine that were kept, in order of time. Files are read when they are needed. Close it.
+
+    Any thread may read: the console reads moments in one, so that no key waits for them.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read one recording. Raises RecordingError; one that is cut short ends there, and `error` says so."""
-        self.error: RecordingError | None = None
         self._files = [Recording(path)]
-        self._known: dict[int, list[Frame]] = {0: []}
-        try:
-            self._index(0)
-        except RecordingError as error:
-            self.error = error
+        whole = Minute(self._files[0])
+        self._minutes = Minutes(self._files, {0: whole})
+        self.error = whole.error
+        self._begin: float | None = None
+        self._end: float | None = None
 
     @classmethod
     def of_segments(cls, paths: Iterable[Path]) -> History:
@@ -67,10 +70,11 @@ class History:
         The newest one may be written now, and its end is no error. A segment that cannot be read is left out.
         """
         made = cls.__new__(cls)
-        made.error, made._files, made._known = None, [], {}
+        made.error, made._files, made._begin, made._end = None, [], None, None
         for path in unique(paths):
             with contextlib.suppress(RecordingError):
                 made._files.append(Recording(path))
+        made._minutes = Minutes(made._files)
         return made
 
     @property
@@ -91,23 +95,31 @@ class History:
     @property
     def begin(self) -> float:
         """Time of the first update in Unix seconds; 0 without any."""
-        return 0.0 if self.first is None else self.frame(self.first).wall
+        if self._begin is None:
+            self._begin = 0.0 if self.first is None else self.frame(self.first).wall
+        return self._begin
 
     @property
     def end(self) -> float:
         """Time of the last update in Unix seconds; 0 without any."""
-        for file in reversed(range(len(self._files))):
-            if frames := self._frames(file):
-                return frames[-1].wall
-        return 0.0
+        if self._end is None:
+            walls = (self._minutes[file].walls for file in reversed(range(len(self._files))))
+            self._end = next((found[-1] for found in walls if found), 0.0)
+        return self._end
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of it in memory."""
+        return self._minutes.bytes
 
     def frame(self, place: Place) -> Frame:
         """Return time and kind of a frame."""
-        return self._frames(place[0])[place[1]]
+        minute = self._minutes[place[0]]
+        return Frame(minute.walls[place[1]], minute.kinds[place[1]])
 
     def read(self, place: Place) -> Recorded:
         """Return one frame. Raises RecordingError."""
-        return self._files[place[0]].read(self.frame(place).byte)
+        return self._minutes[place[0]].read(place[1])
 
     def after(self, place: Place) -> Place | None:
         """Return the next frame; None at the end."""
@@ -122,7 +134,11 @@ class History:
         file = max(0, bisect_right(self._files, wall, key=lambda file: file.header.recorded_at) - 1)
         if not self._files:
             return None
-        return self._from(file, bisect_right(self._frames(file), wall, key=lambda frame: frame.wall))
+        return self._from(file, bisect_right(self._minutes[file].walls, wall))
+
+    def prepare(self, wall: float) -> None:
+        """Read the file of a moment that may be wanted next."""
+        self.following(wall)
 
     def at(self, wall: float, events_most: int = EVENTS_MOST, back_s: float = BACK_S) -> Moment:
         """Return the picture at `wall` (Unix seconds): snapshot, newest events, details. Raises RecordingError.
@@ -138,8 +154,7 @@ class History:
             following = None if place is None else self.after(place)
         # Segments of a gateway hold neither links nor details: looking for one would read ten minutes of them.
         link = self._newest("link", following, back_s) if len(self._files) == 1 else None
-        before = (each for each in self._before(following, wall - back_s) if self.frame(each).kind == "event")
-        events = sorted(islice(before, events_most))
+        events = sorted(islice(self._before(following, wall - back_s, "event"), events_most))
         found = self._read_all([place, link, *events])
         return Moment(
             None if place is None else found[place].snapshot,
@@ -152,7 +167,8 @@ class History:
     def cut(self, place: Place, error: RecordingError) -> None:
         """End before a frame that cannot be read."""
         del self._files[place[0] + 1 :]
-        del self._frames(place[0])[place[1] :]
+        self._minutes[place[0]].cut(place[1])
+        self._end = None
         self.error = error
 
     def close(self) -> None:
@@ -161,59 +177,49 @@ class History:
             file.close()
 
     def _read_all(self, places: Iterable[Place | None]) -> dict[Place, Recorded]:
-        """Read frames in the order of their files: a step back in a packed file unpacks it again from its begin."""
+        """Read frames in the order of their files: a step back in a packed file on disk unpacks it from its begin."""
         return {place: self.read(place) for place in sorted({place for place in places if place is not None})}
 
     # --- frames of the files ------------------------------------------------------------------------------------
 
-    def _frames(self, file: int) -> list[Frame]:
-        if file not in self._known:
-            self._known[file] = []
-            with contextlib.suppress(RecordingError):  # a segment may be written now
-                self._index(file)
-        return self._known[file]
-
-    def _index(self, file: int) -> None:
-        """Note the frames of one file, up to its end. Raises RecordingError at damage."""
-        recording = self._files[file]
-        last = 0.0
-        for at_s, kind, byte in recording.outlines():
-            last = max(last, recording.header.recorded_at + at_s)
-            self._known[file].append(Frame(last, kind, byte))
-
     def _from(self, file: int, number: int) -> Place | None:
         while file < len(self._files):
-            if number < len(self._frames(file)):
+            if number < len(self._minutes[file].walls):
                 return file, number
             file, number = file + 1, 0
         return None
 
-    def _before(self, place: Place | None, not_before: float) -> Iterator[Place]:
-        """Yield the frames before `place`, the newest first, back to a time; whole files before it are not read."""
+    def _before(self, place: Place | None, not_before: float, kind: str = "") -> Iterator[Place]:
+        """Yield the frames before `place`, the newest first, back to a time; whole files before it are not read.
+
+        `kind`: frames of that kind alone.
+        """
         file, number = place or (len(self._files), 0)
         while True:
-            for at in reversed(range(number)):
-                if self.frame((file, at)).wall < not_before:
-                    return
-                yield file, at
+            if number:
+                minute = self._minutes[file]
+                for at in reversed(range(number)):
+                    if minute.walls[at] < not_before:
+                        return
+                    if not kind or minute.kinds[at] == kind:
+                        yield file, at
             file -= 1
             if file < 0 or (file + 1 < len(self._files) and self._files[file + 1].header.recorded_at < not_before):
                 return
-            number = len(self._frames(file))
+            number = len(self._minutes[file].walls)
 
     def _newest(self, kind: str, place: Place | None, back_s: float = float("inf")) -> Place | None:
         """Return the newest frame of a kind before `place`, at most `back_s` before it."""
         newest = self.before(place or (len(self._files), 0))
         if newest is None:
             return None
-        least = self.frame(newest).wall - back_s
-        return next((each for each in self._before(place, least) if self.frame(each).kind == kind), None)
+        return next(self._before(place, self.frame(newest).wall - back_s, kind), None)
 
     def _details(self, place: Place | None) -> dict[InspectWhat, msgspec.Raw]:
         """Return the newest details before `place`; segments of a gateway have none."""
         found: dict[InspectWhat, msgspec.Raw] = {}
-        for each in self._before(place, float("-inf")) if len(self._files) == 1 else ():
-            if self.frame(each).kind == "detail" and (detail := self.read(each).detail) is not None:
+        for each in self._before(place, float("-inf"), "detail") if len(self._files) == 1 else ():
+            if (detail := self.read(each).detail) is not None:
                 found.setdefault(detail.what, detail.data)
         return found
 

@@ -24,6 +24,10 @@ from ppconsole.link.source import DETAILS, Detail, InspectOptions, QueryFailed
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S = 15.0
 """A longer time without any update between two segments is skipped: those minutes were not kept."""
+_STEP_MOST_S = 120.0
+"""A longer step is seldom followed by another one."""
+_AHEAD_S = 0.05
+"""Reading ahead in a thread would delay the drawing."""
 
 
 class ReplaySource(PastSource):
@@ -44,7 +48,14 @@ class ReplaySource(PastSource):
         self.paused = paused
         self.finished = asyncio.Event()
         self._begin = begin
+        self.on_rewind: Callable[[], None] = _nothing
+        """Called before a moment is delivered that does not follow: the receiver forgets what it knows."""
+        self.on_arrival: Callable[[], None] = _nothing
+        """Called after such a moment was delivered."""
         self._emit: Callable[[Update], None] = lambda update: None
+        self._goal: float | None = None
+        """The moment to go to, in Unix seconds."""
+        self._ahead: asyncio.Task[None] | None = None
         self._details: dict[InspectWhat, msgspec.Raw] = {}
         self._finished = KeptFinished(self.history.paths)
         self._player: asyncio.Task[None] | None = None
@@ -70,7 +81,7 @@ class ReplaySource(PastSource):
         self._emit = on_update
         self._since = time.monotonic()
         if self._begin is not None:
-            self.seek(self._begin)
+            await self._go(self._begin)
         self._player = asyncio.create_task(self._play())
 
     @property
@@ -101,9 +112,10 @@ class ReplaySource(PastSource):
 
     async def close(self) -> None:
         """Stop playing."""
-        if self._player is not None:
-            self._player.cancel()
-            await asyncio.gather(self._player, return_exceptions=True)
+        tasks = [task for task in (self._player, self._ahead) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.history.close()
 
     async def played(self) -> None:
@@ -124,24 +136,52 @@ class ReplaySource(PastSource):
             return self._wall
         return min(self._wall + (time.monotonic() - self._since) * self.speed, self.history.frame(self._next).wall)
 
-    def seek(self, wall: float) -> Moment | None:
-        """Go to `wall` and deliver everything that was known then. The receiver forgets its events before.
+    @property
+    def goal(self) -> float:
+        """The moment that will be shown after all `seek` so far, in Unix seconds."""
+        return self.position if self._goal is None else self._goal
 
-        A record that is damaged there leaves the position, and returns None.
+    def seek(self, wall: float) -> None:
+        """Go to `wall` soon. The position is that of the picture: it changes once the new one was read."""
+        self._goal = wall
+        self._changed.set()
+
+    async def _go(self, goal: float) -> None:
+        """Read the moment at `goal` in a thread, and deliver everything that was known then.
+
+        A record that is damaged there leaves the position.
         """
-        wall = min(max(wall, self.history.begin), self.history.end)
+        before, wall = self._wall, min(max(goal, self.history.begin), self.history.end)
         try:
-            moment = self.history.at(wall)
+            moment = await asyncio.to_thread(self.history.at, wall)
         except RecordingError as error:
             self._emit(LinkState(state="lost", text=str(error)))
-            return None
+        else:
+            self._arrive(wall, moment)
+            self._read_ahead(2 * wall - before)
+        if self._goal == goal:  # otherwise another key has come
+            self._goal = None
+
+    def _arrive(self, wall: float, moment: Moment) -> None:
+        """Deliver a moment."""
         self._details, self._next = moment.details, moment.following
         self._move_clock(wall)
-        updates = [moment.link, moment.snapshot, *moment.events]
-        for update in updates:
+        self.on_rewind()
+        for update in (moment.link, moment.snapshot, *moment.events):
             if update is not None:
                 self._emit(update)
-        return moment
+        self.on_arrival()
+
+    def _read_ahead(self, wall: float) -> None:
+        """Read the moment that another step of this length goes to, once the present one is on the screen."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+        if 0 < abs(wall - self._wall) <= _STEP_MOST_S:
+            self._ahead = asyncio.create_task(self._prepare(wall))
+
+    async def _prepare(self, wall: float) -> None:
+        await asyncio.sleep(_AHEAD_S)
+        await asyncio.to_thread(self.history.prepare, wall)
 
     def set_paused(self, paused: bool) -> None:
         """Pause, or go on."""
@@ -164,6 +204,9 @@ class ReplaySource(PastSource):
     async def _play(self) -> None:
         while True:
             self._changed.clear()
+            if self._goal is not None:
+                await self._go(self._goal)
+                continue
             if self._next is None:
                 self._report_end()
             if self._next is None or self.paused:
@@ -211,3 +254,7 @@ class ReplaySource(PastSource):
         end = LinkState(state="recorded", text="end of the recording")
         self._emit(end if self.error is None else LinkState(state="lost", text=str(self.error)))
         self.finished.set()
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -108,6 +108,8 @@ class Trends:
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=POINTS_MOST)
+        self.whole = False
+        """Whether the points before this console were added."""
         self._series: dict[str, tuple[object, list[float | None]]] = {}
         """The newest series of each trend, with the span, size and time that it is of."""
 
@@ -132,6 +134,7 @@ class Trends:
             known = point.swaps_s is not None or not self.points
             self.points.append(point if known else _with_rates(point, self.points[-1]))
         self._series.clear()
+        self.whole = True
 
     def copy(self) -> Trends:
         """Return the points up to now, for a display that is frozen."""

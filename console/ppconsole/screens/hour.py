@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import Source
-from ppconsole.model.trends import PERIOD_S, POINTS_MOST, Trends
+from ppconsole.model.trends import PERIOD_S, POINTS_MOST, Point, Trends
 from ppconsole.screens.console import Console
 
 
 class HourFeed:
     """Reads in a thread, so that a large history stops no screen."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, known: Sequence[Point] = ()) -> None:
+        """`known`: the points of the past, where the live engine's are these; else they are read."""
+        self._console, self._known = console, known
         self._leaving = threading.Event()
         self._past: Source | None = None
         """The past whose record was read."""
@@ -30,6 +32,9 @@ class HourFeed:
         if isinstance(source, ReplaySource):
             if source is not self._past:
                 self._past = source
+                if self._known:
+                    console.model.put_record(self._known)
+                    return
                 console.run_worker(self._fill_past(source), name="trends", exit_on_error=False)
         elif snapshot is not None and source.live:
             work = self._fill(snapshot, console.model.trends)

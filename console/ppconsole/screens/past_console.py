@@ -12,6 +12,7 @@ from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb
 from textual.app import App
 
+from ppconsole.link.last_hour import LastHour
 from ppconsole.link.replay import ReplaySource
 from ppconsole.model.state import ConsoleState
 from ppconsole.screens.console import Console
@@ -35,11 +36,13 @@ class PastConsole:
         self.source = source
         self.settings, self.notes = present.settings, present.notes
         self.model = DisplayModel(ConsoleState(read_only=True, live_source=False, past=OFF), clock, title)
-        self.model.playback = Playback(source, self.model.rewind, lambda: self.model.state)
+        self.model.playback = Playback(source, self.model.rewind, self.paint, lambda: self.model.state)
         following = Following(self)
         self.main = MainScreen(self, following)
         self.navigation = Navigator(app, self.main, following)
-        self._hour = HourFeed(self)
+        live = present.model.trends
+        # Reading the hour once more takes a second in a thread, in which the first keys would wait for it.
+        self._hour = HourFeed(self, tuple(live.points) if isinstance(source, LastHour) and live.whole else ())
 
     async def open(self, *, diagnosis: bool = False) -> None:
         """Begin to play, and show the main screen; with `diagnosis`, that screen above it."""

@@ -18,17 +18,22 @@ _SHORT_S = 180.0
 
 
 class Playback:
-    """Moves a source for the display. `forget` drops what the display knows of the present position."""
+    """Moves a source for the display. `forget` drops the present picture, `paint` shows the new one."""
 
-    def __init__(self, source: ReplaySource, forget: Callable[[], None], shown: Callable[[], ConsoleState]) -> None:
-        self._source, self._forget, self._shown = source, forget, shown
+    def __init__(
+        self, source: ReplaySource, forget: Callable[[], None], paint: Callable[[], None],
+        shown: Callable[[], ConsoleState],
+    ) -> None:  # fmt: skip
+        self._source, self._shown = source, shown
+        source.on_rewind, source.on_arrival = forget, paint
         self._mark: Moment | None = None
-        self._actions: dict[str, Callable[[], None]] = {
-            "pause": self.toggle_pause,
+        self._moves: dict[str, Callable[[], None]] = {
             "back": lambda: self.move(-10.0), "on": lambda: self.move(10.0),
-            "far-back": lambda: self.move(-60.0), "far-on": lambda: self.move(60.0),
+            "far-back": lambda: self.move(-60.0), "far-on": lambda: self.move(60.0), "jump": self.jump,
+        }  # fmt: skip
+        self._others: dict[str, Callable[[], None]] = {
+            "pause": self.toggle_pause, "mark": self.mark,
             "slower": lambda: self._change_speed(-1), "faster": lambda: self._change_speed(1),
-            "mark": self.mark, "jump": self.jump,
         }  # fmt: skip
 
     @property
@@ -41,9 +46,11 @@ class Playback:
         """Whether nothing of the record is after the moment in view."""
         return self._source.position >= self._source.history.end
 
-    def act(self, name: str) -> None:
-        """Do what a key is for."""
-        self._actions[name]()
+    def act(self, name: str) -> bool:
+        """Do what a key is for; return whether it shows at once. A move shows when the other moment was read."""
+        move = self._moves.get(name)
+        (move or self._others[name])()
+        return move is None
 
     def toggle_pause(self) -> None:
         """Pause, or go on."""
@@ -51,7 +58,7 @@ class Playback:
 
     def move(self, seconds: float) -> None:
         """Go on or back."""
-        self._seek(self._source.position + seconds)
+        self._source.seek(self._source.goal + seconds)
 
     def mark(self) -> None:
         """Mark this moment; at the mark, remove it."""
@@ -63,7 +70,7 @@ class Playback:
         if (there := self._mark) is not None:
             self._mark = self._here()
             self._source.set_paused(True)
-            self._seek(there.wall)
+            self._source.seek(there.wall)
 
     def interval(self) -> tuple[Moment, Moment] | None:
         """Return the mark and the moment in view; None without a mark, or at it."""
@@ -77,10 +84,6 @@ class Playback:
     def segs(self) -> list[Seg]:
         """Return position, length and speed, and the figures since the mark."""
         return [(self._position(), "info"), *self._since_mark()]
-
-    def _seek(self, wall: float) -> None:
-        self._forget()
-        self._source.seek(wall)
 
     def _change_speed(self, by: int) -> None:
         speeds = SPEEDS

@@ -7,7 +7,10 @@ by gzip is read as it is.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gzip
+import io
 import os
 import time
 import zlib
@@ -31,6 +34,8 @@ FRAMES_MOST = 1_000_000
 """Updates of one recording that are read: 27 hours of ten snapshots a second."""
 UNPACKED_MOST = 1024**3
 """Bytes that are unpacked of one file."""
+_PIECE = 2**20
+"""Most bytes that are unpacked at once."""
 _KINDS = ("link", "snapshot", "event", "detail")
 
 
@@ -181,6 +186,7 @@ class Recording:
             raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
         try:
             self.header = self._read_header()
+            self._begin = self._file.tell()
         except BaseException:
             self._file.close()
             raise
@@ -199,9 +205,34 @@ class Recording:
             while (body := self._frame()) is not None:
                 yield body
 
+    def unpacked(self, most: int) -> Recording:
+        """Return this recording with all of it in memory: steps back in a packed file would unpack it again.
+
+        One that is not packed, or has more than `most` bytes, is returned as it is. A cut or damaged one ends there.
+        """
+        if not isinstance(self._file, gzip.GzipFile):
+            return self
+        parts, size = [], 0
+        with contextlib.suppress(OSError, EOFError, zlib.error):
+            self._file.seek(0)
+            while size <= most and (part := self._file.read1(_PIECE)):
+                parts.append(part)
+                size += len(part)
+        if size > most:
+            return self
+        made = copy.copy(self)
+        made._file = io.BytesIO(b"".join(parts))
+        return made
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes in memory; 0: it is read on disk."""
+        return self._file.getbuffer().nbytes if isinstance(self._file, io.BytesIO) else 0
+
     def outlines(self) -> Iterator[Outline]:
         """Yield where every frame is, for `read`. Raises RecordingError if the file is cut short or malformed."""
-        number, place = 0, self._file.tell()
+        number, place = 0, self._begin
+        self._seek(place)
         while (body := self._frame()) is not None:
             number += 1
             if number > FRAMES_MOST:
@@ -215,14 +246,18 @@ class Recording:
 
     def read(self, place: int) -> Recorded:
         """Return the frame at `place`. Raises RecordingError."""
-        try:
-            self._file.seek(place)
-        except (OSError, EOFError, zlib.error) as error:
-            raise RecordingError(f"{self.path} is damaged: {error}") from None
+        self._seek(place)
         try:
             return decode_as(Recorded, self._frame() or b"")
         except ProtocolError as error:
             raise RecordingError(f"{self.path}: the update at byte {place} is {error}") from None
+
+    def _seek(self, place: int) -> None:
+        """Go to a byte. Raises RecordingError."""
+        try:
+            self._file.seek(place)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RecordingError(f"{self.path} is damaged: {error}") from None
 
     def close(self) -> None:
         """Close the file; harmless when `frames` already has."""
