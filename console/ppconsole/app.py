@@ -14,6 +14,7 @@ from ppengine.protocol.control import Outcome
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.recording import Update
 from ppengine.protocol.verbs import Verb, label_of
+from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -35,6 +36,7 @@ from ppconsole.screens.following import Following
 from ppconsole.screens.hour import HourFeed
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
+from ppconsole.upkeep import Upkeep
 from ppconsole.view.commands import shell_line, target_of
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.notes import BAD_S, GOOD_S, Note, Notes
@@ -85,6 +87,7 @@ class ConsoleApp(App[int]):
         clock: Callable[[], float] = time.monotonic,
         theme: str | None = None,
         alarms: AlarmConfig | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         # Chosen first: Textual takes NO_COLOR out of the environment. Without it colours become greys, not nothing.
         wanted = theme or choose_theme(os.environ)
@@ -98,6 +101,7 @@ class ConsoleApp(App[int]):
         self.main = MainScreen(self, self.following)
         self.navigation = Navigator(self, self.main, self.following)
         self._clock = clock
+        self._upkeep = upkeep
         self._soon: Timer | None = None
         self._next: Timer | None = None
         self._fresh = False
@@ -210,6 +214,14 @@ class ConsoleApp(App[int]):
         self.model.note_rate()
         self.paint()
         self.main.refresh_blocks()
+        if self._upkeep is not None:
+            self._upkeep.rest()
+
+    async def on_event(self, event: events.Event) -> None:
+        """Note keys for the upkeep."""
+        if self._upkeep is not None and isinstance(event, events.Key):
+            self._upkeep.note_key()
+        await super().on_event(event)
 
     def _tick_in(self, seconds: float) -> None:
         """Set the next tick. No other timer runs: between two ticks the console sleeps."""
@@ -329,7 +341,8 @@ def run_console(source: Source | None, *, read_only: bool, title: str) -> int:
         alarms = read_config(config_path())
     except ConfigFileError as error:
         settings.problem = f"no thresholds are in effect: {error}"
-    app = ConsoleApp(source, settings=settings, read_only=read_only, title=title, alarms=alarms)
+    upkeep = Upkeep(time.monotonic)
+    app = ConsoleApp(source, settings=settings, read_only=read_only, title=title, alarms=alarms, upkeep=upkeep)
     app.driver_class = ConsoleDriver
     app.run(mouse=os.environ.get("PPCONSOLE_MOUSE") == "1")
     return app.return_code or 0
