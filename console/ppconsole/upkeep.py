@@ -29,7 +29,7 @@ class Upkeep:
         self._begun = False
 
     def rest(self) -> None:
-        """Do what is due; call it after each picture. Screens that were left become garbage."""
+        """Begin, or search if a search is due; call it after each picture. Screens that were left become garbage."""
         now = self._clock()
         if not self._begun:
             self._begun = True
