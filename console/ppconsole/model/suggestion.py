@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ppconsole.model.safe import clean
 
 _OURS = re.compile(r"ppconsole ([^();]+)")
-_SHELL = "kill -"
+_SHELL = ("kill -", "echo ")
 _STAGE = re.compile(r"--stage[ =](\d+)")
 
 

@@ -193,7 +193,7 @@ class StackServer:
 
 def is_calm(sample: StageSample) -> bool:
     """Return whether a stage is healthy: it loads, or it runs and makes progress."""
-    if sample.process_state not in ("R", "S", "D"):
+    if sample.process_state not in ("R", "S", "D") or sample.frozen:
         return False
     moves = max(sample.progress_age_ms or 0.0, sample.tick_age_ms or 0.0) < CALM_MS
     return moves or sample.phase != "serving"

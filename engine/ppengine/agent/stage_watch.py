@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ppengine.agent.device_watch import DeviceWatch
 from ppengine.agent.edge_messages import MessageTrack
+from ppengine.agent.quota_watch import QuotaWatch
 from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
-from ppengine.common import procfs
+from ppengine.common import cgroup_limits, procfs
 from ppengine.common.ring import MAP_RING, Gauge, Kind, Phase, RingReader, Row, Word
 from ppengine.protocol.reports import TRACED, CpuShares, StageSample
 
@@ -87,6 +88,7 @@ class StageWatch:
         self._groups = ""
         self._cgroup_files: list[Path] = []
         self._cgroup: dict[str, int] = {}
+        self._quota = QuotaWatch()
         self._kills_before = 0
         """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
         self._before: tuple[int, int | None] | None = None
@@ -128,7 +130,7 @@ class StageWatch:
                 self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
                 self._before = self._pid, self._oom_kills()
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
-            self._cpu, self._resident = CpuClock(), None
+            self._cpu, self._quota, self._resident = CpuClock(), QuotaWatch(), None
             self._slow_due = self._resident_due = 0.0
 
     def look(self, beside_ns: int | None = None) -> StageSample | None:
@@ -150,7 +152,7 @@ class StageWatch:
             self._follow(groups)
         self._slowly(main, alive=alive)
         if past.pace.due(now_ns):
-            waits_ns, throttled_us = procfs.threads_waited_ns(self._pid), self._cgroup.get("throttled_usec")
+            waits_ns, throttled_us = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
             past.pace.close(now_ns, waits_ns, throttled_us, None if self.by_device else beside_ns)
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
@@ -199,6 +201,8 @@ class StageWatch:
             last_op=None if last is None else kind_name(last.kind),
             cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
             cgroup=self._cgroup,
+            quota=self._quota.sample if alive else None,
+            frozen=str(cgroup_limits.frozen_by(groups) or "") if alive else "",
             edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
             pace=past.pace.sample(now_ns),
             work_ms=past.work_ms(),
@@ -260,6 +264,7 @@ class StageWatch:
         if now < self._slow_due:
             return
         self._slow_due = now + SLOW_S
+        self._quota.look(time.monotonic_ns(), cgroup_limits.quotas(self._groups))
         self._step_ms = self._history.step_ms(time.monotonic_ns())
         reader = main.reader
         span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)

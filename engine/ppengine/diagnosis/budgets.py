@@ -13,6 +13,9 @@ STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
 """Budget of a hang: named within max(2 s, 5 x the expected time), less the time of sampling and reporting."""
 MOVED_S = 0.2
 """An operation younger than this is not stuck: the reports of the core are as old."""
+QUOTA_AFTER_S, QUOTA_ALONE_S, QUOTA_GREW = 2.0, 5.0, 2.0
+"""Seconds for which a quota must hold a slower stage back, or one whose pace is not known, and the factor by which it
+must do so more than before: a container's own quota is as it always was."""
 HELD_BACK = 0.05
 """Share of a second from which a quota that holds a process back is what makes it slow."""
 NEIGHBOUR_USES = 0.1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.diagnosis.case import Case
-from ppengine.diagnosis.phrases import code_line, exit_words, let_go, seconds, stack_lines
+from ppengine.diagnosis.phrases import code_line, exit_words, let_go, seconds, stack_lines, thaw
 from ppengine.protocol.reports import TRACED
 from ppengine.protocol.snapshot import Verdict
 
@@ -16,6 +18,9 @@ def core(case: Case) -> list[Verdict]:
         if stopping:
             return []
         how, since, suggest = exit_words(core.exit_code), core.dead_for_s, "ppconsole logs"
+    elif core.frozen and (core.stopped_for_s or 0.0) >= STOPPED_AFTER_S:
+        how, since = f"is frozen by its cgroup ({PurePath(core.frozen).parent})", core.stopped_for_s or 0.0
+        suggest = thaw(core.frozen)
     elif core.process_state == TRACED and (core.stopped_for_s or 0.0) >= TRACED_AFTER_S:
         how, since = f"is stopped by {core.tracer or 'a tracer'} (state t)", core.stopped_for_s or 0.0
         suggest = let_go(core.tracer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.gpu import GpuProcess, Xid
-from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample
+from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample, QuotaSample
 from ppengine.protocol.snapshot import StreamInfo
 
 Key = tuple[int, int]
@@ -43,9 +43,13 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     successor_phase: str | None = None
     process_state: str | None = None
     stopped_for_s: float | None = None
-    """From the first to the newest sample of an unbroken run of states T and t; of t, as far as nothing moved."""
+    """From the first to the newest sample of an unbroken run of stops and frosts; of t, as far as nothing moved."""
     tracer: str | None = None
     """Name and pid of who has it in state t."""
+    frozen: str = ""
+    """The file of the cgroup by which it is frozen; empty: it is not."""
+    quota: QuotaSample | None = None
+    """The CPU quota that holds it back now."""
     oom_kills: int | None = None
     """Out-of-memory kills of its cgroup in the last seconds before it died."""
     main_state: str | None = None
@@ -128,6 +132,8 @@ class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     process_state: str | None = None
     stopped_for_s: float | None = None
     tracer: str | None = None
+    frozen: str = ""
+    """As of a stage."""
     dead_for_s: float | None = None
     report_age_s: float | None = None
     report_limit_s: float = 2.0

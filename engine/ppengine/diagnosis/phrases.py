@@ -52,6 +52,11 @@ def let_go(tracer: str | None) -> str:
     return f"let the process go on in {tracer or 'the debugger that traces it'}, or detach that"
 
 
+def thaw(file: str) -> str:
+    """Return the command that thaws a cgroup, by the file that froze it: `cgroup.freeze`, or `freezer.state` of v1."""
+    return f"echo {'0' if file.endswith('cgroup.freeze') else 'THAWED'} > {file}"
+
+
 def code_line(of: StageEvidence | CoreEvidence) -> str:
     """Return the innermost line of code of the main thread, without folders; empty until its stack is taken."""
     stack = of.stack

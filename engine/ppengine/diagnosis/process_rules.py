@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import PurePath
 
 import msgspec
 
@@ -15,7 +16,7 @@ from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.device_evidence import device_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.finding_rules import verdict_of
-from ppengine.diagnosis.phrases import doing, exit_words, let_go, seconds
+from ppengine.diagnosis.phrases import doing, exit_words, let_go, seconds, thaw
 from ppengine.protocol.reports import TRACED, UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
 
@@ -55,7 +56,7 @@ def ended(case: Case) -> list[Verdict]:
 
 
 def stopped(case: Case) -> list[Verdict]:
-    """Return the stages that somebody stopped."""
+    """Return the stages that a signal, a tracer or a cgroup has stopped."""
     return [_stopped(stage) for stage in case.evidence.stages if is_stopped(stage) and not is_lost(stage)]
 
 
@@ -204,6 +205,11 @@ def _stopped(stage: StageEvidence) -> Verdict:
         # SIGCONT does not reach whom a debugger has.
         by = f"its tracer {stage.tracer}, state t" if stage.tracer else "a tracer (state t)"
         suggest = let_go(stage.tracer)
+    elif stage.frozen:
+        # To the kernel it sleeps, and no signal wakes it.
+        evidence[0] = f"pid {stage.pid}: frozen for {seconds(since)}, process state {stage.process_state}"
+        evidence.append(f"{stage.frozen} freezes its cgroup; signals wait until it is thawed")
+        by, suggest = f"its cgroup, which is frozen ({PurePath(stage.frozen).parent})", thaw(stage.frozen)
     return Verdict(
         stage=stage.stage,
         cause="stopped",

@@ -50,12 +50,13 @@ class EvidenceTracker:
         *,
         faults: FaultLog | None = None,
         core_tracer: str | None = None,
+        core_frozen: str = "",
         stacks: Mapping[int, Stack] | None = None,
         stopping: bool = False,
     ) -> Evidence:
         """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
 
-        `core_tracer`: name and pid of the tracer of a core in state t.
+        `core_tracer`: name and pid of the tracer of a core in state t; `core_frozen`: the file that freezes it.
         """
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
@@ -71,8 +72,10 @@ class EvidenceTracker:
         )  # fmt: skip
         known = stacks or {}
         stages = tuple(replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
+        if core_state is not None:
+            core_state = core_state[0], _stop_state(core_state[1], core_frozen)
         seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
-        seen = replace(seen, stack=known.get(seen.pid or 0))
+        seen = replace(seen, stack=known.get(seen.pid or 0), frozen=core_frozen)
         return Evidence(
             stages=stages,
             core=seen,
@@ -196,7 +199,7 @@ class EvidenceTracker:
 
     def _with_sample(self, base: StageEvidence, history: ProcessHistory, seen: Sighting, now_ns: int) -> StageEvidence:
         sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
-        if history.note_state(sample.process_state, seen.mono_ns):
+        if history.note_state(_stop_state(sample.process_state, sample.frozen), seen.mono_ns):
             self._retired_ns = now_ns  # It resumes its work: the time limit for it restarts.
         tick = self._without_pauses(_seconds(sample.tick_age_ms), seen.mono_ns)
         tick = None if tick is None else history.note_tick(tick, seen.mono_ns)
@@ -212,6 +215,8 @@ class EvidenceTracker:
             oom_kills=history.note_kills(sample.oom_kills, seen.mono_ns),
             main_state=sample.main_state,
             tracer=sample.tracer,
+            frozen=sample.frozen,
+            quota=sample.quota,
             wchan=sample.wchan,
             cpu=sample.cpu,
             tick_age_s=tick,
@@ -290,6 +295,11 @@ def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None)
     ]
     running = [process for process in mine if process.exit_code is None]
     return next(reversed(running or mine), None)
+
+
+def _stop_state(state: str | None, frozen: str) -> str | None:
+    """Return the state letter by which a stop is judged: to the kernel a frozen process sleeps."""
+    return "T" if frozen and state not in (None, "Z", "X") else state
 
 
 def _seconds(ms: float | None) -> float | None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ppengine.common.cgroup_limits import frozen_by
 from ppengine.common.config import EngineConfig
-from ppengine.common.procfs import read_stat, tracer
+from ppengine.common.procfs import cgroups, read_stat, tracer
 from ppengine.common.ptrace_pauses import PauseHistory
 from ppengine.diagnosis import diagnose, failure, waits
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S
@@ -184,10 +185,11 @@ class Collector:
         """
         self.news = False
         core_process = self.processes.core()
-        core_state = core_tracer = None
+        core_state, core_tracer, core_frozen = None, None, ""
         if core_process is not None:
             stat = read_stat(core_process.pid)
             core_state = core_process.pid, stat.state if stat else None
+            core_frozen = str(frozen_by(cgroups(core_process.pid)) or "")
             core_tracer = tracer(core_process.pid) if stat is not None and stat.state == TRACED else None
             stopping = stopping or core_process.exit_code in _ORDERLY
         if self.core is not None and self.core.engine.state == "stopped":
@@ -195,7 +197,7 @@ class Collector:
         now_ns = time.monotonic_ns()
         evidence = self._tracker.build(
             now_ns, self.core, self._sightings, self.processes.report, core_state, faults=self._faults,
-            core_tracer=core_tracer, stacks=stacks, stopping=stopping,
+            core_tracer=core_tracer, core_frozen=core_frozen, stacks=stacks, stopping=stopping,
         )  # fmt: skip
         # XIDs come up to a second late, when the stage may be dead already.
         gpus, cards = self._gpus, self._cards()

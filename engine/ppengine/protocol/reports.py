@@ -187,6 +187,27 @@ class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
     """Share of that second in which the main thread could run and had no core; None: the kernel does not say."""
 
 
+class QuotaSample(msgspec.Struct, kw_only=True, frozen=True):
+    """A CPU quota that holds a process back, of its cgroup or of one above; counts since that began."""
+
+    file: str
+    """The file that sets it."""
+    none: str
+    """Content of the file without a quota."""
+    cores: float
+    """Cores that it allows."""
+    share: float
+    """Share of that time in which it held the process back."""
+    before: float | None
+    """The same in the seconds before; None: there are none."""
+    nr_throttled: int
+    """Growth of that count of cpu.stat."""
+    throttled_us: int
+    """Growth of throttled_usec of cpu.stat."""
+    for_ms: float
+    """Since it began."""
+
+
 class PaceSample(msgspec.Struct, kw_only=True, frozen=True):
     """Own compute time of a step now, beside what like steps took here before."""
 
@@ -253,6 +274,10 @@ class StageSample(msgspec.Struct, kw_only=True):
     cpu: CpuShares | None = None
     cgroup: dict[str, int] = {}
     """Readable counts of memory.events and cpu.stat: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
+    quota: QuotaSample | None = None
+    """The CPU quota that holds it back now; None: none does."""
+    frozen: str = ""
+    """The file of the cgroup by which it is frozen; empty: it is not."""
     edges: list[EdgeSample] = []
     pace: PaceSample | None = None
     work_ms: list[tuple[int, float]] = []

@@ -1,0 +1,58 @@
+"""Stages that a CPU quota of their cgroup holds back, by the counts of cpu.stat.
+
+Before the rules for blocked work: a process that is held back for most of a second looks as if it were blocked.
+"""
+
+from __future__ import annotations
+
+from ppengine.diagnosis.budgets import QUOTA_AFTER_S, QUOTA_ALONE_S, QUOTA_GREW, is_lost, is_unseen
+from ppengine.diagnosis.case import Case, thread_lines
+from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.phrases import percent, seconds
+from ppengine.protocol.reports import QuotaSample
+from ppengine.protocol.snapshot import Verdict
+
+_FRESH_MS = 3000.0
+
+
+def throttled(case: Case) -> list[Verdict]:
+    """Return the stages that a quota has begun to hold back."""
+    return [
+        _verdict(stage, stage.quota)
+        for stage in case.evidence.stages
+        if stage.quota is not None and _is_throttled(stage, stage.quota) and stage.stage not in case.guilty
+    ]
+
+
+def _is_throttled(stage: StageEvidence, quota: QuotaSample) -> bool:
+    if is_lost(stage) or is_unseen(stage) or stage.phase != "serving":
+        return False
+    if quota.before is not None and quota.share < QUOTA_GREW * quota.before:
+        return False
+    pace = stage.pace
+    judged = pace is not None and pace.age_ms <= _FRESH_MS
+    slow = judged and pace is not None and pace.slow_ms > 0
+    if judged and not slow:
+        return False  # It works as fast as it did.
+    return quota.for_ms >= (QUOTA_AFTER_S if slow else QUOTA_ALONE_S) * 1e3
+
+
+def _verdict(stage: StageEvidence, quota: QuotaSample) -> Verdict:
+    since = quota.for_ms / 1e3
+    share = percent(quota.share)
+    before = "not known" if quota.before is None else percent(quota.before)
+    lines = [
+        f"held back by its cgroup's cpu quota {share} of the time ({before} before): "
+        f"nr_throttled +{quota.nr_throttled}, throttled_usec +{quota.throttled_us} in {seconds(since)}",
+        f"{quota.file} allows {quota.cores:.3g} cores",
+    ]
+    if (pace := stage.pace) is not None:
+        lines.append(f"own time of a step {pace.step_ms:.1f} ms; like steps took {pace.baseline_ms:.1f} ms here before")
+    return Verdict(
+        stage=stage.stage,
+        cause="straggler",
+        summary=f"stage {stage.stage} is throttled {share} of the time: its cgroup's cpu quota holds it back",
+        since_s=since,
+        evidence=[*lines, *thread_lines(stage)],
+        suggest=f"echo {quota.none} > {quota.file}",
+    )
