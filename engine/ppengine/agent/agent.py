@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from ppengine.agent import last_steps, nvml
-from ppengine.agent.edge_messages import Comparer
+from ppengine.agent.edge_watch import EdgeWatch
 from ppengine.agent.host_load import HostLoad, HostRoom
 from ppengine.agent.stack_dumps import Ability, self_test, take
 from ppengine.agent.stage_watch import DEVICE_PAGE, StageWatch
@@ -53,10 +53,11 @@ class Sampler:
     """Samples all stages of this node."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self.pauses = PtracePauses()
         self._folder = Path(config.ring_dir)
         self._watches: dict[tuple[int, int], StageWatch] = {}
         self._node = socket.gethostname()
-        self._comparer = Comparer()
+        self._edges = EdgeWatch()
         self._host_load = HostLoad()
         self._host_room = HostRoom()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
@@ -87,25 +88,11 @@ class Sampler:
         stages = [sample for _, sample in seen if sample is not None]
         if not all(watch.by_device for watch, _ in seen):
             self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
-        self._compare(stages)
+        self._edges.look(time.monotonic_ns(), stages, self._watches, self.pauses.total_ns())
         available, age_ms = self._host_room.look()
         return AgentReport(
             mono_ns=time.monotonic_ns(), node=self._node, stages=stages, available=available, available_age_ms=age_ms
         )
-
-    def _compare(self, stages: list[StageSample]) -> None:
-        """Compare both ends of every edge of this node; note a conflict in the sender's sample."""
-        now_ns = time.monotonic_ns()
-        for sample in stages:
-            for index, edge in enumerate(sample.edges):
-                ends = self._watches.get((sample.index, sample.rank)), self._watches.get((edge.peer, sample.rank))
-                if edge.kind != "send" or ends[0] is None or ends[1] is None:
-                    continue
-                sent, posted = ends[0].messages("send"), ends[1].messages("receive")
-                if sent is not None and posted is not None:
-                    self._comparer.look(now_ns, sample.index, edge.peer, sent, posted)
-                    conflict = self._comparer.conflict(sample.index, edge.peer, now_ns)
-                    sample.edges[index] = msgspec.structs.replace(edge, conflict=conflict)
 
     def _scan(self) -> dict[tuple[int, int], dict[str, tuple[Path, int]]]:
         """Return path and inode of every ring by stage; the folder is read only after it has changed."""
@@ -134,7 +121,7 @@ class StackServer:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
         self._sampler, self._config = sampler, config
-        self.pauses = PtracePauses()
+        self.pauses = sampler.pauses
         self._codec = frames.Codec(Inspect)
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)

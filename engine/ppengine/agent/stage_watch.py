@@ -97,6 +97,13 @@ class StageWatch:
         self._resident_due = 0.0
         self._range: tuple[int, int, int] = (0, 0, 0)
         self._rss_pages: int | None = None
+        self.waited_ns = 0
+        """Time so far in which its main thread could run and had no core; 0: the kernel does not say."""
+
+    @property
+    def throttled_us(self) -> int:
+        """Microseconds so far in which a quota held it back; 0: there is none, or it is not readable."""
+        return self._quota.throttled_us or 0
 
     @property
     def by_device(self) -> bool:
@@ -148,6 +155,7 @@ class StageWatch:
             # Freeing much memory takes seconds, in which it seems to run.
             stat, alive = stat._replace(state="X"), False
         waited_ns = procfs.waited_ns(self._pid) if alive else None
+        self.waited_ns = waited_ns or 0
         if stat is not None and not stat.exiting:  # In cgroup v1 an exiting process is listed in the root's.
             self._follow(groups)
         self._slowly(main, alive=alive)

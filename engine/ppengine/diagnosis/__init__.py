@@ -48,6 +48,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     message_rules.remembered,
     finding_rules.remembered,
     wire_rules.healed,
+    slow_rules.slow_links,
     slow_rules.stragglers,
     suffer_rules.sufferers,
 )

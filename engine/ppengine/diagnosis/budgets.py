@@ -39,6 +39,8 @@ UNSEEN_AFTER_S = 2.0
 SUFFERS_AFTER_S = 0.5
 STRAGGLER_AFTER_S = 6.0
 """A straggler must be named within 10 s; a judged second begins and ends between two samples."""
+LINK_AFTER_S = 3.0
+"""Seconds in which a link is slow before it is named: a message that the host delays is one, and soon over."""
 UNSCHEDULED_AFTER_S = 3.0
 HEALED_TOLD_S = 5.0
 """A broken wire is reported this long after all stages have met again. Healing takes less than a second, and an

@@ -47,6 +47,14 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
+def rate_text(rate: float) -> str:
+    """Return bytes a second, as `1.2 MB/s`."""
+    for unit, size in (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6)):
+        if rate < 1000 * size:
+            return f"{rate / size:.3g} {unit}"
+    return f"{rate / 1e9:.3g} GB/s"
+
+
 def let_go(tracer: str | None) -> str:
     """Return what to do about a process that a tracer has stopped: no signal of ours reaches it."""
     return f"let the process go on in {tracer or 'the debugger that traces it'}, or detach that"

@@ -1,15 +1,16 @@
-"""Work that is slow and not blocked: a declared phase over its budget, a stage slower than before.
+"""Work that is slow and not blocked: a declared phase over its budget, a link or a stage slower than before.
 
-The ratio from which a stage counts as slow is `SLOW_RATIO` in `agent/pace.py`.
+The ratios from which they count as slow are in `agent/link_pace.py` and `agent/pace.py`.
 """
 
 from __future__ import annotations
 
-from ppengine.diagnosis.budgets import HELD_BACK, PHASE_BUDGET_S, STRAGGLER_AFTER_S, is_lost, is_unseen
+from ppengine.diagnosis.budgets import HELD_BACK, LINK_AFTER_S, PHASE_BUDGET_S, STRAGGLER_AFTER_S, is_lost, is_unseen
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.neighbours import neighbour_lines
-from ppengine.diagnosis.phrases import percent, seconds
+from ppengine.diagnosis.phrases import percent, rate_text, seconds
+from ppengine.protocol.reports import LinkPace
 from ppengine.protocol.snapshot import Verdict
 
 _MEETS = "collective"
@@ -31,6 +32,18 @@ def slow_phases(case: Case) -> list[Verdict]:
         stage.phase is None or (stage.phase in PHASE_BUDGET_S and stage.op != _MEETS) for stage in stages
     )
     return [_slow_phase(stage) for stage in stages if _over_budget(stage) and not (expected and stage.op == _MEETS)]
+
+
+def slow_links(case: Case) -> list[Verdict]:
+    """Return the links on which messages take longer than they did, each at its sender, unless a fault explains it."""
+    if case.guilty or case.evidence.slowed:
+        return []
+    return [
+        _slow_link(stage, edge.peer, edge.pace)
+        for stage in case.evidence.stages
+        for edge in stage.edges
+        if edge.pace is not None and edge.pace.slow_ms >= LINK_AFTER_S * 1e3 and not is_unseen(stage)
+    ]
 
 
 def stragglers(case: Case) -> list[Verdict]:
@@ -55,6 +68,22 @@ def _slow_phase(stage: StageEvidence) -> Verdict:
         since_s=age - budget,
         evidence=[*thread_lines(stage), "missing: why it takes so long"],
         suggest=f"ppconsole stacks --stage {stage.stage}",
+    )
+
+
+def _slow_link(sender: StageEvidence, peer: int, pace: LinkPace) -> Verdict:
+    k, now, before = sender.stage, rate_text(pace.rate), rate_text(pace.usual_rate)
+    return Verdict(
+        stage=k,
+        cause="link",
+        summary=f"link stage {k} -> stage {peer} is slow: {now}, {before} before",
+        since_s=pace.slow_ms / 1e3,
+        evidence=[
+            f"stage {peer} waits {percent(pace.lost)} of the time for messages that stage {k} has sent",
+            f"a message under way moves at {now}; messages of these sizes moved at {before} here before",
+            "both processes live, and the receiver has posted what it waits for",
+        ],
+        suggest=f"ppconsole restart-stage {k} (connects again; if it stays slow: tc qdisc show; ss -tinp)",
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ _PIDFD_GETFD = 438
 _ESTABLISHED = "01"
 _NEVER = 1 << 30
 """Bytes that must arrive before a reader wakes up; the kernel caps them at half of the receive buffer."""
+_MAX_PACING_RATE, _UNLIMITED = 47, 2**64 - 1
+"""SO_MAX_PACING_RATE, which Python does not name, and the value that takes it back."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,6 +42,18 @@ class Connection:
                 # A process that is gone needs no undoing.
                 with contextlib.suppress(OSError):
                     _low_water(end, 1)
+
+        return undo
+
+    def slow_down(self, rate: int) -> Callable[[], None]:
+        """Let both ends send at most `rate` bytes a second; return the undoing."""
+        for end in self._ends:
+            _pace(end, rate)
+
+        def undo() -> None:
+            for end in self._ends:
+                with contextlib.suppress(OSError):
+                    _pace(end, _UNLIMITED)
 
         return undo
 
@@ -84,6 +99,11 @@ def _descriptors(pid: int) -> dict[str, int]:
 def _low_water(end: tuple[int, int], size: int) -> None:
     with _borrow(*end) as borrowed:
         borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+
+def _pace(end: tuple[int, int], rate: int) -> None:
+    with _borrow(*end) as borrowed:
+        borrowed.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, struct.pack("@L", rate))
 
 
 @contextlib.contextmanager

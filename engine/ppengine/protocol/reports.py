@@ -165,6 +165,19 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     """Since it was handed over."""
 
 
+class LinkPace(msgspec.Struct, kw_only=True, frozen=True):
+    """A link that is slower than it was: its newest slow second."""
+
+    rate: float
+    """Bytes a second while a message is under way."""
+    usual_rate: float
+    """Bytes a second that the same messages had before."""
+    lost: float
+    """Share of the second for which the receiver waited longer than usual."""
+    slow_ms: float
+    """Sum of the slow seconds, with none between them that was well."""
+
+
 class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
     """One side of an edge: open messages, and the newest done ones, in the order of their numbers (from 1)."""
 
@@ -174,6 +187,8 @@ class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
     messages: tuple[Message, ...] = ()
     conflict: tuple[Message | None, Message] | None = None
     """On a sender, the last message that the receiver recorded otherwise: as sent (None: left out) and as posted."""
+    pace: LinkPace | None = None
+    """On a sender, while the link is slow; None: it is as it was, or not known."""
 
 
 class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
