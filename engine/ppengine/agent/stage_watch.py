@@ -9,19 +9,16 @@ from pathlib import Path
 
 from ppengine.agent.device_watch import DeviceWatch
 from ppengine.agent.edge_messages import MessageTrack
+from ppengine.agent.memory_watch import MemoryWatch
 from ppengine.agent.quota_watch import QuotaWatch
 from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
-from ppengine.common.ring import MAP_RING, Gauge, Kind, Phase, RingReader, Row, Word
+from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
 from ppengine.protocol.reports import TRACED, CpuShares, StageSample
 
 SLOW_S = 1.0
 """Least seconds between two readings of percentiles, cgroup and smaps; also the window of time shares."""
-_SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
-"""Reading smaps costs milliseconds: it may take 1/1000 of a core, but is read every 5 s and after each mapping."""
-_RSS_PAGES = 256
-"""Change of the process's resident pages (1 MiB) after which smaps is read again."""
 _STEPS_SHOWN = 8
 _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; the thousands of others are not searched for one."""
@@ -93,10 +90,7 @@ class StageWatch:
         """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
         self._before: tuple[int, int | None] | None = None
         self._cpu = CpuClock()
-        self._resident: int | None = None
-        self._resident_due = 0.0
-        self._range: tuple[int, int, int] = (0, 0, 0)
-        self._rss_pages: int | None = None
+        self._memory = MemoryWatch()
         self.waited_ns = 0
         """Time so far in which its main thread could run and had no core; 0: the kernel does not say."""
 
@@ -137,8 +131,7 @@ class StageWatch:
                 self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
                 self._before = self._pid, self._oom_kills()
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
-            self._cpu, self._quota, self._resident = CpuClock(), QuotaWatch(), None
-            self._slow_due = self._resident_due = 0.0
+            self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
 
     def look(self, beside_ns: int | None = None) -> StageSample | None:
         """Return a sample of this moment. `beside_ns`: work of others on this host so far (see `HostLoad`)."""
@@ -191,7 +184,8 @@ class StageWatch:
             step_ms_p99=self._step_ms[1],
             idle_fraction=past.idle_fraction(now_ns),
             gauges=gauges if gauges["total_bytes"] else {},
-            kv_resident=self._resident,
+            kv_resident=self._memory.resident if alive else None,
+            growth=self._memory.growth if alive else None,
             streams=[
                 stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
                 for name, file in self._files.items()
@@ -274,20 +268,9 @@ class StageWatch:
         self._slow_due = now + SLOW_S
         self._quota.look(time.monotonic_ns(), cgroup_limits.quotas(self._groups))
         self._step_ms = self._history.step_ms(time.monotonic_ns())
-        reader = main.reader
-        span = reader.gauge(Gauge.KV_BASE), reader.gauge(Gauge.KV_LENGTH), reader.gauge(Gauge.KV_MAPPED_BYTES)
-        if not alive or not span[1]:
-            self._resident = None
-        elif span != self._range or (now >= self._resident_due and self._rss_moved()):
-            self._rss_pages = procfs.rss_pages(self._pid)
-            self._resident = procfs.resident(self._pid, span[0], span[1])
-            cost = time.monotonic() - now
-            self._resident_due = now + min(_SMAPS_MOST_S, cost * _SMAPS_SHARE)
-            self._range = span
-
-    def _rss_moved(self) -> bool:
-        pages = procfs.rss_pages(self._pid)
-        return pages is None or self._rss_pages is None or abs(pages - self._rss_pages) >= _RSS_PAGES
+        if alive:
+            serving = main.reader.word(Word.PHASE) == Phase.SERVING
+            self._memory.look(self._pid, main.reader, self._groups, serving=serving)
 
 
 def _phase(value: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _PF_EXITING = 4
 _NAME_MOST = 40
 """Characters of a program's name."""
@@ -120,33 +122,44 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-def rss_pages(pid: int) -> int | None:
-    """Return how many pages of `pid` are resident; None: not readable."""
+def anonymous_bytes(pid: int) -> int | None:
+    """Return the resident memory of `pid` that is neither a file's nor shared; None: not readable."""
     text = _read(f"/proc/{pid}/statm")
-    return None if text is None else int(text.split()[1])
+    if not text:
+        return None
+    _, resident_pages, shared_pages, *_ = map(int, text.split())
+    return (resident_pages - shared_pages) * _PAGE
 
 
 def resident(pid: int, base: int, length: int) -> int | None:
-    """Return the resident bytes of the mappings of `pid` that lie in `[base, base + length)`.
+    """Return the resident bytes of the mappings of `pid` that lie in `[base, base + length)`; None: not readable."""
+    found = resident_ranges(pid, [(base, length)])
+    return None if found is None else found[0]
+
+
+def resident_ranges(pid: int, ranges: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Return the resident bytes of each range of addresses, given as (base, length); None: not readable.
 
     The kernel has no shorter way than all of smaps: milliseconds for a process that has loaded torch.
     """
-    total, overlap, end = 0, 0, base + length
+    totals, overlaps = [0] * len(ranges), [0] * len(ranges)
+    end = max(base + length for base, length in ranges)
     try:
         with Path(f"/proc/{pid}/smaps").open("rb") as file:
             for line in file:
-                if line.startswith(b"Rss:"):
+                if line.startswith(b"Rss:") and any(overlaps):
                     # A mapping may be merged with a neighbour: only the part in the range counts.
-                    total += min(int(line.split()[1]) * 1024, overlap) if overlap else 0
-                    overlap = 0
+                    size = int(line.split()[1]) * 1024
+                    totals = [total + min(size, overlap) for total, overlap in zip(totals, overlaps, strict=True)]
+                    overlaps = [0] * len(ranges)
                 elif line[:1] in b"0123456789abcdef":
                     low, high = (int(text, 16) for text in line.split(maxsplit=1)[0].split(b"-"))
                     if low >= end:
                         break
-                    overlap = max(0, min(high, end) - max(low, base))
+                    overlaps = [max(0, min(high, base + length) - max(low, base)) for base, length in ranges]
     except OSError:
         return None
-    return total
+    return totals
 
 
 def cgroups(pid: int) -> str:

@@ -39,6 +39,14 @@ def system_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgro
     return SystemMemory(total, available)
 
 
+def host_available(proc: Path = Path("/proc")) -> int | None:
+    """Return the bytes that this host can still give, without the limits of cgroups; None: not readable."""
+    try:
+        return _fields(proc / "meminfo")["MemAvailable:"] * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep up to 64 MiB of freed memory for the next step; another C library is left as it is.
 

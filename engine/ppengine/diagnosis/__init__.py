@@ -15,6 +15,7 @@ import msgspec
 from ppengine.diagnosis import (
     core_rules,
     finding_rules,
+    memory_rules,
     message_rules,
     process_rules,
     quota_rules,
@@ -38,6 +39,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     core_rules.core,
     wire_rules.broken,
     finding_rules.found,
+    memory_rules.growing,
     quota_rules.throttled,
     stuck_rules.gil_holders,
     stuck_rules.idlers_in_vain,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.gpu import GpuProcess, Xid
-from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, PaceSample, QuotaSample
+from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, GrowthSample, PaceSample, QuotaSample
 from ppengine.protocol.snapshot import StreamInfo
 
 Key = tuple[int, int]
@@ -50,6 +50,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The file of the cgroup by which it is frozen; empty: it is not."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now."""
+    growth: GrowthSample | None = None
+    """Growth of its memory without an end."""
     oom_kills: int | None = None
     """Out-of-memory kills of its cgroup in the last seconds before it died."""
     main_state: str | None = None

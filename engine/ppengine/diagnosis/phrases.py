@@ -42,6 +42,15 @@ def seconds(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
 
 
+def duration(value: float) -> str:
+    """Return `45s`, `3m12`, `1h05`."""
+    whole = round(value)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}"
+
+
 def percent(share: float) -> str:
     """Return `73 %`."""
     return f"{share * 100:.0f} %"

@@ -217,6 +217,7 @@ class EvidenceTracker:
             tracer=sample.tracer,
             frozen=sample.frozen,
             quota=sample.quota,
+            growth=sample.growth,
             wchan=sample.wchan,
             cpu=sample.cpu,
             tick_age_s=tick,

@@ -17,8 +17,9 @@ from ppengine.protocol.snapshot import Cause
 
 How = Literal["strike", "arm", "outside"]
 """`strike`: at a point of the step loop; `arm`: once, by the stage's fault thread; `outside`: by the gateway."""
-Effect = Literal["hang", "death", "slow", "wrong", "blind", "none"]
-"""Effect on the engine. `blind`: it works, but is no longer observed. `none`: it works and is observed."""
+Effect = Literal["hang", "death", "slow", "wrong", "grow", "blind", "none"]
+"""Effect on the engine. `grow`: it uses more and more memory; `blind`: it works, but is no longer observed; `none`: it
+works and is observed."""
 On = Literal["stage", "core", "agent", "gateway"]
 Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]
@@ -26,8 +27,8 @@ Action = Callable[..., Any]
 
 POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
 _MODULES = (
-    "hang_faults", "edge_faults", "end_faults", "slow_faults", "number_faults", "incident_programs", "watcher_faults",
-    "device_faults",
+    "hang_faults", "edge_faults", "end_faults", "slow_faults", "memory_faults", "number_faults", "incident_programs",
+    "watcher_faults", "device_faults",
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {}
 

@@ -223,6 +223,22 @@ class QuotaSample(msgspec.Struct, kw_only=True, frozen=True):
     """Since it began."""
 
 
+class GrowthSample(msgspec.Struct, kw_only=True, frozen=True):
+    """Memory of a process that grows evenly, beside KV cache and swap space. Bytes."""
+
+    rate: float
+    """Bytes a second."""
+    grown: int
+    """In the newest `over_s` seconds."""
+    over_s: float
+    for_ms: float
+    """Since it began."""
+    left: int
+    """Until the nearest limit."""
+    file: str
+    """The file of that limit of a cgroup; empty: it is the host's memory."""
+
+
 class PaceSample(msgspec.Struct, kw_only=True, frozen=True):
     """Own compute time of a step now, beside what like steps took here before."""
 
@@ -291,6 +307,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Readable counts of memory.events and cpu.stat: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now; None: none does."""
+    growth: GrowthSample | None = None
+    """Growth of its memory without an end; None: there is none."""
     frozen: str = ""
     """The file of the cgroup by which it is frozen; empty: it is not."""
     edges: list[EdgeSample] = []

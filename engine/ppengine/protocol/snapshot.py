@@ -22,7 +22,7 @@ StageState = Literal[
 RequestState = Literal["waiting", "running", "swapped", "held", "loading", "finished"]
 Cause = Literal[
     "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
-    "mismatch", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "core",
+    "mismatch", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "leak", "core",
     "starved", "blocked", "undetermined",
 ]  # fmt: skip
 

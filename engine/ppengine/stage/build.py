@@ -20,7 +20,7 @@ from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.steps import Register, Row, StageReady
-from ppengine.stage.backends.base import KvCache, KvShape
+from ppengine.stage.backends.base import KvCache, KvShape, SwapSpace
 from ppengine.stage.backends.hardware import Room, RunnerResources
 from ppengine.stage.backends.selection import open_hardware, resolve_dtype
 from ppengine.stage.batch_state import BatchState, Plan
@@ -84,7 +84,7 @@ class Boot:
         room = Room(self._shape, ready.reserved_blocks, ready.swap_blocks)
         resources = self._hardware.make_resources(self._config, model, room, self._captured)
         ready.peak_bytes = self._hardware.peak(model.weights_bytes, activations, resources.cache.mapped_bytes)
-        self._publish(ready, resources.cache)
+        self._publish(ready, resources.cache, resources.swap)
         return Loaded(resources, ready)
 
     def _captured(self, done: int, total: int) -> None:
@@ -241,7 +241,7 @@ class Boot:
             swap_blocks=int(memory.swap_space_gib * 2**30) // shape.block_bytes,
         )
 
-    def _publish(self, ready: StageReady, cache: KvCache) -> None:
+    def _publish(self, ready: StageReady, cache: KvCache, swap: SwapSpace) -> None:
         figures = {
             Gauge.TOTAL_BYTES: ready.total_bytes,
             Gauge.WEIGHTS_BYTES: ready.weights_bytes,
@@ -253,6 +253,8 @@ class Boot:
             Gauge.MAPPED_BLOCKS: cache.mapped,
             Gauge.SWAP_BLOCKS: ready.swap_blocks,
             Gauge.BLOCK_BYTES: ready.block_bytes,
+            Gauge.SWAP_BASE: swap.base,
+            Gauge.SWAP_LENGTH: swap.length,
         }
         for gauge, value in figures.items():
             self._ring.gauge(gauge, value)

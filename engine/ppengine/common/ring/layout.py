@@ -100,6 +100,8 @@ class Gauge(IntEnum):
     MAPPED_BLOCKS = 11
     SWAP_BLOCKS = 12
     BLOCK_BYTES = 13
+    SWAP_BASE = 14
+    SWAP_LENGTH = 15
 
 
 class Record(NamedTuple):

@@ -106,6 +106,10 @@ class SwapSpace(Protocol):
 
     blocks: int
     layers: list[Tensor]
+    base: int
+    """First address."""
+    length: int
+    """Bytes."""
 
     def drop(self, first: int, last: int) -> None:
         """Forget blocks `[first, last)`."""
