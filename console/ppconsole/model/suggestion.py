@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ppconsole.model.safe import clean
 
 _OURS = re.compile(r"ppconsole ([^();]+)")
-_SHELL = ("kill -", "echo ")
+_SHELL = ("kill -", "echo ", "prlimit ")
 _STAGE = re.compile(r"--stage[ =](\d+)")
 
 

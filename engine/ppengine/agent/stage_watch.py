@@ -91,6 +91,7 @@ class StageWatch:
         self._before: tuple[int, int | None] | None = None
         self._cpu = CpuClock()
         self._memory = MemoryWatch()
+        self._cpu_limits_s: tuple[int | None, int | None] = (None, None)
         self.waited_ns = 0
         """Time so far in which its main thread could run and had no core; 0: the kernel does not say."""
 
@@ -132,6 +133,7 @@ class StageWatch:
                 self._before = self._pid, self._oom_kills()
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
             self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
+            self._cpu_limits_s = (None, None)
 
     def look(self, beside_ns: int | None = None) -> StageSample | None:
         """Return a sample of this moment. `beside_ns`: work of others on this host so far (see `HostLoad`)."""
@@ -196,6 +198,7 @@ class StageWatch:
             oom_kills=self._oom_kills(),
             before=self._before,
             cpu_s=stat.cpu_s if stat else None,
+            cpu_limits_s=self._cpu_limits_s,
             main_state=thread.state if thread else None,
             tracer=procfs.tracer(self._pid) if stat is not None and stat.state == TRACED else None,
             wchan=procfs.wchan(self._pid) if alive else None,
@@ -269,6 +272,7 @@ class StageWatch:
         self._quota.look(time.monotonic_ns(), cgroup_limits.quotas(self._groups))
         self._step_ms = self._history.step_ms(time.monotonic_ns())
         if alive:
+            self._cpu_limits_s = procfs.cpu_limits_s(self._pid)
             serving = main.reader.word(Word.PHASE) == Phase.SERVING
             self._memory.look(self._pid, main.reader, self._groups, serving=serving)
 

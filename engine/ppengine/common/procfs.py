@@ -104,6 +104,13 @@ def threads_waited_ns(pid: int) -> int | None:
     return sum(found) if found else None
 
 
+def cpu_limits_s(pid: int) -> tuple[int | None, int | None]:
+    """Return the soft and the hard limit of CPU time in seconds; None: unlimited, or not readable."""
+    found = re.search(rb"^Max cpu time\s+(\S+)\s+(\S+)", _read(f"/proc/{pid}/limits") or b"", re.MULTILINE)
+    soft, hard = (int(text) if text.isdigit() else None for text in (found.groups() if found else (b"", b"")))
+    return soft, hard
+
+
 def busy_s() -> float | None:
     """Return the seconds in which this machine's processors were busy or stolen, in all; None: not readable."""
     found = re.match(rb"cpu +(\d+) (\d+) (\d+) \d+ \d+ (\d+) (\d+) (\d+)", _read("/proc/stat") or b"")

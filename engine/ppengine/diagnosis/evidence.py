@@ -91,6 +91,9 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     expected_s: float | None = None
     """Expected seconds of that step by the stage's own history."""
     cpu_s: float | None = None
+    """CPU time that its process has used."""
+    cpu_limits_s: tuple[int | None, int | None] = (None, None)
+    """Soft and hard limit of it; None: unlimited, or not known."""
     streams: tuple[StreamInfo, ...] = ()
     """Those of its device."""
     card: str | None = None

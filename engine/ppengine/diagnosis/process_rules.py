@@ -17,6 +17,7 @@ from ppengine.diagnosis.device_evidence import device_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.finding_rules import verdict_of
 from ppengine.diagnosis.phrases import doing, exit_words, let_go, seconds, thaw
+from ppengine.diagnosis.signal_senders import cpu_limit_s, lift_cpu_limit, sender
 from ppengine.protocol.reports import TRACED, UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
 
@@ -134,11 +135,15 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         cause = "starved" if stage.dead_for_s is None else "dead"
     how = exit_words(stage.exit_code) if stage.dead_for_s is not None else "cannot go on"
     summary = f"stage {stage.stage} {how}{_SUMMARIES.get(cause, '')}"
+    by = sender(stage) if cause == "dead" and stage.dead_for_s is not None else ""
     if echo:
         summary += f" {echo}"
+    elif short := sender(stage, short=True) if by else "":
+        summary += f": {short}"
     elif words:
         summary += f": {words}"
     evidence = [f"pid {stage.pid or 'unknown'}: {how}"]
+    evidence += [f"sent by: {by}"] if by else []
     if words:
         evidence.append(f"last words: {words}")
     if stage.dead_for_s is not None and stage.exit_code in _NOT_OF_ITS_OWN:
@@ -186,6 +191,8 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
     logs = f"ppconsole logs --stage {stage.stage}"
     if cause in ("killed_oom", "out_of_memory"):
         return f"{logs}; then less memory: ppconsole set-memory, or scheduler.max_num_batched_tokens"
+    if cause == "dead" and cpu_limit_s(stage) is not None:
+        return lift_cpu_limit(stage)
     if stage.successor is not None:
         phase = f" in phase {stage.successor_phase}" if stage.successor_phase else ""
         return f"{logs} (pid {stage.successor} takes its place{phase})"

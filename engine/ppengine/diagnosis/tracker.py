@@ -239,6 +239,7 @@ class EvidenceTracker:
             finished_step=sample.finished_step,
             expected_s=_seconds(expected),
             cpu_s=sample.cpu_s,
+            cpu_limits_s=sample.cpu_limits_s,
             streams=tuple(aged_stream(stream, age * 1e3) for stream in sample.streams if stream.on_device),
         )
 

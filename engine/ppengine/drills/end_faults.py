@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import mmap
 import os
 import resource
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ppengine.common import procfs
 from ppengine.drills import cgroups
 from ppengine.drills.fault_points import Fault, Go
 from ppengine.drills.registry import Undo, outside, strike
@@ -44,6 +46,32 @@ def sigterm(target: Target) -> None:
     Verdict: stage K was killed by SIGTERM.
     """
     os.kill(target.pid, signal.SIGTERM)
+
+
+@outside("death", "dead")
+def sigusr1(target: Target) -> None:
+    """The stage gets SIGUSR1, for which it has no handler.
+
+    Verdict: stage K was killed by SIGUSR1, which any process of its user or of root can send.
+    """
+    os.kill(target.pid, signal.SIGUSR1)
+
+
+def _limit_cpu(target: Target) -> None:
+    pid = target.pid
+    stat = procfs.read_stat(pid)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
+    resource.prlimit(pid, resource.RLIMIT_CPU, (int(stat.cpu_s if stat else 0.0) + 1, hard))
+
+
+@strike("forward", "death", "dead", before=_limit_cpu)
+def rlimit_cpu(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage gets a limit of CPU time, less than a second away, and a forward computes until it is there.
+
+    Verdict: stage K was killed by SIGXCPU: by the kernel, at its limit of CPU time.
+    """
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"ppconsole", b"salt", 100_000)
 
 
 @strike("forward", "death", "crashed")

@@ -60,7 +60,7 @@ class Kind:
     """Whether it strikes the edge behind the stage (for the last one, before it): both ends are right."""
     needs: Literal["", "swap", "resize", "restart", "ledger", "finite"] = ""
     """Operation or live check without which the fault does not show."""
-    before: Callable[[Any], Undo] | None = None
+    before: Callable[[Any], Undo | None] | None = None
     gpu: bool = False
     """Whether it strikes a part that only a stage on a GPU has."""
     prepare: Callable[[Any], Any] | None = None

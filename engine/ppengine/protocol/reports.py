@@ -292,6 +292,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     before: tuple[int, int | None] | None = None
     """The process that was here before: its pid, and the count of its cgroup once it was gone."""
     cpu_s: float | None = None
+    cpu_limits_s: tuple[int | None, int | None] = (None, None)
+    """Soft and hard limit of CPU time (RLIMIT_CPU); None: unlimited, or not known."""
     main_state: str | None = None
     """State letter of the main thread."""
     tracer: str | None = None
