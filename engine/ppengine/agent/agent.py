@@ -82,13 +82,13 @@ class Sampler:
             watch.update(found[key])
             if watch.pid not in (before, None):
                 log.info("watching stage %d, pid %d", key[0], watch.pid)
-        beside_ns = self._host_load.beside_ns
-        seen = [(self._watches[key], self._watches[key].look(beside_ns)) for key in sorted(self._watches)]
+        beside_ns, paused_ns = self._host_load.beside_ns, self.pauses.total_ns()
+        seen = [(self._watches[key], self._watches[key].look(beside_ns, paused_ns)) for key in sorted(self._watches)]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
         if not all(watch.by_device for watch, _ in seen):
             self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
-        self._edges.look(time.monotonic_ns(), stages, self._watches, self.pauses.total_ns())
+        self._edges.look(time.monotonic_ns(), stages, self._watches, paused_ns)
         available, age_ms = self._host_room.look()
         return AgentReport(
             mono_ns=time.monotonic_ns(), node=self._node, stages=stages, available=available, available_age_ms=age_ms

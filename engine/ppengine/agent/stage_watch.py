@@ -9,13 +9,14 @@ from pathlib import Path
 
 from ppengine.agent.device_watch import DeviceWatch
 from ppengine.agent.edge_messages import MessageTrack
+from ppengine.agent.gil_watch import Counts, GilWatch
 from ppengine.agent.memory_watch import MemoryWatch
 from ppengine.agent.quota_watch import QuotaWatch
 from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
-from ppengine.protocol.reports import TRACED, CpuShares, StageSample
+from ppengine.protocol.reports import TRACED, CpuShares, GilSample, StageSample
 
 SLOW_S = 1.0
 """Least seconds between two readings of percentiles, cgroup and smaps; also the window of time shares."""
@@ -24,6 +25,7 @@ _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; the thousands of others are not searched for one."""
 DEVICE_PAGE = "device.page"
 """The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
+_GIL_WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS)
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
@@ -90,7 +92,8 @@ class StageWatch:
         """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
         self._before: tuple[int, int | None] | None = None
         self._cpu = CpuClock()
-        self._memory = MemoryWatch()
+        self._memory, self._gil = MemoryWatch(), GilWatch()
+        self._gil_sample: GilSample | None = None
         self._cpu_limits_s: tuple[int | None, int | None] = (None, None)
         self.waited_ns = 0
         """Time so far in which its main thread could run and had no core; 0: the kernel does not say."""
@@ -133,10 +136,14 @@ class StageWatch:
                 self._before = self._pid, self._oom_kills()
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
             self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
-            self._cpu_limits_s = (None, None)
+            self._cpu_limits_s, self._gil, self._gil_sample = (None, None), GilWatch(), None
 
-    def look(self, beside_ns: int | None = None) -> StageSample | None:
-        """Return a sample of this moment. `beside_ns`: work of others on this host so far (see `HostLoad`)."""
+    def look(self, beside_ns: int | None = None, paused_ns: int = 0) -> StageSample | None:
+        """Return a sample of this moment.
+
+        `beside_ns`: work of others on this host so far (see `HostLoad`); `paused_ns`: time so far in which a stage was
+        paused for its stacks.
+        """
         main, past = self._files.get("main"), self._history
         if main is None:
             return None
@@ -153,7 +160,7 @@ class StageWatch:
         self.waited_ns = waited_ns or 0
         if stat is not None and not stat.exiting:  # In cgroup v1 an exiting process is listed in the root's.
             self._follow(groups)
-        self._slowly(main, alive=alive)
+        self._slowly(main, paused_ns, alive=alive)
         if past.pace.due(now_ns):
             waits_ns, throttled_us = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
             past.pace.close(now_ns, waits_ns, throttled_us, None if self.by_device else beside_ns)
@@ -187,6 +194,7 @@ class StageWatch:
             idle_fraction=past.idle_fraction(now_ns),
             gauges=gauges if gauges["total_bytes"] else {},
             kv_resident=self._memory.resident if alive else None,
+            gil=self._gil_sample if alive else None,
             growth=self._memory.growth if alive else None,
             streams=[
                 stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
@@ -259,7 +267,7 @@ class StageWatch:
         count = self._cgroup.get("oom_kill")
         return None if count is None else count + self._kills_before
 
-    def _slowly(self, main: RingFile, *, alive: bool) -> None:
+    def _slowly(self, main: RingFile, paused_ns: int, *, alive: bool) -> None:
         """Read the expensive figures, seldom."""
         now = time.monotonic()
         if now < self._slow_due and alive:
@@ -273,6 +281,9 @@ class StageWatch:
         self._step_ms = self._history.step_ms(time.monotonic_ns())
         if alive:
             self._cpu_limits_s = procfs.cpu_limits_s(self._pid)
+            if (control := self._files.get("control")) is not None:
+                counts = Counts._make(control.reader.word(word) for word in _GIL_WORDS)
+                self._gil_sample = self._gil.look(time.monotonic_ns(), counts, paused_ns)
             serving = main.reader.word(Word.PHASE) == Phase.SERVING
             self._memory.look(self._pid, main.reader, self._groups, serving=serving)
 

@@ -26,6 +26,8 @@ SLOWEST_COPY, SLOWEST_MAP = 500e6, 10e9
 """Bytes a second that a copy or swap makes at least: the length of memory work is not in the tokens."""
 GIL_AFTER_S = 1.25
 """Shorter than the limit of the threads that wait for the holder, so that the cause is reported, not a consequence."""
+GIL_SHARE = 0.25
+"""Share of the time from which a held GIL slows a stage down, though it is free again and again."""
 SAME_MOMENT_S = 0.5
 """A held GIL stops main loop and control thread at once, within the precision of their ticks."""
 CONTROL_GONE_S = 3.0
@@ -126,6 +128,13 @@ def holds_gil(stage: StageEvidence) -> bool:
     """Return whether a thread of a live stage keeps the GIL: neither control thread nor main loop go on, seen twice."""
     moved = _moved_s(stage)
     return _ticks_late(stage, GIL_AFTER_S) and (moved is None or moved >= (stage.tick_age_s or 0.0) - SAME_MOMENT_S)
+
+
+def shares_gil(stage: StageEvidence) -> bool:
+    """Return whether a thread of a live stage holds the GIL for much of the time. A quota looks the same."""
+    if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving" or stage.quota is not None:
+        return False
+    return stage.gil is not None and stage.gil.share >= GIL_SHARE
 
 
 def control_is_gone(stage: StageEvidence) -> bool:

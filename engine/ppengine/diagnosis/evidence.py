@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.gpu import GpuProcess, Xid
-from ppengine.protocol.reports import CpuShares, EdgeSample, Finding, GrowthSample, PaceSample, QuotaSample
+from ppengine.protocol.reports import (
+    CpuShares,
+    EdgeSample,
+    Finding,
+    GilSample,
+    GrowthSample,
+    PaceSample,
+    QuotaSample,
+)
 from ppengine.protocol.snapshot import StreamInfo
 
 Key = tuple[int, int]
@@ -50,6 +58,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The file of the cgroup by which it is frozen; empty: it is not."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now."""
+    gil: GilSample | None = None
+    """How often its GIL is held."""
     growth: GrowthSample | None = None
     """Growth of its memory without an end."""
     oom_kills: int | None = None

@@ -1,4 +1,4 @@
-"""Who can have sent the signal that ended a stage: the kernel at a limit, or a process of its user or of root."""
+"""Senders of the signal that ended a stage: the kernel at a limit, or a process of its user or of root."""
 
 from __future__ import annotations
 

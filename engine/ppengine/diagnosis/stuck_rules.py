@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from ppengine.diagnosis.budgets import (
-    GIL_AFTER_S,
     MOVED_S,
     PHASE_BUDGET_S,
     control_is_gone,
-    holds_gil,
     idles_in_vain,
     is_unseen,
     mapping_hangs,
@@ -36,7 +34,7 @@ _WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
 def idlers_in_vain(case: Case) -> list[Verdict]:
     """Return the stages whose main loop is blocked while idle: the next step would hang."""
     return [
-        _verdict(
+        verdict(
             stage, "self_stuck", f"stage {stage.stage}: its main loop is blocked while idle{code_line(stage)}",
             stage.progress_age_s or 0.0,
             [f"the main loop turned {seconds(stage.progress_age_s)} ago, ten times a second is right",
@@ -45,11 +43,6 @@ def idlers_in_vain(case: Case) -> list[Verdict]:
         for stage in case.evidence.stages
         if idles_in_vain(stage)
     ]  # fmt: skip
-
-
-def gil_holders(case: Case) -> list[Verdict]:
-    """Return the stages whose control thread cannot run because another thread keeps the GIL."""
-    return [_gil_held(stage) for stage in case.evidence.stages if holds_gil(stage)]
 
 
 def hanging_maps(case: Case) -> list[Verdict]:
@@ -112,12 +105,12 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
     if end.kind == "send":
         lines = ["its send thread has taken none of them", *thread_lines(root)]
         text = f"stage {root.stage}: the send thread is stuck with {root.outbox} messages handed over"
-        return _verdict(root, "self_stuck", text, since, lines)
+        return verdict(root, "self_stuck", text, since, lines)
     if is_unseen(root):
         age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
         text = f"work is blocked, and the agent has {age} looked at stage {root.stage}"
         missing = "missing: a fresh sample; the agent does not run, or hangs"
-        return _verdict(root, "undetermined", text, since, [missing], "ppconsole logs (what became of the agent)")
+        return verdict(root, "undetermined", text, since, [missing], "ppconsole logs (what became of the agent)")
     if (stream := stuck_stream(root)) is not None:
         return _stream_stuck(case, root, stream, since)
     if root.op in _WAITS and not _in_own_code(root):
@@ -125,7 +118,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
     if _moves(root):
         return None
     lines = [*_who_waits(case, root), *thread_lines(root)]
-    return _verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{code_line(root)}", since, lines)
+    return verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{code_line(root)}", since, lines)
 
 
 def _moves(stage: StageEvidence) -> bool:
@@ -143,7 +136,7 @@ def _stream_stuck(case: Case, root: StageEvidence, stream: StreamInfo, since: fl
     text = f"stage {k}: stream {stream.name} is stuck in m{stream.begun_step}, begun on the device {age} ago"
     lines = [*_who_waits(case, root), f"the host is in {where(root)}", *thread_lines(root)]
     suggest = f"ppconsole restart-stage {k} (ends the kernel with its process); ppconsole logs --stage {k}"
-    return _verdict(root, "stream_stuck", text, since, lines, suggest)
+    return verdict(root, "stream_stuck", text, since, lines, suggest)
 
 
 def _in_own_code(stage: StageEvidence) -> bool:
@@ -167,14 +160,14 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
             f"stage {k}: {doing(root)}, finished {finished}, acknowledged {root.retired_step}",
             *thread_lines(root),
         ]
-        return _verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
+        return verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
     peer = receiving_from(root, len(case.evidence.stages))
     text = f"stage {k} is in {doing(root)} and nothing shows why"
     kind = "send" if root.op == "room" else "receive"
     edge = edge_of(root, kind, peer) if peer is not None else None
     shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
     missing = "missing: the messages sent and posted on this edge" + ("" if edge else " by this stage")
-    return _verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
+    return verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
 
 
 def _left_out(stage: StageEvidence, wait: Wait) -> bool:
@@ -186,7 +179,7 @@ def _without(stage: StageEvidence, wait: Wait, since: float) -> Verdict:
     done, wanted = ("receiving", "has sent") if wait.waiter.kind == "send" else ("sending", "waits for")
     text = f"stage {stage.stage} finished m{wait.step} without {done} it; {wait.waiter} {wanted} it"
     lines = [f"{wait.waiter}: {wait.text}", f"stage {stage.stage}: {doing(stage)}"]
-    return _verdict(stage, "mismatch", text, since, lines)
+    return verdict(stage, "mismatch", text, since, lines)
 
 
 def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
@@ -204,10 +197,10 @@ def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
     for number in numbers:
         parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
     if not all(wait.known for wait in cycle):
-        return _verdict(
+        return verdict(
             root, "undetermined", text, since, [*parts, "missing: the messages sent and posted on each edge"]
         )
-    return _verdict(root, "deadlock", text, since, parts)
+    return verdict(root, "deadlock", text, since, parts)
 
 
 def _verb(stage: StageEvidence) -> str:
@@ -223,16 +216,7 @@ def _link(case: Case, link: Node, last: Wait, since: float) -> Verdict:
     text = f"link stage {link.stage} -> stage {link.peer}: message {last.number} is sent and posted, not delivered"
     lines = [f"{last.waiter}: {last.text}", f"both processes live; the sender is in {doing(sender)}"]
     suggest = f"check the network between both; ppconsole stacks --stage {link.stage}"
-    return _verdict(sender, "link", text, since, lines, suggest)
-
-
-def _gil_held(stage: StageEvidence) -> Verdict:
-    age = stage.tick_age_s or GIL_AFTER_S
-    owner = stage.stack.gil_owner if stage.stack is not None and stage.stack.pid == stage.pid else ""
-    by = f" by {owner.partition(' at ')[0]}" if owner else ""
-    text = f"stage {stage.stage}: the GIL is held{by} for {seconds(age)}; no other thread of it can run"
-    lines = [f"main thread in {where(stage)}", *thread_lines(stage)]
-    return _verdict(stage, "gil_held", text, age, lines)
+    return verdict(sender, "link", text, since, lines, suggest)
 
 
 def _map_hangs(stage: StageEvidence) -> Verdict:
@@ -240,7 +224,7 @@ def _map_hangs(stage: StageEvidence) -> Verdict:
     text = f"stage {stage.stage} is stuck in map for {seconds(age)}, in a thread of its own; no step waits for it"
     lines = [f"the change is of {stage.mapping_bytes / 2**30:.1f} GiB at most", *thread_lines(stage)]
     suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
-    return _verdict(stage, "self_stuck", text, age, lines, suggest)
+    return verdict(stage, "self_stuck", text, age, lines, suggest)
 
 
 def _control_gone(stage: StageEvidence) -> Verdict:
@@ -252,7 +236,7 @@ def _control_gone(stage: StageEvidence) -> Verdict:
         "missing: why the control thread does not tick; it may have ended",
     ]
     suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
-    return _verdict(stage, "undetermined", text, age, lines, suggest)
+    return verdict(stage, "undetermined", text, age, lines, suggest)
 
 
 def _who_waits(case: Case, root: StageEvidence) -> list[str]:
@@ -269,9 +253,10 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
     return f"ppconsole restart-stage {stage.stage} (or look: {look})"
 
 
-def _verdict(
+def verdict(
     stage: StageEvidence, cause: Cause, summary: str, since: float, evidence: list[str], suggest: str = ""
 ) -> Verdict:
+    """Return a verdict on a stage; without `suggest`, with the suggestion of its cause."""
     return Verdict(
         stage=stage.stage,
         cause=cause,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from typing import Any
 
 from ppengine.drills import cgroups
-from ppengine.drills.fault_points import Fault, Go
-from ppengine.drills.registry import Undo, outside, strike
+from ppengine.drills.fault_points import Fault, Go, StageParts
+from ppengine.drills.registry import Undo, arm, outside, strike
 from ppengine.drills.target import Target
 
 _FACTOR = 4.0
@@ -15,6 +17,7 @@ _FACTOR = 4.0
 _LEAST_S = 0.005
 _SEND_S = 0.05
 _WIDTH = 384
+_FREE_S, _HELD_US = 0.05, 50_000
 _SHARE = 0.1
 _CORE_SHARE = 0.001
 
@@ -53,6 +56,38 @@ def cpu_throttle(target: Target) -> Undo:
     Verdict: stage K is a straggler: throttled by its cgroup.
     """
     return cgroups.throttle(target.pid, _SHARE)
+
+
+@arm("slow", "gil_held", clears=True)
+def gil_half(parts: StageParts) -> Undo:
+    """A thread sleeps 50 ms with the GIL in C code, then 50 ms without it, over and over.
+
+    Verdict: stage K's GIL is held half of the time, with the stack of the thread that holds it.
+    """
+    over, libc = threading.Event(), ctypes.PyDLL(None)
+
+    def hold() -> None:
+        while not over.wait(_FREE_S):
+            libc.usleep(_HELD_US)
+
+    threading.Thread(target=hold, name="gil-half", daemon=True).start()
+    return over.set
+
+
+@arm("slow", "gil_held", clears=True, held_out=True)
+def gil_turns(parts: StageParts) -> Undo:
+    """A thread computes in Python without end, and takes each turn that Python grants it.
+
+    Verdict: stage K's GIL is held in turns, with the stack of the thread that holds it.
+    """
+    over = threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            pass
+
+    threading.Thread(target=spin, name="gil-turns", daemon=True).start()
+    return over.set
 
 
 @strike("send", "slow", "link", "straggler", clears=True)

@@ -13,7 +13,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.common.procfs import cgroups, read_stat, tracer
 from ppengine.common.ptrace_pauses import PauseHistory
 from ppengine.diagnosis import diagnose, failure, waits
-from ppengine.diagnosis.budgets import STOPPED_AFTER_S
+from ppengine.diagnosis.budgets import STOPPED_AFTER_S, shares_gil
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import Evidence, Key, Stack
 from ppengine.diagnosis.fault_log import FaultLog
@@ -246,6 +246,10 @@ class Collector:
         if core.pid is not None and core.dead_for_s is None and (core.stopped_for_s or 0.0) < STOPPED_AFTER_S:
             pids[None] = core.pid
         return pids
+
+    def gil_sharers(self) -> list[int]:
+        """Return the stages whose GIL is held for a part of the time."""
+        return [] if self._evidence is None else [each.stage for each in self._evidence.stages if shares_gil(each)]
 
     def _note_stages(self) -> bool:
         """Make events of notable changes of the stages' states; return whether there was one."""

@@ -185,7 +185,7 @@ class Gateway:
         waits = self._collector.waits() if self._collector.verdicts else []
         self._recorder.look(self._collector.verdicts, waits, self._collector.retired())
         self._incidents.look(self._recorder.kept, self._collector.verdicts, self._collector.served)
-        self._probe.look(self._collector.verdicts, self._collector.pids())
+        self._probe.look(self._collector.verdicts, self._collector.pids(), self._collector.gil_sharers())
         return changed
 
     def _publish(self, now: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 
 from ppengine.diagnosis import STACKS_WANTED
 from ppengine.diagnosis.evidence import Stack
@@ -15,6 +16,8 @@ from ppengine.protocol.snapshot import Verdict
 NONCE = -1
 """Nonce of the gateway's own questions; those of consoles count from 1."""
 _AGAIN_S = 1.0
+_LOOKS_MOST = 6
+"""Looks for the holder of a GIL that is free for a part of the time."""
 _LOST_S = 10.0
 """Time limit in seconds per process: the agent needs at most half of it, one process after the other."""
 
@@ -27,12 +30,19 @@ class StackProbe:
         self._ask = ask
         self._requested: dict[tuple[int | None, int], float] = {}
         """Time of the last question, by stage (None: the core) and pid."""
+        self._looks: Counter[int] = Counter()
+        """Answers by pid."""
         self._not_before = 0.0
         self.stacks: Mapping[int, Stack] = {}
         """The newest stacks by pid."""
 
-    def look(self, verdicts: list[Verdict], pids: Mapping[int | None, int]) -> None:
-        """Request the stacks that `verdicts` lack. `pids`: of each stage and (None) the core."""
+    def look(
+        self, verdicts: list[Verdict], pids: Mapping[int | None, int], sharers: Collection[int | None] = ()
+    ) -> None:
+        """Request the stacks that `verdicts` lack. `pids`: of each stage and (None) the core.
+
+        `sharers`: stages whose GIL is held for a part of the time; one look may miss the thread that holds it.
+        """
         wanted: set[tuple[int | None, int]] = set()
         for verdict in verdicts:
             of_one = verdict.stage is not None or verdict.cause == "core"
@@ -42,13 +52,16 @@ class StackProbe:
                 stages = several if verdict.cause == "deadlock" else [verdict.stage]
                 wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
         if not wanted:
-            self._requested, self.stacks = {}, {}
+            self._requested, self._looks, self.stacks = {}, Counter(), {}
             return
         now, lost_s = time.monotonic(), _LOST_S * len(wanted)
         for stage, pid in sorted(wanted, key=lambda one: one[1]):
             requested = self._requested.get((stage, pid))
-            if requested is not None and (pid in self.stacks or now - requested < lost_s):
+            again = stage in sharers and self._lacks_holder(pid) and now - (requested or 0.0) >= _AGAIN_S
+            if requested is not None and not again and (pid in self.stacks or now - requested < lost_s):
                 continue
+            if again and pid not in self.stacks and requested is not None and now - requested < lost_s:
+                continue  # The answer to the last question is still to come.
             if now < self._not_before:
                 return
             if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
@@ -63,8 +76,20 @@ class StackProbe:
         detail = frames.decode_as(StacksDetail, bytes(answer.data))
         known = {stage.pid: newest(stage) for stage in detail.all if stage.pid is not None}
         requested = {pid for _, pid in self._requested}
-        self.stacks = {**self.stacks, **{pid: stack for pid, stack in known.items() if pid in requested}}
+        self._looks.update(pid for pid in known if pid in requested)
+        kept = {pid for pid, stack in self.stacks.items() if _is_holder(stack)}
+        self.stacks = {**self.stacks, **{pid: known[pid] for pid in known if pid in requested and pid not in kept}}
         return detail
+
+    def _lacks_holder(self, pid: int) -> bool:
+        """Return whether another look may show a thread that holds the GIL, other than the main one."""
+        stack = self.stacks.get(pid)
+        return self._looks[pid] < _LOOKS_MOST and (stack is None or not _is_holder(stack))
+
+
+def _is_holder(stack: Stack) -> bool:
+    """Return whether a stack shows a GIL held by a thread that has no reason to: the main thread always has one."""
+    return bool(stack.gil_owner) and not stack.gil_owner.startswith(MAIN_THREAD)
 
 
 def newest(found: StageStacks) -> Stack:

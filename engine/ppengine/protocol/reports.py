@@ -202,6 +202,17 @@ class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
     """Share of that second in which the main thread could run and had no core; None: the kernel does not say."""
 
 
+class GilSample(msgspec.Struct, kw_only=True, frozen=True):
+    """How often the GIL of a process is held by a thread that does not let go, over the last seconds."""
+
+    share: float
+    """Share of the time."""
+    hold_ms: float | None
+    """Length of a hold; None: threads take turns, each as long as Python grants one."""
+    over_s: float
+    """Seconds of the window."""
+
+
 class QuotaSample(msgspec.Struct, kw_only=True, frozen=True):
     """A CPU quota that holds a process back, of its cgroup or of one above; counts since that began."""
 
@@ -309,6 +320,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Readable counts of memory.events and cpu.stat: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now; None: none does."""
+    gil: GilSample | None = None
+    """How often its GIL is held; None: not known."""
     growth: GrowthSample | None = None
     """Growth of its memory without an end; None: there is none."""
     frozen: str = ""

@@ -1,8 +1,9 @@
 """The control thread: answers for its stage while the step loop computes, waits or is stuck.
 
-It never touches tensors or a device. Its tick ten times a second separates a process that holds the
-GIL from one that merely waits. Its socket answers pings, reports findings of the live checks, and
-takes Shutdown and NewGeneration when the step loop cannot.
+It never touches tensors or a device. Its tick about ten times a second separates a process that
+holds the GIL from one that merely waits, and its probe counts how often the GIL is held. Its socket
+answers pings, reports findings of the live checks, and takes Shutdown and NewGeneration when the
+step loop cannot.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.steps import ControlPing, ControlPong, NewGeneration, Shutdown, ToStage
 from ppengine.stage.generations import Generations
+from ppengine.stage.gil_probe import GilProbe
 from ppengine.stage.recorder import Recorder, open_recorder
 
-TICK_S = 0.1
 GRACE_S = 1.0
 """Time that the step loop has after Shutdown, before this thread ends the process."""
 
@@ -57,7 +58,7 @@ class ControlThread(threading.Thread):
         socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(self._config.endpoint("steps"))
-        codec = Codec(ToStage)
+        codec, probe = Codec(ToStage), GilProbe(ring)
         deadline: float | None = None
         try:
             while not self._closed.is_set():
@@ -69,7 +70,10 @@ class ControlThread(threading.Thread):
                 for news in self._news():
                     with contextlib.suppress(zmq.Again):
                         socket.send(encode(news), zmq.NOBLOCK)
-                if socket.poll(int(TICK_S * 1000)):
+                sleep_ms = probe.sleep_ms()
+                with probe.asleep(sleep_ms):
+                    come = socket.poll(sleep_ms)
+                if come:
                     message = _decode(codec, socket.recv())
                     if isinstance(message, ControlPing):
                         socket.send(encode(ControlPong(message.nonce, self._stage, self._rank)), zmq.NOBLOCK)
@@ -79,6 +83,7 @@ class ControlThread(threading.Thread):
                         deadline = time.monotonic() + GRACE_S
                         self.stop.set()
         finally:
+            probe.close()
             socket.close()
             ring.close()
 

@@ -81,6 +81,14 @@ class Word(IntEnum):
     MAIN_TICKS = 9
     THREAD_TICK_NS = 10
     CAPACITY = 11
+    GIL_PROBES = 12
+    """Looks of the control thread, in its own ring, at whether the GIL is free; the next three are parts of them."""
+    GIL_TURNS = 13
+    """Waits for a whole turn of another thread or longer."""
+    GIL_HOLDS = 14
+    """Waits for a thread that does not let go."""
+    GIL_HOLD_NS = 15
+    """Sum of these waits."""
 
 
 class Gauge(IntEnum):

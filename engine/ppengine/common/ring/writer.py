@@ -106,6 +106,10 @@ class RingWriter:
         """Tick of the control thread, 10 Hz: distinguishes a thread that holds the GIL from one that waits."""
         self._words[Word.THREAD_TICK_NS] = _now_ns()
 
+    def count(self, which: Word, more: int) -> None:
+        """Add to a count in the header."""
+        self._words[which] += more
+
     def phase(self, phase: Phase) -> None:
         """Declare what the stage is busy with."""
         self._words[Word.PHASE_NS] = _now_ns()

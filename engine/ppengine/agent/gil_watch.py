@@ -1,0 +1,65 @@
+"""For how much of the time the GIL of a stage is held by a thread that does not let go, from its probe's counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ppengine.protocol.reports import GilSample
+
+WINDOW_NS = 3_000_000_000
+LEAST_PROBES = 15
+"""Least number of probes in a window: ten a second are made."""
+LONG_MS = 8.0
+"""Least wait that counts as a hold; see `stage/gil_probe.py`."""
+TURNS = 0.85
+"""Share of the probes that wait for a whole turn from which another thread is always there to take its own."""
+
+
+class Counts(NamedTuple):
+    """The counts of the probe so far."""
+
+    probes: int
+    turns: int
+    holds: int
+    hold_ns: int
+
+
+class GilWatch:
+    """Watches one process. Call `look` about once a second."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[int, Counts]] = deque()
+        self._paused_ns = 0
+
+    def look(self, now_ns: int, counts: Counts, paused_ns: int = 0) -> GilSample | None:
+        """Enter the counts of this moment; return what the window shows, None without enough probes.
+
+        `paused_ns`: time so far in which a stage was paused for its stacks; such a time proves nothing.
+        """
+        if paused_ns != self._paused_ns or (self._looks and counts.probes < self._looks[-1][1].probes):
+            self._paused_ns = paused_ns
+            self._looks.clear()
+        self._looks.append((now_ns, counts))
+        while len(self._looks) > 2 and now_ns - self._looks[1][0] >= WINDOW_NS:
+            self._looks.popleft()
+        since_ns, first = self._looks[0]
+        probes, turns, holds, hold_ns = (last - before for last, before in zip(counts, first, strict=True))
+        if probes < LEAST_PROBES or now_ns - since_ns < WINDOW_NS:
+            return None
+        share, hold_ms = _share(probes, holds, hold_ns / 1e6)
+        if turns >= TURNS * probes and share < turns / probes:
+            share, hold_ms = turns / probes, None
+        return GilSample(share=round(share, 3), hold_ms=hold_ms, over_s=(now_ns - since_ns) / 1e9)
+
+
+def _share(probes: int, holds: int, waited_ms: float) -> tuple[float, float | None]:
+    """Return the share of the time in which the GIL is held, and the milliseconds of a hold.
+
+    A wait that begins at any moment of a hold lasts for the rest of it, half of it on average; short rests are not
+    counted, so they are added.
+    """
+    if not holds:
+        return 0.0, None
+    hold_ms = max(LONG_MS + 1.0, 2 * waited_ms / holds - LONG_MS)
+    return min(1.0, holds / probes * hold_ms / (hold_ms - LONG_MS)), round(hold_ms, 1)

@@ -1,0 +1,78 @@
+"""Measures from a thread of little work how often the GIL is held when it is wanted, and for how long.
+
+The thread sleeps for a known time without the GIL. If it is late, it has waited for the GIL, but for
+the time in which it had no core, or the main thread had none (and may have held the GIL).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic_ns
+
+from ppengine.common.ring import Word
+from ppengine.stage.recorder import Recorder
+
+_TURN_NS, _LONG_NS = 4_000_000, 8_000_000
+"""A wait of 4 ms is about the turn (5 ms) that Python grants a thread; one of 8 ms is for a thread that grants none."""
+_GOLDEN = 0.618034
+_LEAST_MS, _SPREAD_MS = 40, 80
+_PROBE_MS = 20
+"""Sleep that is measured: the shorter, the less time without a core of the main thread lies outside of the wait."""
+
+
+class GilProbe:
+    """Belongs to the thread that makes it; its counts are in the header of that thread's ring."""
+
+    def __init__(self, ring: Recorder) -> None:
+        self._ring = ring
+        self._turn, self._measures = 0.0, False
+        self._files: list[int] = []
+        # One system call a look: the files stay open. A kernel may have none.
+        threads = {f"/proc/self/task/{thread}/schedstat" for thread in (threading.get_native_id(), os.getpid())}
+        for path in threads:
+            with contextlib.suppress(OSError):
+                self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def sleep_ms(self) -> int:
+        """Return the milliseconds of the next sleep: 20 for one that is measured, between two of 40 to 120.
+
+        These are spread, so that no holder keeps time with the probe.
+        """
+        self._measures = not self._measures
+        if self._measures:
+            return _PROBE_MS
+        self._turn = (self._turn + _GOLDEN) % 1.0
+        return _LEAST_MS + int(_SPREAD_MS * self._turn)
+
+    @contextmanager
+    def asleep(self, ms: int) -> Iterator[None]:
+        """Count a block that sleeps for `ms`, if it is measured; one that ends early is left out."""
+        if ms != _PROBE_MS:
+            yield
+            return
+        before_ns, begun_ns = self._waited_ns(), monotonic_ns()
+        yield
+        late_ns = monotonic_ns() - begun_ns - ms * 1_000_000
+        if late_ns < 0:
+            return
+        late_ns -= self._waited_ns() - before_ns
+        ring = self._ring
+        ring.count(Word.GIL_PROBES, 1)
+        if late_ns >= _TURN_NS:
+            ring.count(Word.GIL_TURNS, 1)
+        if late_ns >= _LONG_NS:
+            ring.count(Word.GIL_HOLDS, 1)
+            ring.count(Word.GIL_HOLD_NS, late_ns)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            os.close(self._files.pop())
+
+    def _waited_ns(self) -> int:
+        """Return the time so far in which the two threads could run and had no core."""
+        return sum(int(os.pread(file, 64, 0).split()[1]) for file in self._files)

@@ -1,0 +1,155 @@
+"""A GIL that is held for a part of the time: the stage's own probe, the agent's figures, the verdict, the stacks."""
+
+import ctypes
+import threading
+import time
+
+import pytest
+from diagnosis_world import PLACES, evidence, healthy, with_stage
+from monitor_helpers import TRIES
+from ppengine.agent.gil_watch import WINDOW_NS, Counts, GilWatch
+from ppengine.common.ring import RingReader, Word
+from ppengine.diagnosis import diagnose
+from ppengine.diagnosis.budgets import GIL_SHARE
+from ppengine.diagnosis.evidence import Stack
+from ppengine.protocol.reports import GilSample, PaceSample, QuotaSample
+from ppengine.stage.gil_probe import GilProbe
+from ppengine.stage.recorder import Recorder
+
+SECOND = 1_000_000_000
+WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS)
+
+
+# --- the probe, on a real GIL -------------------------------------------------------------------------------
+
+
+def hold_in_c(over):
+    libc = ctypes.PyDLL(None)
+    while not over.wait(0.02):
+        libc.usleep(20_000)
+
+
+def take_turns(over):
+    while not over.is_set():
+        pass
+
+
+def probed(path, holder, looks=60):
+    """Return what a probe counts beside a thread."""
+    ring, over = Recorder(path, "control", 0, 0), threading.Event()
+    thread, probe = threading.Thread(target=holder or threading.Event.is_set, args=(over,)), GilProbe(ring)
+    thread.start()
+    for look in range(looks):
+        time.sleep(0.007 * (look % 5))
+        with probe.asleep(20):
+            time.sleep(0.02)
+    over.set()
+    thread.join()
+    probe.close()
+    reader = RingReader(path)
+    counts = Counts._make(reader.word(word) for word in WORDS)
+    reader.close()
+    ring.close()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("holder", "judge"),
+    [
+        (None, lambda found: found.holds <= 6),
+        (hold_in_c, lambda found: found.holds >= 9 and 8e6 <= found.hold_ns / found.holds <= 30e6),
+        (take_turns, lambda found: found.turns >= 30),
+    ],
+    ids=["free", "held in C", "in turns"],
+)
+def test_probe_sees_who_holds_the_gil(tmp_path, holder, judge):
+    found = []
+    for number in range(TRIES):
+        found.append(probed(tmp_path / f"{number}.ring", holder))
+        assert found[-1].probes >= 50
+        if judge(found[-1]):
+            return
+    pytest.fail(f"{found}")
+
+
+def test_sleeps_are_spread_around_a_tenth_of_a_second(tmp_path):
+    probe = GilProbe(Recorder(tmp_path / "x.ring", "control", 0, 0))
+    sleeps = [probe.sleep_ms() for _ in range(200)]
+    assert set(sleeps[::2]) == {20}, "every other one is measured"
+    assert 40 <= min(sleeps[1::2]) < 45 and 115 < max(sleeps[1::2]) <= 120
+    assert 95 < sum(sleeps) / 100 < 105
+    probe.close()
+
+
+# --- the agent's figures ------------------------------------------------------------------------------------
+
+
+def run(watch, *rates, seconds=6, start=0, paused=lambda second: 0):
+    """Feed counts that grow by `rates` a second; return the last figure."""
+    found = None
+    for second in range(start, start + seconds):
+        found = watch.look(second * SECOND, Counts(*(int(rate * second) for rate in rates)), paused(second))
+    return found
+
+
+def test_share_is_estimated_from_the_waits():
+    # Held for 50 ms in each 100: half of 10 probes a second meet it and wait for 29 ms if for more than 8.
+    found = run(GilWatch(), 10, 5, 0.5 * 10 * 42 / 50, 0.5 * 10 * 42 / 50 * 29e6)
+    assert found.share == pytest.approx(0.5, abs=0.05)
+    assert found.hold_ms == pytest.approx(50.0, abs=4.0)
+
+
+def test_turns_are_a_share_of_all():
+    found = run(GilWatch(), 10, 9.5, 0, 0)
+    assert (found.share, found.hold_ms) == (pytest.approx(0.95, abs=0.03), None)
+    assert run(GilWatch(), 10, 5, 0, 0).share == 0.0, "Python code of its own runs for a turn now and then"
+
+
+def test_too_few_probes_and_pauses_prove_nothing():
+    assert run(GilWatch(), 10, 5, 5, 5 * 29e6, seconds=WINDOW_NS // SECOND) is None
+    assert run(GilWatch(), 2, 2, 2, 2 * 29e6) is None
+    assert run(GilWatch(), 10, 5, 5, 5 * 29e6, seconds=20, paused=lambda second: second // 3) is None
+
+
+def test_new_process_starts_from_nothing():
+    watch = GilWatch()
+    assert run(watch, 10, 5, 5, 5 * 29e6).share > 0.4
+    assert watch.look(7 * SECOND, Counts(3, 0, 0, 0)) is None
+
+
+# --- the verdict --------------------------------------------------------------------------------------------
+
+
+def gil(share=0.48, hold_ms=50.2):
+    return GilSample(share=share, hold_ms=hold_ms, over_s=4.0)
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_held_share_is_named_with_its_holder(count, k):
+    stack = Stack(pid=1000 + k, main=("forward a.py:1",), gil_owner="parser at scan p.py:7 < run p.py:9")
+    late = PaceSample(step_ms=9.0, baseline_ms=5.0, slow_ms=9000.0)
+    (verdict,) = diagnose(evidence(with_stage(healthy(count), k, gil=gil(), stack=stack, pace=late)))
+    assert (verdict.stage, verdict.cause, verdict.root) == (k, "gil_held", True)
+    assert verdict.summary == f"stage {k}: the GIL is held by parser 48 % of the time, 50 ms at a time"
+    assert "GIL owner: parser at scan p.py:7 < run p.py:9" in verdict.evidence
+    assert verdict.suggest.startswith(f"ppconsole restart-stage {k}")
+
+
+def test_turns_are_named_without_a_length():
+    (verdict,) = diagnose(evidence(with_stage(healthy(2), 0, gil=gil(0.97, None))))
+    assert verdict.summary == "stage 0: the GIL is held 97 % of the time, in turns with its other threads"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gil": gil(GIL_SHARE - 0.01)}, {"gil": gil(), "phase": "load"}, {"gil": gil(), "sample_age_s": 3.0}],
+    ids=["little", "loading", "old"],
+)
+def test_other_shares_are_no_verdict(changes):
+    assert not [each for each in diagnose(evidence(with_stage(healthy(2), 1, **changes))) if each.cause == "gil_held"]
+
+
+def test_quota_explains_a_share():
+    quota = QuotaSample(file="/x/cpu.max", none="max", cores=0.1, share=0.9, before=0.0, nr_throttled=9,
+                        throttled_us=9, for_ms=1000.0)  # fmt: skip
+    assert diagnose(evidence(with_stage(healthy(2), 1, gil=gil(), quota=quota))) == []
