@@ -50,6 +50,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Pid of who takes its place already."""
     successor_phase: str | None = None
     process_state: str | None = None
+    glanced: bool = False
+    """Whether the kernel state is newer than the sample: the gateway has read it, since the agent is silent."""
     stopped_for_s: float | None = None
     """From the first to the newest sample of an unbroken run of stops and frosts; of t, as far as nothing moved."""
     tracer: str | None = None
@@ -172,5 +174,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Wires that broke between live processes, with the ages of this moment."""
     slowed: bool = False
     """A live check is on, or was a moment ago, that makes steps slower than they were."""
+    agent: tuple[int, str | None] | None = None
+    """Pid and state letter of an agent that is silent; None: it reports, or is gone."""
     stopping: bool = False
     """The engine is stopping on request: processes that end are no fault."""

@@ -28,12 +28,30 @@ class Run(msgspec.Struct):
         return (self.last_ns - self.first_ns) / 1e9
 
 
+class Glance(msgspec.Struct, frozen=True):
+    """The kernel state of a process, read by the gateway itself while the agent is silent."""
+
+    mono_ns: int
+    state: str | None
+    wchan: str | None = None
+    tracer: str | None = None
+    frozen: str = ""
+
+
 class Sighting(msgspec.Struct, frozen=True):
     """A stage sample with the time of its report on this host's clock. `here`: the stage runs on this host."""
 
     sample: StageSample
     mono_ns: int
     here: bool = True
+    glance: Glance | None = None
+    """A newer look than the sample."""
+
+    @property
+    def state(self) -> Glance:
+        """The newest kernel state."""
+        sample = self.sample
+        return self.glance or Glance(self.mono_ns, sample.process_state, sample.wchan, sample.tracer, sample.frozen)
 
 
 class ProcessHistory(msgspec.Struct):

@@ -89,7 +89,9 @@ def blocked_work(case: Case) -> list[Verdict]:
 def _blocked_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: float) -> bool:
     """Return whether a second end of waits has been blocked as long, so that it is no consequence of the first."""
     last = chain[-1].on if chain else main(stage.stage)
-    return last.kind == "main" and (case.stage(last.stage).op_age_s or 0.0) > limit
+    if last.kind != "main" or is_unseen(case.stage(last.stage)):
+        return False  # The operation of an old sample shows nothing.
+    return (case.stage(last.stage).op_age_s or 0.0) > limit
 
 
 def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict | None:
@@ -107,10 +109,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         text = f"stage {root.stage}: the send thread is stuck with {root.outbox} messages handed over"
         return verdict(root, "self_stuck", text, since, lines)
     if is_unseen(root):
-        age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
-        text = f"work is blocked, and the agent has {age} looked at stage {root.stage}"
-        missing = "missing: a fresh sample; the agent does not run, or hangs"
-        return verdict(root, "undetermined", text, since, [missing], "ppconsole logs (what became of the agent)")
+        return _unseen(case, root, since)
     if (stream := stuck_stream(root)) is not None:
         return _stream_stuck(case, root, stream, since)
     if root.op in _WAITS and not _in_own_code(root):
@@ -119,6 +118,34 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         return None
     lines = [*_who_waits(case, root), *thread_lines(root)]
     return verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{code_line(root)}", since, lines)
+
+
+def _unseen(case: Case, root: StageEvidence, since: float) -> Verdict:
+    """Return the verdict on the first stage that has not retired a step, while the agent looks at none.
+
+    The core shows which stage it is. The kernel shows whether its main thread may wait for a message.
+    """
+    k, step, agent = root.stage, oldest_step(root), case.evidence.agent
+    age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
+    before = f"stage {k - 1} has retired" if k else "the core has sent"
+    retired = ", ".join(f"stage {each.stage} m{each.retired_step or 0}" for each in case.evidence.stages)
+    lines = [f"retired, by the core: {retired}"]
+    if root.glanced:
+        place = f" in {root.wchan}" if root.wchan else ""
+        lines.append(f"pid {root.pid}: main thread in state {root.process_state}{place}, read by the gateway")
+    lines.append("missing: a fresh sample; the agent does not run, or hangs")
+    suggest = "ppconsole logs (what became of the agent)"
+    if root.glanced or agent is not None:
+        suggest = f"ppconsole restart-stage {k}"
+    if agent is not None:
+        lines.append(f"the agent: pid {agent[0]}, process state {agent[1] or 'unknown'}")
+        suggest += f" (and the agent: kill -CONT {agent[0]})" if agent[1] == "T" else ""
+    # In a poll it may wait for its message, which the stage before has sent and the link has lost.
+    if root.glanced and "poll" not in (root.wchan or ""):
+        text = f"stage {k} is stuck in its own code with m{step}, which {before}; the agent is silent"
+        return verdict(root, "self_stuck", text, since, lines, suggest)
+    text = f"stage {k} has not retired m{step}, and the agent has {age} looked at stage {k}"
+    return verdict(root, "undetermined", text, since, lines, suggest)
 
 
 def _moves(stage: StageEvidence) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppengine.diagnosis.budgets import SUFFERS_AFTER_S, is_lost
+from ppengine.diagnosis.budgets import SUFFERS_AFTER_S, is_lost, is_unseen
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.phrases import doing
@@ -28,11 +28,12 @@ def _suffering(stage: StageEvidence, case: Case) -> Verdict | None:
     cause: Cause = "blocked" if stage.op in ("room", "send") else "starved"
     root = "the engine core" if reached.on.kind == "core" else f"stage {reached.on.stage}"
     between = _between(stage, chain, reached)
+    does = chain[0].text if is_unseen(stage) else doing(stage)
     via = f" through {between}" if between and between != root else ""
     return Verdict(
         stage=stage.stage,
         cause=cause,
-        summary=f"stage {stage.stage} is {cause} {'on' if cause == 'blocked' else 'by'} {root}{via}: {doing(stage)}",
+        summary=f"stage {stage.stage} is {cause} {'on' if cause == 'blocked' else 'by'} {root}{via}: {does}",
         since_s=stage.op_age_s or 0.0,
         evidence=[f"waits for {chain[0].on}: {chain[0].text}", f"process state {stage.process_state or 'unknown'}"],
         suggest=f"see {root}",

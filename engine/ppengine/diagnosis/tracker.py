@@ -51,12 +51,14 @@ class EvidenceTracker:
         faults: FaultLog | None = None,
         core_tracer: str | None = None,
         core_frozen: str = "",
+        agent: tuple[int, str | None] | None = None,
         stacks: Mapping[int, Stack] | None = None,
         stopping: bool = False,
     ) -> Evidence:
         """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
 
         `core_tracer`: name and pid of the tracer of a core in state t; `core_frozen`: the file that freezes it.
+        `agent`: pid and state letter of an agent that is silent.
         """
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
@@ -87,6 +89,7 @@ class EvidenceTracker:
                 None if self._retired_ns is None else (now_ns - self._retired_ns) / 1e9, now_ns
             ),
             stopping=stopping,
+            agent=agent,
         )
 
     def restart_clock(self, now_ns: int) -> None:
@@ -199,7 +202,8 @@ class EvidenceTracker:
 
     def _with_sample(self, base: StageEvidence, history: ProcessHistory, seen: Sighting, now_ns: int) -> StageEvidence:
         sample, age = seen.sample, max(0.0, (now_ns - seen.mono_ns) / 1e9)
-        if history.note_state(_stop_state(sample.process_state, sample.frozen), seen.mono_ns):
+        state = seen.state
+        if history.note_state(_stop_state(state.state, state.frozen), state.mono_ns):
             self._retired_ns = now_ns  # It resumes its work: the time limit for it restarts.
         tick = self._without_pauses(_seconds(sample.tick_age_ms), seen.mono_ns)
         tick = None if tick is None else history.note_tick(tick, seen.mono_ns)
@@ -211,14 +215,16 @@ class EvidenceTracker:
         expected = expected_ms(sample.work_ms, base.unretired_tokens)
         return replace(
             base,
-            process_state=sample.process_state,
+            process_state=state.state,
+            glanced=seen.glance is not None,
             oom_kills=history.note_kills(sample.oom_kills, seen.mono_ns),
-            main_state=sample.main_state,
-            tracer=sample.tracer,
-            frozen=sample.frozen,
+            main_state=sample.main_state if seen.glance is None else state.state,
+            tracer=state.tracer,
+            frozen=state.frozen,
             quota=sample.quota,
             growth=sample.growth,
-            wchan=sample.wchan,
+            gil=sample.gil,
+            wchan=state.wchan,
             cpu=sample.cpu,
             tick_age_s=tick,
             tick_stale_for_s=None if history.stale is None else history.stale.length_s,

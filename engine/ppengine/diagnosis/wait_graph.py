@@ -119,8 +119,10 @@ def _inert(stage: StageEvidence) -> bool:
 
 
 def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence: Evidence) -> Wait | None:
-    if _inert(stage) or is_unseen(stage) or idles_in_vain(stage):
+    if _inert(stage) or idles_in_vain(stage):
         return None
+    if is_unseen(stage):
+        return _unretired_wait(stage, stages)
     node, since = main(stage.stage), stage.op_age_s or 0.0
     if stage.op == "idle":
         owes = stage.unretired_age_s is not None
@@ -147,6 +149,18 @@ def _main_wait(stage: StageEvidence, stages: dict[int, StageEvidence], evidence:
     if stage.op == "room":
         return Wait(node, main(peer.stage), f"room for m{stage.op_step}", since, stage.op_step, known=on_the_wire)
     return _receive_wait(stage, peer, since) if stage.op in ("receive", "token_return") else None
+
+
+def _unretired_wait(stage: StageEvidence, stages: dict[int, StageEvidence]) -> Wait | None:
+    """Return the wait of a stage without a fresh sample: for a step that the stage before has not retired either."""
+    before, since = stages.get(stage.stage - 1), stage.unretired_age_s
+    if before is None or since is None or before.unretired_age_s is None:
+        return None
+    step = oldest_step(stage)
+    if oldest_step(before) > step:
+        return None
+    text = f"m{step}, which stage {before.stage} has not retired"
+    return Wait(main(stage.stage), main(before.stage), text, since, step, known=False)
 
 
 def _device_wait(stage: StageEvidence, stages: dict[int, StageEvidence], since: float) -> Wait | None:

@@ -52,14 +52,26 @@ def agent_kill(target: Target) -> None:
     os.kill(target.role("agent"), signal.SIGKILL)
 
 
-@strike("forward", "hang", "undetermined", clears=True, before=agent_stop, held_out=True)
+@strike("forward", "hang", "self_stuck", "undetermined", clears=True, before=agent_stop)
 def blind_hang(fault: Fault, go: Go, *args: Any) -> Any:
     """The agent is stopped, and then the stage's step loop sleeps: the work stops without a fresh sample.
 
-    Verdict: undetermined: the work has stopped; a fresh sample of the stages is missing.
+    Verdict: stage K is stuck in its own code with step n, which the stage before has retired; the agent is silent.
     """
     fault.hold()
     return go(*args)
+
+
+@outside("hang", "stopped", clears=True, held_out=True)
+def blind_stop(target: Target) -> Undo:
+    """The agent is stopped, and then the stage, too, by SIGSTOP.
+
+    Verdict: stage K is stopped by a signal; the agent is silent.
+    """
+    undo = contextlib.ExitStack()
+    undo.callback(agent_stop(target))
+    undo.callback(pause(target.pid))
+    return undo.close
 
 
 @arm("blind", "undetermined", "self_stuck")

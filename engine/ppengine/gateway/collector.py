@@ -22,6 +22,7 @@ from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.events import EventLog
+from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
 from ppengine.gateway.merge import Inputs, held_bytes, merge, stage_state
 from ppengine.gateway.process_table import ProcessTable
 from ppengine.protocol.facts import Exited, Fact, Serving
@@ -37,7 +38,6 @@ from ppengine.protocol.reports import (
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot, StageState, Verdict, WaitInfo
 
 CORE_SILENT_S = 2.0
-AGENT_SILENT_S = 2.0
 _ORDERLY = frozenset({0, -15, -2})
 """Exit codes of a core that ended on request."""
 _NOTABLE: frozenset[StageState] = frozenset({"loading", "stopped", "dead"})
@@ -196,8 +196,9 @@ class Collector:
             stopping = True
         now_ns = time.monotonic_ns()
         evidence = self._tracker.build(
-            now_ns, self.core, self._sightings, self.processes.report, core_state, faults=self._faults,
+            now_ns, self.core, glanced(self._sightings, now_ns), self.processes.report, core_state, faults=self._faults,
             core_tracer=core_tracer, core_frozen=core_frozen, stacks=stacks, stopping=stopping,
+            agent=silent_agent(self.processes.listed) if self.agent_missing() else None,
         )  # fmt: skip
         # XIDs come up to a second late, when the stage may be dead already.
         gpus, cards = self._gpus, self._cards()
