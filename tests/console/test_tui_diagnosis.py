@@ -176,14 +176,15 @@ async def test_the_streams_and_the_keys_of_the_checks():
     async with console(picture, details={"findings": FindingsDetail(findings=snapshots.findings())}) as rig:
         await rig.pilot.press("v")
         await rig.until(lambda: "written by" in "\n".join(rows(rig)))
-        assert "1 ledger  ON" in rig.screen() and " OWNER " in rig.screen()
+        assert "1 ledger   ON" in rig.screen() and " OWNER " in rig.screen()
         assert "1 finding: ⇥ goes there" in rig.screen() and "written by" not in rig.screen()
         await rig.pilot.press("tab")
         assert "written by" in rig.screen()
         await rig.pilot.press("tab")
         assert " OWNER " in rig.screen()
         for key, verb in (("1", SetCheck(check="ledger", mode="off")), ("3", SetCheck(check="finite")),
-                          ("4", SetCheck(check="shadow", share=0.01))):  # fmt: skip
+                          ("4", SetCheck(check="shadow", share=0.01)),
+                          ("5", SetCheck(check="checksum"))):  # fmt: skip
             dialog = await rig.confirm(key)
             assert dialog.verb == verb
             await rig.pilot.press("escape")

@@ -24,9 +24,10 @@ def checked(**checks):
 
 def test_streams_findings_and_checks_at_80_columns():
     lines = [line.rstrip() for line in texts(stream_table.rows(checked(ledger=True), snapshots.findings(), "", 80))]
-    assert lines[1] == "  1 ledger  ON   hand-offs between streams and threads"
-    assert lines[2].startswith("  2 strict  off")
-    assert lines[5].split() == ["STG", "STREAM", "OWNER", "OPERATION", "AGE", "PEND", "WAITS-FOR"]
+    assert lines[1] == "  1 ledger   ON   hand-offs between streams and threads"
+    assert lines[2].startswith("  2 strict   off")
+    assert lines[5].startswith("  5 checksum off")
+    assert lines[6].split() == ["STG", "STREAM", "OWNER", "OPERATION", "AGE", "PEND", "WAITS-FOR"]
     root = next(line for line in lines if line.startswith(" ! 2"))
     assert root.split() == ["!", "2", "comp", "main", "!", "forward", "m18410", "6.2s", "3"]
     text = "\n".join(lines)

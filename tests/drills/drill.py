@@ -132,7 +132,7 @@ async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:
         if watcher.changes and watcher.changes[-1].roots:
             result.problem = f"an alarm before the fault: {result.early}"
             return
-        if kind.needs in ("ledger", "finite"):
+        if kind.needs in ("ledger", "finite", "checksum"):
             await watcher.link.command(SetCheck(check=kind.needs), timeout=10)
         watcher.changes.clear()
         result.target_s = _target(kind, watcher)
@@ -223,7 +223,7 @@ async def _clear(kind: Kind, watcher: Watcher, load: Load) -> str:
     answer = await watcher.link.command(ClearFaults(), timeout=10)
     if not isinstance(answer, Outcome) or answer.state != "applied":
         return f"not cleared: {answer.text}"
-    if kind.needs in ("ledger", "finite"):
+    if kind.needs in ("ledger", "finite", "checksum"):
         # What a check has found goes when it is switched off.
         await watcher.link.command(SetCheck(check=kind.needs, mode="off"), timeout=10)
     if not await load.finish(CLEARED_S):

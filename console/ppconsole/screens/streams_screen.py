@@ -27,6 +27,7 @@ class StreamsScreen(Reader):
         Binding("2", "check(1)", "strict", show=False),
         Binding("3", "check(2)", "finite", show=False),
         Binding("4", "check(3)", "shadow", show=False),
+        Binding("5", "check(4)", "checksum", show=False),
         Binding("tab", "section", "next section", show=False),
         Binding("d", "diagnosis", "diagnosis", show=False),
     ]

@@ -63,8 +63,8 @@ def diagnosis_keys(suggested: str, stage: int | None) -> tuple[Key, ...]:
 
 STREAMS_KEYS: tuple[Key, ...] = (
     ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
-    ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False), ("esc", "back", False),
-    ("?", "help", False), ("^s", "picture", False),
+    ("5", "checksum", True), ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False),
+    ("esc", "back", False), ("?", "help", False), ("^s", "picture", False),
 )  # fmt: skip
 LINE_KEYS: dict[str, tuple[Key, ...]] = {
     "prompt": (("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False), (":set", "options", False)),

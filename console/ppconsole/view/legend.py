@@ -201,7 +201,9 @@ _STEPS = Section("LAST STEPS  a row a step, a column a stage", {
 _CHECKS = Section("LIVE CHECKS AND FINDINGS", {
     "ledger": "order of hand-offs between streams and threads", "strict": "waits for each operation before the next",
     "finite": "looks for NaN and infinity where values leave a stage",
-    "shadow": "repeats some steps on a single-stage reference", "to fix": "the change that would order the accesses",
+    "shadow": "repeats some steps on a single-stage reference",
+    "checksum": "compares hidden states with the checksum that their message carries",
+    "to fix": "the change that would order the accesses",
 })  # fmt: skip
 _LEDGER = Section("LEDGER", {
     "FOR": "purpose and device of the stream", "PRODUCER CONSUMER": "streams that hand over and take",

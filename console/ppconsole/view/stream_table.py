@@ -20,6 +20,7 @@ CHECKS: tuple[tuple[CheckName, str], ...] = (
     ("strict", "every operation is waited for before the next"),
     ("finite", "values that leave a stage"),
     ("shadow", "a single-stage reference repeats some steps"),
+    ("checksum", "hidden states between stages"),
 )
 SHADOW_SHARE = 0.01
 """Share of the steps when the key switches the shadow check on; the command line takes any."""
@@ -80,7 +81,7 @@ def _checks(checks: ChecksInfo, width: int, act: bool) -> list[Row]:
             more = f"  {share}{clean(checks.shadow_state)}, {checks.shadow_compared} tokens compared"
         key = f"  {number} " if act else "    "
         lines.append(
-            clip(row((key, "key"), (f"{name:<7} ", "strong" if on else ""), (word, "ok" if on else "dim"),
+            clip(row((key, "key"), (f"{name:<8} ", "strong" if on else ""), (word, "ok" if on else "dim"),
                      (f"  {text}", "dim"), (more, "")), width)
         )  # fmt: skip
     return lines
@@ -118,7 +119,7 @@ def _op_style(stream: StreamInfo, old: bool) -> str:
 
 def _findings(findings: list[Finding] | None, checks: ChecksInfo, problem: str, width: int) -> list[Row]:
     """Return each finding with its evidence: both call sites, and what would put it right."""
-    on = checks.ledger or checks.finite or checks.shadow
+    on = checks.ledger or checks.finite or checks.checksum or checks.shadow
     if findings is None:
         text = clean(problem) or ("asking…" if on else "no check is on, so nothing is looked for")
         return [row((f"  {text}", "bad" if problem else "dim"))]

@@ -27,7 +27,8 @@ from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings, Step
 from ppengine.protocol.verbs import SetCheck
 
-FLAGS = {"ledger": Check.LEDGER, "strict": Check.STRICT, "finite": Check.FINITE}
+FLAGS = {"ledger": Check.LEDGER, "strict": Check.STRICT, "finite": Check.FINITE, "checksum": Check.NO_CHECKSUM}
+"""Flag of each check; that of `checksum` is set while it is off."""
 DEFAULT_SHARE = 0.01
 _PLANS = {
     "ledger": "from the next step on every stage declares its hand-offs between streams and threads: tens of "
@@ -36,6 +37,8 @@ _PLANS = {
     "tokens stay the same",
     "finite": "from the next step on every stage checks its outputs; at the first value that is not finite it "
     "runs the step's layers once more to name the part",
+    "checksum": "from the next step on hidden states carry a checksum, which the next stage compares; the first "
+    "difference names the edge and the step",
 }
 _ON_GPUS = {
     "ledger": "of stages on GPUs it follows the device's streams, events and flags too, for 0.1 to 0.2 ms of the "
@@ -103,6 +106,10 @@ class Checks:
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
+        if on and verb.check == "checksum" and self._stages.on_gpus:
+            stages = " ".join(map(str, self._stages.on_gpus))
+            text = f"messages of stages {stages} on GPUs carry no checksum; check ledger follows their buffers"
+            raise CommandError("UNSUPPORTED", text)
         if on and verb.check == "shadow" and self._health.blocked:
             raise CommandError("BUSY", f"{self._health.text}; the reference needs all stages")
         gpus = self._stages.on_gpus
@@ -121,7 +128,7 @@ class Checks:
             self.shadow.switch(share if on else 0.0, operation)
             return
         flag = FLAGS[verb.check]
-        self._flags = self._flags | flag if on else self._flags & ~flag
+        self._flags = self._flags | flag if on == (verb.check != "checksum") else self._flags & ~flag
         if verb.check == "ledger":
             self._ledgers.clear()
         if self._health.blocked:
@@ -138,7 +145,7 @@ class Checks:
 
     def _plan(self, verb: SetCheck, share: float) -> str:
         on = verb.mode == "on"
-        known = self.shadow.share if verb.check == "shadow" else float(bool(self._flags & FLAGS[verb.check]))
+        known = self.shadow.share if verb.check == "shadow" else float(self._is_on(verb.check))
         if on == bool(known) and (not on or verb.check != "shadow" or known == share):
             return f"{verb.check} is {verb.mode} already"
         if not on:
@@ -151,6 +158,11 @@ class Checks:
             f"a reference process loads the checkpoint into host memory ({weights / 2**20:.1f} MiB of weights) and "
             f"repeats {share:.2%} of the steps, for greedy requests; it skips steps that come while it is busy" + more
         )
+
+    def _is_on(self, check: str) -> bool:
+        if check == "checksum":
+            return not self._flags & Check.NO_CHECKSUM and not self._stages.on_gpus
+        return bool(self._flags & FLAGS[check])
 
     def retired(self, number: int) -> None:
         """Note that every stage has retired step `number`."""
@@ -219,9 +231,10 @@ class Checks:
         """Return the part of a snapshot about checks."""
         shadow = self.shadow
         return ChecksInfo(
-            ledger=bool(self._flags & Check.LEDGER),
-            strict=bool(self._flags & Check.STRICT),
-            finite=bool(self._flags & Check.FINITE),
+            ledger=self._is_on("ledger"),
+            strict=self._is_on("strict"),
+            finite=self._is_on("finite"),
+            checksum=self._is_on("checksum"),
             shadow=shadow.share,
             step=self._step,
             shadow_state=shadow.state,

@@ -8,7 +8,7 @@ from ppengine.diagnosis.case import Case
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Verdict
 
-_ORDER = ("stream_owner", "stream_order", "stream_stuck", "non_finite", "mismatch")
+_ORDER = ("stream_owner", "stream_order", "stream_stuck", "corrupted", "non_finite", "mismatch")
 """Order in which one finding of a stage explains the others: a wrong stream also breaks the order, and so on down."""
 FRESH_S = 10.0
 """A fault this soon after a finding is its consequence."""
@@ -16,6 +16,7 @@ _SUGGEST = {
     "stream_owner": "give each thread a stream of its own; compare `evidence` for both call sites",
     "stream_order": "let the consumer wait for the producer's event; check strict shows whether more is wrong",
     "stream_stuck": "ppconsole stacks{stage}",
+    "corrupted": "{restart}ppconsole check ledger on",
     "non_finite": "{restart}ppconsole logs{stage}",
     "mismatch": "compare the tokens named in the evidence with the reference's",
 }

@@ -7,6 +7,8 @@ from typing import Any
 from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import Undo, arm, strike
 
+_EVERY = 8
+
 
 @strike("forward", "wrong", "non_finite", clears=True, lossless=False, needs="finite")
 def nan(fault: Fault, go: Go, *args: Any) -> Any:
@@ -19,6 +21,33 @@ def nan(fault: Fault, go: Go, *args: Any) -> Any:
     out: Any = getattr(answer, "out", answer)
     out.view(-1)[0] = float("nan")
     return answer
+
+
+@strike("send", "wrong", "corrupted", clears=True, lossless=False, where="not last", needs="checksum")
+def overwrite_in_flight(fault: Fault, go: Go, *args: Any) -> Any:
+    """The buffer of every eighth message is overwritten between its computation and its sending.
+
+    Verdict: the hidden states of step n changed on the edge from stage K to K+1.
+    """
+    step, tensor = args
+    fault.tool = (fault.tool or 0) + 1
+    if fault.tool % _EVERY == 0 and tensor.is_floating_point():
+        tensor = tensor.clone()
+        tensor.view(-1)[: tensor.shape[-1]] += 1.0
+    return go(step, tensor)
+
+
+@strike(
+    "receive", "wrong", "corrupted", clears=True, lossless=False, held_out=True, where="not first", needs="checksum"
+)
+def overwrite_received(fault: Fault, go: Go, *args: Any) -> Any:
+    """The buffer into which hidden states arrive is overwritten before the layers read it.
+
+    Verdict: the hidden states of step n changed on the edge to stage K.
+    """
+    hidden = go(*args)
+    hidden.view(-1)[-1] = -hidden.view(-1)[-1] - 1.0
+    return hidden
 
 
 @arm("wrong", "non_finite", clears=True, lossless=False, held_out=True, needs="finite")

@@ -58,7 +58,7 @@ class Kind:
     where: Where = "any"
     pair: bool = False
     """Whether it strikes the edge behind the stage (for the last one, before it): both ends are right."""
-    needs: Literal["", "swap", "resize", "restart", "ledger", "finite"] = ""
+    needs: Literal["", "swap", "resize", "restart", "ledger", "finite", "checksum"] = ""
     """Operation or live check without which the fault does not show."""
     before: Callable[[Any], Undo | None] | None = None
     gpu: bool = False

@@ -65,7 +65,7 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     stage: int | None
-    cause: Literal["stream_order", "stream_owner", "stream_stuck", "non_finite", "mismatch"]
+    cause: Literal["stream_order", "stream_owner", "stream_stuck", "non_finite", "mismatch", "corrupted"]
     summary: str
     """One line of at most 100 characters."""
     since_s: float

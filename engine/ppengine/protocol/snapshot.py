@@ -22,8 +22,8 @@ StageState = Literal[
 RequestState = Literal["waiting", "running", "swapped", "held", "loading", "finished"]
 Cause = Literal[
     "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
-    "mismatch", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "leak", "core",
-    "starved", "blocked", "undetermined",
+    "mismatch", "corrupted", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "leak",
+    "core", "starved", "blocked", "undetermined",
 ]  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class ChecksInfo(msgspec.Struct, kw_only=True):
     """Every operation is waited for before the next."""
     finite: bool = False
     """Values at stage boundaries are checked."""
+    checksum: bool = False
+    """Hidden states carry a checksum, which the next stage compares; on unless it is switched off."""
     shadow: float = 0.0
     """Share of the steps that a single-stage reference repeats."""
     step: int = 0

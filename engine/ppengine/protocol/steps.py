@@ -42,6 +42,8 @@ class Check(IntFlag):
     """Wait for every operation before the next is begun."""
     FINITE = 4
     """Look for values that are not finite where they leave the stage."""
+    NO_CHECKSUM = 8
+    """Send hidden states without a checksum; the one check that is on unless it is switched off."""
 
 
 class Move(msgspec.Struct, array_like=True, frozen=True):

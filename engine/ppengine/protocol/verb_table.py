@@ -203,10 +203,11 @@ _STAGES = (
     strict  wait for every operation before the next (as CUDA_LAUNCH_BLOCKING, without a restart)
     finite  values that leave a stage: the first that is NaN or infinite
     shadow  a single-stage reference repeats a share of the steps and compares tokens
+    checksum  hidden states between stages: the first that change on their way; on unless switched off
 
     `explain` reports what they find; off forgets it.""",
         arguments=(
-            Argument("check", choices=("ledger", "strict", "finite", "shadow")),
+            Argument("check", choices=("ledger", "strict", "finite", "shadow", "checksum")),
             Argument("mode", choices=("on", "off")),
             Argument(
                 "share", "number", "--share", "Share of the steps, for `shadow on`; 0.01 if left out.", metavar="S"

@@ -110,14 +110,15 @@ class Continue(msgspec.Struct, tag="continue", kw_only=True, forbid_unknown_fiel
     stage: int
 
 
-CheckName = Literal["ledger", "strict", "finite", "shadow"]
+CheckName = Literal["ledger", "strict", "finite", "shadow", "checksum"]
 
 
 class SetCheck(msgspec.Struct, tag="check", kw_only=True, forbid_unknown_fields=True):
     """Switch a live check, in all stages at one step. Off also forgets its findings.
 
     `ledger`: hand-offs between streams and threads; `strict`: wait for every operation before the next; `finite`:
-    values that leave a stage; `shadow`: a single-stage reference repeats a `share` of the steps.
+    values that leave a stage; `shadow`: a single-stage reference repeats a `share` of the steps; `checksum`: hidden
+    states that change between two stages.
     """
 
     check: CheckName

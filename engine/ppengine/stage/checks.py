@@ -6,9 +6,12 @@ import threading
 import time
 
 import msgspec
+from torch import Tensor
 
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
+from ppengine.stage.checksum import difference
+from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations
 from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.ledger.picture import picture
@@ -25,14 +28,18 @@ class StageChecks:
     def __init__(self, stage: int, rank: int, generations: Generations) -> None:
         self.ledger = Ledger(stage)
         self.finite = False
+        self.checksum = True
+        self._corrupted: tuple[Finding, int, int, int] | None = None
+        """The first finding of the checksums, with its step, time and generation."""
         self._stage, self._rank, self._generations = stage, rank, generations
         self._lock = threading.Lock()
         self._non_finite: tuple[Finding, int, int] | None = None
         self._hold_ns = 0
-        self._reported = {Check.LEDGER: 0, Check.FINITE: 0}
-        self._reported_at = {Check.LEDGER: 0.0, Check.FINITE: 0.0}
-        self._count = {Check.LEDGER: 0, Check.FINITE: 0}
-        self._changes = 0
+        kinds = (Check.LEDGER, Check.FINITE, Check.NO_CHECKSUM)
+        self._reported = dict.fromkeys(kinds, 0)
+        self._reported_at = dict.fromkeys(kinds, 0.0)
+        self._count = dict.fromkeys(kinds, 0)
+        self._changes = self._corruptions = 0
         self._pictured_at = 0.0
 
     def apply(self, checks: int) -> None:
@@ -45,6 +52,24 @@ class StageChecks:
                 self._non_finite = None
                 self._changes += 1
             self.finite = finite
+            checksum = not checks & Check.NO_CHECKSUM
+            if checksum != self.checksum and self._corrupted is not None:
+                self._corrupted = None
+                self._corruptions += 1
+            self.checksum = checksum
+
+    @property
+    def compares_checksums(self) -> bool:
+        """Whether checksums are on, and all were right in this generation: what follows a wrong one is wrong, too."""
+        return self.checksum and (self._corrupted is None or self._corrupted[3] != self._generations.current)
+
+    def compare(self, step: int, edge: Edge, hidden: Tensor) -> None:
+        """Compare the hidden states of the newest message with its checksum."""
+        finding = difference(self._stage, edge, step, hidden)
+        if finding is not None:
+            with self._lock:
+                self._corrupted = finding, step, time.monotonic_ns(), self._generations.current
+                self._corruptions += 1
 
     @property
     def looks_for_non_finite(self) -> bool:
@@ -74,7 +99,12 @@ class StageChecks:
                 self._pictured_at = now
                 shown = picture(self.ledger, stage=self._stage, rank=self._rank)
                 news.append(LedgerPicture(generation=self._generations.current, ledger=shown))
-        for check, changes in ((Check.LEDGER, self.ledger.troubles.changes), (Check.FINITE, self._changes)):
+        kinds = {
+            Check.LEDGER: self.ledger.troubles.changes,
+            Check.FINITE: self._changes,
+            Check.NO_CHECKSUM: self._corruptions,
+        }
+        for check, changes in kinds.items():
             if changes == self._reported[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
                 continue
             findings, steps = self._findings(check)
@@ -97,8 +127,8 @@ class StageChecks:
         if check is Check.LEDGER:
             findings = self.ledger.findings()
             return findings, [0] * len(findings)
-        kept = self._non_finite
+        kept = self._non_finite if check is Check.FINITE else self._corrupted
         if kept is None:
             return [], []
-        finding, step, since_ns = kept
+        finding, step, since_ns, *_ = kept
         return [msgspec.structs.replace(finding, since_s=(time.monotonic_ns() - since_ns) / 1e9)], [step]

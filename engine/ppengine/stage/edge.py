@@ -24,8 +24,8 @@ from ppengine.common.ring import DTYPES, Kind, shape_code, shape_text
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.wire import PeerLostError, Wire
 
-_HEADER = struct.Struct("<QQQII")
-"""Number of the message on this edge, step, bytes, shape code, and whether a body follows."""
+_HEADER = struct.Struct("<QQQQII")
+"""Number of the message on this edge, step, bytes, checksum (0: none), shape code, and whether a body follows."""
 _WITH_BODY, _BY_DEVICE = 0x45505031, 0x45505032
 _CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
 
@@ -59,22 +59,24 @@ class Edge:
         self._kind = (Kind.SEND if upstream else Kind.RECEIVE).value
         self.number = 0
         """Number of the newest message."""
+        self.checksum = 0
+        """Checksum of the newest message that has arrived; 0: it carries none."""
         self._open = 0
         """Record of the message that is not done; one goes after the other."""
         self.meanwhile = meanwhile
 
-    def send(self, tensor: Tensor, step: int = 0) -> Sending:
+    def send(self, tensor: Tensor, step: int = 0, checksum: int = 0) -> Sending:
         """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
-        return self._push(tensor, step, _WITH_BODY, _bytes_of(tensor))
+        return self._push(tensor, step, checksum, _WITH_BODY, _bytes_of(tensor))
 
     def announce(self, tensor: Tensor, step: int = 0) -> Sending:
         """Send the header of a message whose bytes a device carries, as far as there is room."""
-        return self._push(tensor, step, _BY_DEVICE)
+        return self._push(tensor, step, 0, _BY_DEVICE)
 
-    def _push(self, tensor: Tensor, step: int, constant: int, *body: memoryview) -> Sending:
+    def _push(self, tensor: Tensor, step: int, checksum: int, constant: int, *body: memoryview) -> Sending:
         self.wire.check_sendable()
         begun_ns, code = monotonic_ns(), self._count(tensor)
-        header = _HEADER.pack(self.number, step, tensor.nbytes, code, constant)
+        header = _HEADER.pack(self.number, step, tensor.nbytes, checksum, code, constant)
         rest = self.wire.push([memoryview(header), *body])
         if self._ring is None:
             return Sending(0, rest)
@@ -123,7 +125,7 @@ class Edge:
         header = memoryview(bytearray(_HEADER.size))
         count = self.wire.read([header, *body])
         self.wire.receive(header[count:])
-        number, sent_step, size, sent_code, sent_constant = _HEADER.unpack(header)
+        number, sent_step, size, self.checksum, sent_code, sent_constant = _HEADER.unpack(header)
         if (number, sent_step, size, sent_code) != (self.number, step, tensor.nbytes, code):
             raise PeerLostError(
                 f"stage {self.peer} sent message {number} (m{sent_step}, {shape_text(size, sent_code)}), due was "

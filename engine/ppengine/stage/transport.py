@@ -105,6 +105,8 @@ class RecordedSender(ABC):
     def __init__(self, edge: Edge, ring: Recorder) -> None:
         self.edge = edge
         self._ring = ring
+        self.checksum = 0
+        """Checksum of the next message; 0: it carries none."""
 
     @abstractmethod
     def put(self, step: int, tensor: Tensor) -> None:
@@ -123,6 +125,7 @@ class _Parcel(NamedTuple):
 
     step: int
     tensor: Tensor
+    checksum: int
     sending: Sending | None
     mark: Mark | None
     delivered: threading.Event | None
@@ -170,13 +173,15 @@ class WireSender(WireEnd, RecordedSender):
         sending = None
         if not self._depth:
             # With nothing on the thread, edge and ring are the step loop's.
-            sending = self.edge.send(tensor, step)
+            sending = self.edge.send(tensor, step, self.checksum)
             if not sending.rest:
                 if mark is not None:
                     ledger.sync(mark)
                 self._permits.put(None)
                 return
-        self._hand_over(_Parcel(step, tensor, sending, mark, threading.Event() if ledger.strict else None))
+        self._hand_over(
+            _Parcel(step, tensor, self.checksum, sending, mark, threading.Event() if ledger.strict else None)
+        )
 
     def _permit(self, step: int, tensor: Tensor) -> Mark | None:
         """Return a permit to send; a wait for one is recorded."""
@@ -230,7 +235,7 @@ class WireSender(WireEnd, RecordedSender):
 
     def _deliver(self, parcel: _Parcel) -> None:
         try:
-            self.edge.finish(parcel.sending or self.edge.send(parcel.tensor, parcel.step))
+            self.edge.finish(parcel.sending or self.edge.send(parcel.tensor, parcel.step, parcel.checksum))
         except PeerLostError as error:
             # For the step loop, which alone talks to the core. Without its frames: they hold the edge open.
             self.error = error.with_traceback(None)

@@ -167,6 +167,9 @@ class Sender(EdgeEnd, Protocol):
 class ActivationSender(Sender, Protocol):
     """Sends hidden states to the next stage."""
 
+    checksum: int
+    """Checksum of the next message; 0: it carries none."""
+
     def send(self, step: int, hidden: Tensor, pending: Pending) -> None:
         """Send `hidden` [T, H] of `step`, at once or when the device has computed it; `pending` waits for that."""
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 from ppengine.common.ring import Kind
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Sampled, Step
 from ppengine.stage.batch_state import Plan
+from ppengine.stage.checksum import checksum
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner
 from ppengine.stage.sampler import sample_rows
@@ -44,6 +45,8 @@ class CpuRunner(Runner):
         else:
             ring.part(_RECEIVE, number, self._receiver.edge.peer, count)
             hidden = self._receiver.take(number)
+            if self._checks.compares_checksums:
+                self._checks.compare(number, self._receiver.edge, hidden)
         ring.part(_FORWARD, number, -1, count, self._model.layer_range[0])
         out = self._model.run(hidden, plan.batch, self.cache.layers)
         if self._checks.looks_for_non_finite:
@@ -52,7 +55,9 @@ class CpuRunner(Runner):
             pending.retired.sampled = self._finish(number, plan, out)
             return
         if self._sender is not None:
-            self._sender.send(number, out.contiguous(), pending)
+            out = out.contiguous()
+            self._sender.checksum = checksum(out) if self._checks.checksum else 0
+            self._sender.send(number, out, pending)
         if self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
 
