@@ -52,6 +52,11 @@ class GrowthWatch:
         """Whether it has just grown so much that the next look must come soon."""
         return len(self._looks) > 1 and self._looks[-1].size - self._looks[-2].size >= HASTY_BYTES
 
+    @property
+    def grows(self) -> bool:
+        """Whether there is a growth, for which the limits count."""
+        return any(self._growth(window_s) is not None for window_s in WINDOWS_S)
+
     def look(self, at_s: float, size: int, *, serving: bool, activations: int = 0) -> None:
         """Enter the bytes at a moment. `activations`: bytes that a batch may need for a while."""
         if not serving:

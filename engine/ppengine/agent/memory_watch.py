@@ -51,7 +51,9 @@ class MemoryWatch:
         if not moved:
             activations = ring.gauge(Gauge.OTHER_BYTES)
             self._growth.look(now, size - self._pools, serving=serving, activations=activations)
-            self.growth = self._growth.sample(cgroup_limits.memory_limits(groups), host_available())
+            grows = self._growth.grows
+            limits = cgroup_limits.memory_limits(groups) if grows else []
+            self.growth = self._growth.sample(limits, host_available() if grows else None)
 
     def _read_pools(self, pid: int, begun: float) -> None:
         sizes = procfs.resident_ranges(pid, self._ranges) if any(length for _, length in self._ranges) else None

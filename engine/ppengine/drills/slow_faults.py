@@ -74,7 +74,7 @@ def gil_half(parts: StageParts) -> Undo:
     return over.set
 
 
-@arm("slow", "gil_held", clears=True, held_out=True)
+@arm("slow", "gil_held", clears=True)
 def gil_turns(parts: StageParts) -> Undo:
     """A thread computes in Python without end, and takes each turn that Python grants it.
 

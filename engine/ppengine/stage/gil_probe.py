@@ -1,12 +1,12 @@
 """Measures from a thread of little work how often the GIL is held when it is wanted, and for how long.
 
 The thread sleeps for a known time without the GIL. If it is late, it has waited for the GIL, but for
-the time in which it had no core, or the main thread had none (and may have held the GIL).
+the time in which it had no core. A long wait may also be for a main thread that holds the GIL and
+has no core, so that time of the main thread is left out of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -30,12 +30,10 @@ class GilProbe:
     def __init__(self, ring: Recorder) -> None:
         self._ring = ring
         self._turn, self._measures = 0.0, False
-        self._files: list[int] = []
         # One system call a look: the files stay open. A kernel may have none.
-        threads = {f"/proc/self/task/{thread}/schedstat" for thread in (threading.get_native_id(), os.getpid())}
-        for path in threads:
-            with contextlib.suppress(OSError):
-                self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._own = _open("/proc/thread-self/schedstat")
+        alone = threading.get_native_id() == os.getpid()
+        self._main = None if alone else _open("/proc/self/schedstat")
 
     def sleep_ms(self) -> int:
         """Return the milliseconds of the next sleep: 20 for one that is measured, between two of 40 to 120.
@@ -54,25 +52,36 @@ class GilProbe:
         if ms != _PROBE_MS:
             yield
             return
-        before_ns, begun_ns = self._waited_ns(), monotonic_ns()
+        own_ns, main_ns, begun_ns = _waited_ns(self._own), _waited_ns(self._main), monotonic_ns()
         yield
         late_ns = monotonic_ns() - begun_ns - ms * 1_000_000
         if late_ns < 0:
             return
-        late_ns -= self._waited_ns() - before_ns
+        late_ns -= _waited_ns(self._own) - own_ns
+        held_ns = late_ns - (_waited_ns(self._main) - main_ns)
         ring = self._ring
         ring.count(Word.GIL_PROBES, 1)
         if late_ns >= _TURN_NS:
             ring.count(Word.GIL_TURNS, 1)
-        if late_ns >= _LONG_NS:
+        if held_ns >= _LONG_NS:
             ring.count(Word.GIL_HOLDS, 1)
-            ring.count(Word.GIL_HOLD_NS, late_ns)
+            ring.count(Word.GIL_HOLD_NS, held_ns)
 
     def close(self) -> None:
         """Close the files."""
-        while self._files:
-            os.close(self._files.pop())
+        for file in (self._own, self._main):
+            if file is not None:
+                os.close(file)
+        self._own = self._main = None
 
-    def _waited_ns(self) -> int:
-        """Return the time so far in which the two threads could run and had no core."""
-        return sum(int(os.pread(file, 64, 0).split()[1]) for file in self._files)
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _waited_ns(file: int | None) -> int:
+    """Return the time so far in which a thread could run and had no core; 0: the kernel does not say."""
+    return 0 if file is None else int(os.pread(file, 64, 0).split()[1])
