@@ -17,7 +17,7 @@ _MADE = 1 << 32
 def checksum(tensor: Tensor) -> int:
     """Return the checksum of a contiguous tensor in host memory; never 0, which a message without one has."""
     # An array is read as it is: a view of bytes would cost as much as the checksum of a decode step.
-    return _MADE | zlib.crc32((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy())
+    return _MADE | zlib.crc32((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy().data)
 
 
 def difference(stage: int, edge: Edge, step: int, hidden: Tensor) -> Finding | None:
