@@ -23,7 +23,7 @@ _CYCLE_BYTES = 64 << 20
 _NUMBER_BYTES = 8
 """A header begins with the number of its message, from 1."""
 _LOOK_S = 0.001
-_SLOW_RATE = 100_000
+_SLOW_RATE = 40_000
 """Bytes a second."""
 _BOTH_S = 0.05
 """Seconds after which the neighbour has its fault as well, and has begun a step since."""
@@ -186,7 +186,7 @@ def link_stall(target: Target) -> Undo:
 
 @outside("slow", "link", pair=True, clears=True)
 def link_slow(target: Target) -> Undo:
-    """The connection between two stages moves at most 100 kB a second, by the pacing of its sockets.
+    """The connection between two stages moves at most 40 kB a second, by the pacing of its sockets.
 
     Verdict: the link from stage K to K+1 is slow: its bytes a second now and before.
     """
