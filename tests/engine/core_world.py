@@ -9,6 +9,8 @@ import scheduler_invariants
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
 from ppengine.core.engine import Engine
+from ppengine.core.journal_records import Record
+from ppengine.core.journal_state import Restored
 from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import Codec
@@ -21,18 +23,47 @@ PEAK, BLOCK = 1000, 10
 """Bytes of a stage: utilization u holds 1000 * u - 100 blocks."""
 
 
+class MemoryJournal:
+    """A journal without a file: `records` has everything since the last full state."""
+
+    def __init__(self):
+        self.records, self._turn = [], []
+
+    def note(self, record):
+        self._turn.append(record)
+
+    def begin(self, state):
+        self.records = list(state())
+
+    def commit(self, state, now):
+        self.records += self._turn
+        self._turn = []
+
+    def take_failure(self):
+        return ""
+
+    def restored(self):
+        """Return the state that another core finds."""
+        restored = Restored()
+        restored.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(self.records), type=list[Record]))
+        return restored
+
+
 class CoreWorld:
-    """One engine core. `answers` holds (client, message), `steps` what the stages have not retired."""
+    """One engine core. `answers` holds (client, message), `steps` what the stages have not retired.
+
+    With `before`, a world whose core was killed, it follows that one.
+    """
 
     def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", load_format="auto", cards=None, run_dir="/r", model="m", **scheduler,
+        restart="auto", load_format="auto", cards=None, run_dir="/r", model="m", journal=True, before=None, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
         profile = Profile(
             name="t", model=ModelConfig(path=model, load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, restart=restart),
             memory=MemoryConfig(utilization=utilization, block_size=8),
-            scheduler=SchedulerConfig(**scheduler),
+            scheduler=SchedulerConfig(**scheduler), journal=journal,
         )  # fmt: skip
         self.config = config = EngineConfig(
             id="e", name="t", epoch="epoch", profile=profile, model_path=model, model_type="opt",
@@ -55,6 +86,7 @@ class CoreWorld:
         self.told_to_leave: list[tuple[int, int]] = []
         self.next_token = 5
         self.shadow_tasks: list[bytes] = []
+        self.journal = MemoryJournal()
         self.counting = False
         """Let the n-th output of a request be the token n, so that a token lost or given twice shows."""
         self.now = 1000.0
@@ -67,7 +99,8 @@ class CoreWorld:
             send_renderer=lambda name, payload: self.send_renderer(name, payload),
             start_stage=lambda place, generation: self.started.append((place.stage, generation)),
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
-            note=self.facts.append, clock=lambda: self.now,
+            note=self.facts.append, store=self.journal,
+            restored=before.journal.restored() if before is not None else None, clock=lambda: self.now,
         )  # fmt: skip
         if serve:
             self.ready()

@@ -37,7 +37,7 @@ class Desk:
         )
 
     def open(self, **sampling: object) -> None:
-        self.hub.open("r-1", "s", [1, 2, 3], SamplingParams(**sampling))  # type: ignore[arg-type]
+        self.hub.open("r-1", "s", [1, 2, 3], SamplingParams(**sampling), 0)  # type: ignore[arg-type]
 
     def say(self, text: str, index: int = 0) -> list[bool]:
         return [self.hub.push("r-1", index, ord(letter), None, ended=False) for letter in text]

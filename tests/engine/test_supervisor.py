@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import Engine, wait_until
-from ppengine.supervisor.gateway_deaths import BACKOFF_S, MOST, WITHIN_S, GatewayDeaths
+from ppengine.supervisor.process_deaths import BACKOFF_S, MOST, WITHIN_S, ProcessDeaths
 from ppengine.supervisor.supervise import MOST_AGENTS
 
 Start = Callable[..., Engine]
@@ -151,7 +151,7 @@ def test_a_gateway_that_keeps_ending_ends_the_engine_with_that_reason(start: Sta
 
 
 def test_a_gateway_may_end_four_times_in_any_ten_minutes() -> None:
-    deaths = GatewayDeaths()
+    deaths = ProcessDeaths()
     assert [deaths.note(at) for at in (0.0, 1.0, 2.0, 3.0)] == [0.0, BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S]
     assert deaths.note(WITHIN_S) == 4 * BACKOFF_S, "the first one is long ago"
     assert deaths.note(WITHIN_S + 0.5) is None

@@ -14,6 +14,10 @@ _LONGEST_TAIL = 64
 """Tokens of one stream without a whole character among them, from when on a cut is looked for."""
 
 
+_TAIL = 8
+"""Tokens behind a long run that are decoded one by one; a character has at most four."""
+
+
 class Tokenizer:
     """Tokenizer of a checkpoint. `eos` is the end-of-sequence token's text and `eos_id` its id, where it has one."""
 
@@ -101,6 +105,16 @@ class DetokStream:
         if len(self._ids) - self._given >= _LONGEST_TAIL:
             return self._give_part(text)
         return ""
+
+    def extend(self, tokens: list[int]) -> str:
+        """Return the text that `tokens` complete together; long runs are decoded at once."""
+        head = [token for token in tokens[:-_TAIL] if not self._tokenizer.is_silent(token)]
+        piece = ""
+        if head:
+            self._ids += head
+            text = self._tokenizer.decode(self._ids)
+            piece = "" if text.endswith(_UNFINISHED) else self._give(len(self._ids), text)
+        return piece + "".join(map(self.push, tokens[-_TAIL:]))
 
     def flush(self) -> str:
         """Return the rest at the end; half a character becomes U+FFFD."""

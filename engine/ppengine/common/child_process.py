@@ -21,6 +21,8 @@ from ppengine.protocol.reports import ProcessInfo
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARACTERS = 500
 _THROWN = "what():"
+CRASHED = 70
+"""Exit code of a process that ends by an unexpected error; others are its own decision."""
 
 
 class Process(Protocol):
@@ -162,6 +164,11 @@ def describe_exit(code: int, log: Path | None, start: int = 0) -> str:
         thrown = thrown_words(log, start) if log is not None and code == -signal.SIGABRT else ""
         return f"{how}: {thrown}" if thrown else how
     return (last_words(log, start) if log is not None else "") or f"exit code {code}"
+
+
+def is_unclean(code: int | None) -> bool:
+    """Return whether a process ended by a signal or an unexpected error, so that another one may do better."""
+    return code is not None and (code < 0 or code == CRASHED)
 
 
 def signal_name(number: int) -> str:

@@ -107,6 +107,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: MemoryConfig = MemoryConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     console: ConsoleConfig = ConsoleConfig()
+    journal: bool = True
+    """Keep requests in a file of the run folder, so that they go on if the core is restarted; off: ids alone."""
     threads_per_stage: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Threads that torch computes with on a CPU stage; None: cores divided by stages, at least 1."""
 

@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import math
+import os
 import signal
 import sys
 import time
@@ -17,11 +18,14 @@ import zmq
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import lifeline, logs
+from ppengine.common.child_process import CRASHED
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.debug_attach import observed, stack_file
+from ppengine.common.one_line import one_line
 from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.core.engine import Engine
-from ppengine.core.event_feed import EventFeed
+from ppengine.core.journal import Journal
+from ppengine.core.journal_state import restore
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.protocol.chat_messages import FromRenderer
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
@@ -43,6 +47,10 @@ _UNHURRIED = "request."
 """Prefix of the events that go with the next report: requests may end hundreds of times a second."""
 FRONT_BURST, FRONT_S = 64, 0.05
 """Most console messages in one turn, and most seconds for them, so that a flood cannot starve the stages."""
+LATER_MOST = 1000
+"""Messages that wait until a core that follows another one serves; later ones are refused."""
+_WAITING = (Command, AddMany, AbortMany)
+"""Messages that need the requests of the core before this one."""
 
 
 class Loop:
@@ -66,21 +74,32 @@ class Loop:
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
         self._clock = time.monotonic
+        self._supervisor = b""
+        """Routing id of the supervisor, which reports processes and starts them."""
+        self._orders: list[StartStage] = []
+        """Orders for the supervisor, until it is known."""
+        self._dropped = 0
+        self._answers: list[tuple[bytes, bytes]] = []
+        """Answers of the present turn: they go out when the journal has it."""
+        self._hurried = False
+        """Whether the turn has events that do not wait for the next report."""
+        self._lost_stage = False
+        """Whether a report goes before them."""
+        self._later: list[tuple[bytes, object]] = []
+        """Messages for an engine that serves, while this core follows another one and does not serve yet."""
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
         self._from_renderer = Codec(FromRenderer)
         model = config.profile.model
         spec = read_spec(Path(config.model_path))
+        folder = Path(config.run_dir)
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
             send_shadow=self._send_shadow, send_renderer=self._send_renderer, start_stage=self._start_stage,
-            notify_stage=self._notify_stage, note=self._note, clock=self._clock,
+            notify_stage=self._notify_stage, note=self._note, store=Journal(folder),
+            restored=restore(folder), clock=self._clock,
         )  # fmt: skip
         self._identities = [_identity("s", place) for place in self.engine.stages.places]
-        self._supervisor = b""
-        """Routing id of the supervisor, which reports processes and starts them."""
-        self._dropped = 0
-        self._feed = EventFeed()
         self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
 
     def run(self) -> None:
@@ -106,15 +125,34 @@ class Loop:
             if self._drain_front():
                 # That may have taken long; messages of the stages from meanwhile must not look late.
                 self._drain_stages()
-            self.engine.advance()
-            self.engine.outputs.serve_waiters()
-            self._serve_state_waiters()
+            self._turn()
             now = self._clock()
             if now >= report_at:
                 report_at = max(report_at + interval, now)
                 self._send_events(self._report)
                 self._send_report(self._report)
         self._close()
+
+    def _turn(self) -> None:
+        """Let the engine take a turn, write it to the journal, and only then let it be seen outside."""
+        engine = self.engine
+        if self._later and (engine.health.down or not engine.health.follows):
+            later, self._later = self._later, []
+            for client, message in later:
+                self._on_front(client, message)
+        engine.advance()
+        engine.outputs.serve_waiters()
+        self._serve_state_waiters()
+        engine.commit()
+        answers, self._answers = self._answers, []
+        for client, payload in answers:
+            self._front.send_multipart([client, payload], NOBLOCK)
+        if self._lost_stage:
+            # The stage may be back before the next report: its findings go first, over the same socket.
+            self._send_report(self._collect)
+        if self._hurried:
+            self._send_events(self._collect)
+        self._lost_stage = self._hurried = False
 
     # --- sockets --------------------------------------------------------------------------------------------
 
@@ -163,6 +201,10 @@ class Loop:
 
     def _on_front(self, client: bytes, message: object) -> None:
         engine = self.engine
+        waits = engine.health.follows and not engine.health.down and len(self._later) < LATER_MOST
+        if waits and isinstance(message, _WAITING):
+            self._later.append((client, message))
+            return
         match message:
             case Command():
                 engine.commands.handle(client, message)
@@ -182,6 +224,9 @@ class Loop:
                 self._state_waiters.append((client, message, self._clock() + message.wait_ms / 1e3))
             case ProcessReport():
                 self._supervisor = client
+                orders, self._orders = self._orders, []
+                for order in orders:
+                    self._front.send_multipart([client, encode(order)], NOBLOCK)
                 engine.on_processes(message)
             case DeviceRooms():
                 engine.rooms.take(message)
@@ -220,40 +265,39 @@ class Loop:
 
     def _start_stage(self, place: Place, generation: int) -> None:
         message = StartStage(stage=place.stage, generation=generation)
-        self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
+        if self._supervisor:
+            self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
+        else:
+            self._orders.append(message)
 
     def _reply(self, client: bytes, message: msgspec.Struct) -> None:
         if isinstance(message, Refused):
             log.info("refused: %s (%s)", message.text, message.code)
-        self._front.send_multipart([client, encode(message)], NOBLOCK)
+        self._answers.append((client, encode(message)))
 
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
             log.log(log_level(event), "%s%s", event.text, f", by {event.by}" if event.by else "")
-        self._feed.add(event)
-        if not event.kind.startswith(_UNHURRIED):
-            if event.kind == "stage.lost":
-                # The stage may be back before the next report: its findings go first, over the same socket.
-                self._send_report(self._collect)
-            self._send_events(self._collect)
+        self._hurried = self._hurried or not event.kind.startswith(_UNHURRIED)
+        self._lost_stage = self._lost_stage or event.kind == "stage.lost"
 
     def _send_report(self, socket: zmq.Socket[bytes]) -> None:
         self._push(socket, self.engine.reporter.build(self._dropped))
 
     def _send_events(self, socket: zmq.Socket[bytes]) -> None:
-        for happened in self._feed.pending():
+        for happened in self.engine.feed.pending():
             self._push(socket, happened)
 
     def _note(self, fact: Fact) -> None:
-        self._feed.keep(fact)
         self._push(self._collect, fact)
 
     def _recall(self, question: Recall) -> None:
         """Push everything again that a new gateway cannot know."""
-        for message in (*self._feed.facts(), *self._feed.after(question.after)):
+        self.engine.commit()
+        for message in (*self.engine.feed.facts(), *self.engine.feed.after(question.after)):
             self._push(self._collect, message)
         self._send_report(self._collect)
-        self._push(self._collect, self.engine.recalled(question, self._feed.newest))
+        self._push(self._collect, self.engine.recalled(question, self.engine.feed.newest))
 
     def _push(self, socket: zmq.Socket[bytes], message: msgspec.Struct) -> None:
         try:
@@ -263,8 +307,7 @@ class Loop:
 
     def _close(self) -> None:
         self.engine.templates.close()
-        self.engine.outputs.serve_waiters()
-        self._serve_state_waiters()
+        self._turn()
         self._send_events(self._report)
         self._send_report(self._report)
         self.engine.checks.shadow.stop()
@@ -280,7 +323,7 @@ def _identity(thread: str, place: Place) -> bytes:
 
 
 def main() -> int:
-    """Run the core until it must stop. Exit code 0: stopped; 1: could not start or go on."""
+    """Run the core until it must stop. Exit code 0: stopped; 1: could not start or go on; 70: unexpected error."""
     parser = argparse.ArgumentParser(prog="ppengine.core")
     parser.add_argument("--engine", type=Path, required=True)
     lifeline.add_argument(parser)
@@ -302,7 +345,13 @@ def _run(config: EngineConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.engine.health.leave("signal"))
     log.info("core of %s (%s) started, waiting for %d stages", config.name, config.id, config.stages)
-    loop.run()
+    try:
+        loop.run()
+    except Exception as error:
+        log.exception("the core ends by an unexpected error")
+        print(f"error: {type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
+        # Its sockets would wait for peers; another core is about to bind their names.
+        os._exit(CRASHED)
     log.info("leaving: %s", loop.engine.health.leaving)
     context.term()
     if loop.engine.health.failed:

@@ -17,10 +17,15 @@ from ppengine.core.capacity import Capacity
 from ppengine.core.cordons import Cordons
 from ppengine.core.details import Details
 from ppengine.core.device_room import RoomBook
+from ppengine.core.event_feed import EventFeed
 from ppengine.core.events import Events
 from ppengine.core.health import Health
+from ppengine.core.journal import Journal
+from ppengine.core.journal_state import Restored
+from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.live_state import LiveState
 from ppengine.core.many_requests import ManyRequests
 from ppengine.core.memory_controller import MemoryController
 from ppengine.core.offline_requests import OfflineRequests
@@ -35,6 +40,7 @@ from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submissions import Submissions
+from ppengine.core.successor import Successor
 from ppengine.core.template_process import TemplateProcess
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.facts import Fact
@@ -55,6 +61,8 @@ from ppengine.protocol.steps import (
     StageReady,
 )
 
+_AT_STAKE = "if the core ends now, they are recomputed from an older token, or lost"
+
 
 class Engine:
     """Owns the parts of the core; the loop owns the sockets and decides when to take a turn."""
@@ -73,38 +81,53 @@ class Engine:
         start_stage: Callable[[Place, int], None],
         notify_stage: Callable[[Place, NewGeneration], None],
         note: Callable[[Fact], None],
+        store: Journal,
+        restored: Restored | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`restored`: the state that a core before this one has left; None: this one is the first."""
         self.config = config
         self._spec = spec
+        self._successor: Successor | None = None
+        """Restores what the core before this one has left; None: nothing is left to restore."""
         self._clock = clock
+        self.journal = journal = JournalWriter(store, full=config.profile.journal)
+        self.feed = EventFeed()
+        self._publish, self._push = happened, note
+        happened, note = self._happened, self._note
         self.event = event = Events(happened)
         self.stages = stages = Stages(config.layers)
         self.health = health = Health(stages)
         self.tracker = tracker = StageTracker(stages, send_step, clock)
-        self.answers = answers = Answers(reply)
+        self.answers = answers = Answers(reply, note=journal.answered)
         self.operations = operations = Operations(answers, happened, clock)
-        self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure)
-        self.requests = requests = LiveRequests(health, self.outputs, event, clock)
+        self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure, journal.dropped)
+        self.requests = requests = LiveRequests(health, self.outputs, event, journal, clock)
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock)
-        self.offline = OfflineRequests(health, submissions, requests, reply)
+        self.offline = OfflineRequests(health, submissions, requests, journal, reply)
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.recovery = recovery = Recovery(
             config, stages, tracker, health, requests, checks, operations, event, clock,
-            start_stage, notify_stage, note,
+            start_stage, notify_stage, note, self.commit, self._serve,
         )  # fmt: skip
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
-        one = RequestVerbs(health, requests, tracker, operations)
+        one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
         self.commands = Commands(
             config, health, one, many, stages, requests, submissions, self.templates, recovery, cordons, checks,
-            operations, answers,
+            operations, answers, journal,
         )  # fmt: skip
         self.rooms = RoomBook(clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
-        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, clock())
+        began = clock() if restored is None or restored.settings is None else restored.settings.began
+        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, began)
+        self._state = LiveState(
+            config, health, stages, self.recovery, requests, self.outputs, checks, operations, answers, self.offline,
+            self.commands, self.feed, journal.full, began, restored,
+        )  # fmt: skip
+        self._follow(restored)
 
     # --- messages -------------------------------------------------------------------------------------------
 
@@ -141,41 +164,105 @@ class Engine:
         return Recalled(newest=newest, replies=replies, unknown=unknown, attended=attended)
 
     def on_processes(self, report: ProcessReport) -> None:
-        """Note which stage processes have ended, as the supervisor reports."""
+        """Note how the processes of the stages are, as the supervisor reports."""
         for process in report.processes:
-            if process.role == "stage" and process.exit_code is not None:
+            if process.role == "stage":
                 self.recovery.on_process(process)
 
     def _begin_serving(self) -> None:
-        """Make scheduler and memory controller once all stages have met for the first time."""
-        config, profile, generation = self.config, self.config.profile, self.recovery.generation
-        if self.health.serving is not None or self.health.blocked or not self.stages.all_met(generation):
+        """Serve once all stages have met for the first time."""
+        health, generation = self.health, self.recovery.generation
+        if health.serving is not None or health.blocked or not self.stages.all_met(generation):
             return
-        utilization = profile.memory.utilization
-        capacity = Capacity(self.stages.ready, profile.memory.block_size, config.max_model_len)
-        plan = capacity.plan(utilization)
-        if refusal := capacity.refusal(utilization):
-            self.health.refuse(refusal)
+        profile = self.config.profile
+        capacity = Capacity(self.stages.ready, profile.memory.block_size, self.config.max_model_len)
+        if refusal := capacity.refusal(profile.memory.utilization):
+            health.refuse(refusal)
             return
+        scheduler, memory = serving = self._make_serving(capacity, profile.memory.utilization)
+        scheduler.steps.generation = generation
+        self.stages.serve()
+        health.serve(serving)
+        mapped, binding = memory.mapped_blocks, capacity.plan(memory.utilization).binding
+        self.tracker.send(scheduler.resize.map_step(mapped))
+        self.event("engine.serving", f"serving with {mapped} blocks, stage {binding} is binding")
+
+    def _make_serving(self, capacity: Capacity, utilization: float) -> Serving:
+        """Make the scheduler and the memory controller."""
+        profile = self.config.profile
         scheduler = Scheduler(
             profile.scheduler,
-            stages=config.stages,
+            stages=self.config.stages,
             block_size=profile.memory.block_size,
-            max_model_len=config.max_model_len,
-            num_blocks=plan.mapped,
+            max_model_len=self.config.max_model_len,
+            num_blocks=capacity.plan(utilization).mapped,
             num_host_blocks=capacity.host_blocks,
             eos_token_ids=frozenset(self._spec.eos_token_ids),
             clock=self._clock,
         )
-        scheduler.steps.generation = generation
-        self.stages.serve()
         memory = MemoryController(
             scheduler, capacity, utilization, self.operations, self.event, self.tracker.send,
             lambda: self.health.blocked, self.health.fail, self.recovery.stay_down, self.rooms,
         )  # fmt: skip
-        self.health.serve(Serving(scheduler, memory))
-        self.tracker.send(scheduler.resize.map_step(plan.mapped))
-        self.event("engine.serving", f"serving with {plan.mapped} blocks, stage {plan.binding} is binding")
+        return Serving(scheduler, memory)
+
+    # --- a core before this one -------------------------------------------------------------------------------
+
+    def _follow(self, restored: Restored | None) -> None:
+        """Take over what a core before this one has left, and begin a generation: all stages meet this core."""
+        if restored is None:
+            self.journal.begin(self._state.records)
+            return
+        successor = self._successor = Successor(
+            restored, self.config.stages, self.outputs, self.requests, self.answers, self.event, self._clock
+        )
+        known = successor.settings
+        self.feed.restore(restored.events, restored.facts)
+        self.offline.added.update(restored.added)
+        self.operations.restart(known.operations)
+        self.commands.restore_attended(successor.attended())
+        self.health.draining = known.draining
+        successor.place_cordons(self.stages)
+        successor.restore()
+        self.recovery.follow(known, "the engine core was restarted")
+        self.journal.begin(self._state.records)
+        successor.report_losses()
+        for text in restored.damage:
+            self.event("journal.damaged", text)
+
+    def _serve(self) -> Serving:
+        """Make scheduler and memory in a core that follows another one, with all requests that go on."""
+        successor = self._successor
+        assert successor is not None, "the first core begins to serve by itself"
+        known, profile = successor.settings, self.config.profile
+        capacity = Capacity(self.stages.ready, profile.memory.block_size, self.config.max_model_len)
+        serving = self._make_serving(capacity, known.utilization or profile.memory.utilization)
+        serving.memory.revision = known.revision
+        self.health.serve(serving)
+        successor.resume(serving.scheduler)
+        serving.scheduler.batcher.cordon = self.stages.cordons
+        self.checks.resume(known.checks, known.shadow)
+        self._state.before = None
+        return serving
+
+    def commit(self) -> None:
+        """Write the journal: what happened in this turn may be seen outside from now on."""
+        for operation in self.operations.take_opened():
+            self.journal.opened(operation)
+        self.journal.commit(self._state.settings, self._state.records, self._clock())
+        if why := self.journal.take_failure():
+            self.event("journal.failed", f"the journal cannot be written: {why}; requests go on, and {_AT_STAKE}")
+
+    def _happened(self, event: Event) -> None:
+        """Number an event and note it in the journal; then the loop publishes it."""
+        self.journal.noticed(self.feed.add(event), event)
+        self._publish(event)
+
+    def _note(self, fact: Fact) -> None:
+        """Keep a fact for another gateway and for another core; the loop pushes it."""
+        self.feed.keep(fact)
+        self.journal.stated(fact)
+        self._push(fact)
 
     @property
     def unfinished(self) -> bool:
@@ -191,8 +278,13 @@ class Engine:
         if serving is not None:
             self._retire(serving)
         self.recovery.advance()
+        serving = self.health.serving
         if serving is None:
             return
+        if self._successor is not None:
+            successor, self._successor = self._successor, None
+            for opened in successor.opened():
+                self.commands.resume(opened)
         scheduler, memory = serving
         self.checks.shadow.watch()
         for note in scheduler.fences.notes():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
-
-import msgspec
 
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.reports import Happened
@@ -25,10 +24,28 @@ class EventFeed:
         self._pushed = 0
         self.newest = 0
 
-    def add(self, event: Event) -> None:
-        """Number an event."""
+    def add(self, event: Event) -> int:
+        """Number an event; return its number."""
         self.newest += 1
         self._events.append(event)
+        return self.newest
+
+    def restore(self, events: dict[int, Event], facts: Iterable[Fact]) -> None:
+        """Go on with the events and facts of the core before this one. Those behind a gap in the numbers are kept."""
+        self._facts.extend(facts)
+        for number in sorted(events):
+            if number != self.newest + 1:
+                self._events.clear()
+            self._events.append(events[number])
+            self.newest = number
+        # The gateway may lack the last ones, and drops those that it has.
+        self._pushed = self.newest - len(self._events)
+
+    def kept(self, most: int) -> list[tuple[int, Event]]:
+        """Return the newest `most` events with their numbers."""
+        first = max(0, len(self._events) - most)
+        oldest = self.newest - len(self._events) + 1
+        return [(oldest + place, event) for place, event in enumerate(islice(self._events, first, None), first)]
 
     def keep(self, fact: Fact) -> None:
         """Keep a fact that is pushed."""
@@ -49,6 +66,6 @@ class EventFeed:
             for at in range(0, len(events), _PORTION)
         ]
 
-    def facts(self) -> list[msgspec.Struct]:
+    def facts(self) -> list[Fact]:
         """Return the kept facts, the oldest first."""
         return list(self._facts)

@@ -28,6 +28,8 @@ class Health:
         """Why the core ends by itself; empty if an operator or a signal stopped it."""
         self.down = ""
         """Why serving is blocked until an operator restarts a stage."""
+        self.follows = ""
+        """How the core before this one ended, until all stages have met this one."""
         self._unfit = ""
         self._progress = "stages are loading"
 
@@ -47,7 +49,7 @@ class Health:
         """Engine state as in a snapshot."""
         if self.leaving:
             return "stopped"
-        if self._unfit or self.down or self._stages.loss:
+        if self._unfit or self.down or self.follows or self._stages.loss:
             return "degraded"
         if self.serving is None or self.recovering:
             return "loading"
@@ -65,7 +67,8 @@ class Health:
             return blocked
         loss = self._stages.loss
         if self.recovering or (self.serving is None and not loss):
-            return f"{loss}; {self._progress}" if loss else self._progress
+            first = loss or self.follows
+            return f"{first}; {self._progress}" if first else self._progress
         if not loss and self.serving is not None and self.serving.scheduler.paused_by:
             return f"paused by {self.serving.scheduler.paused_by}; resume goes on"
         return loss
@@ -102,9 +105,14 @@ class Health:
         """Note that a new generation begins."""
         self.recovering, self.down = True, ""
 
+    def follow(self, why: str) -> None:
+        """Note that this core follows another one, which ended: `why` in one line."""
+        self.follows, self._progress = why, "the stages meet the next one"
+        self.recover()
+
     def recovered(self) -> None:
         """Note that all stages have met again."""
-        self.recovering = False
+        self.recovering, self.follows = False, ""
 
     def stay_down(self, why: str) -> None:
         """Note that serving is blocked until an operator restarts a stage."""

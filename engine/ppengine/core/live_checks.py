@@ -173,6 +173,16 @@ class Checks:
             text = f"in all stages from step {step} on{_WITHOUT_GRAPHS if eager else ''}"
             self._operations.end(operation, "applied", text, step=step)
 
+    @property
+    def flags(self) -> int:
+        """The checks of the stages that are on, as in `Step.checks`."""
+        return self._flags
+
+    def resume(self, flags: int, share: float) -> None:
+        """Switch on what was on in the core before this one; stages follow with `restate`."""
+        self._flags = flags
+        self.shadow.resume(share)
+
     def restate(self, scheduler: Scheduler) -> None:
         """Switch the checks in stages that have restarted."""
         self._reported.clear()

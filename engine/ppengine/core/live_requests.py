@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ppengine.core.events import Events
 from ppengine.core.health import Health
+from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.latencies import Latencies
 from ppengine.core.outputs import OutputHub
-from ppengine.core.request_details import ending_of, finished_info
+from ppengine.core.request_details import ending_of
 from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
@@ -43,6 +45,7 @@ class LiveRequests:
     _health: Health
     _outputs: OutputHub
     _event: Events
+    _journal: JournalWriter
     _clock: Callable[[], float]
     prompt_tokens_total: int = field(init=False, default=0)
     output_tokens_total: int = field(init=False, default=0)
@@ -60,7 +63,8 @@ class LiveRequests:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
         leader = requests[0]
         serving.scheduler.admit(requests)
-        self._outputs.open(leader.group, session, leader.prompt_ids, leader.sampling)
+        self._outputs.open(leader.group, session, leader.prompt_ids, leader.sampling, leader.arrival)
+        self._journal.entered(requests, session)
 
     def abort(self, serving: Serving, request: Request, by: str = "") -> ActionResult:
         """End a request; its output ends here if the effect is immediate, otherwise when it retires."""
@@ -105,6 +109,7 @@ class LiveRequests:
         """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""
         self.prompt_tokens_total += retirement.prompt_tokens
         self.latencies.retired(retirement)
+        self._journal.tokens(retirement, serving.scheduler.steps.number, self._clock())
         for request, token, logprob, top in retirement.tokens:
             self.output_tokens_total += 1
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
@@ -118,10 +123,20 @@ class LiveRequests:
     def ended(self, request: Request) -> None:
         """Close the output of a request that has ended."""
         reason, now = request.finish_reason or "abort", self._clock()
-        self._outputs.finish(request.group, request.sample, reason, ending_of(request, now))
-        info = finished_info(request, now)
-        self._finished.append((now, info))
-        self._event.finished(info)
+        ending = ending_of(request, now)
+        self._outputs.finish(request.group, request.sample, reason, ending)
+        self._finished.append((now, ending.info))
+        self._journal.ended(request)
+        self._event.finished(ending.info)
+
+    def restore_totals(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Go on with the totals of the core before this one."""
+        self.prompt_tokens_total, self.output_tokens_total = prompt_tokens, output_tokens
+
+    def restore_finished(self, infos: Iterable[FinishedInfo]) -> None:
+        """Go on with the list of the core before this one."""
+        ago, now = time.time(), self._clock()
+        self._finished.extend((now - (ago - info.wall), info) for info in infos)
 
     def finished(self) -> FinishedDetail:
         """Return the requests that have ended, the newest first."""

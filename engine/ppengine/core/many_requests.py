@@ -179,7 +179,9 @@ class ManyRequests:
             effect, _ = reported(effects)
             if effect.state == "pending":
                 left.append((name, effects))
-            elif effect.state == "applied":
+                continue
+            self._verbs.note(effects)
+            if effect.state == "applied":
                 run.applied += 1
                 run.step = max(effect.step or 0, run.step or 0) or None
             else:

@@ -63,7 +63,11 @@ class MemoryController:
         self.mapped_blocks = self._target = self._before = self.capacity.plan(self.utilization).mapped
         self._requested = _Requested(self.utilization, _BOOT)
         self._agreed = self.utilization
+
+    @property
+    def agreed(self) -> float:
         """Utilization behind `mapped_blocks`; `utilization` is the newest request."""
+        return self._agreed
 
     @property
     def busy(self) -> bool:

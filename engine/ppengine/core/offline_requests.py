@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ppengine.core.health import Health
+from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.submissions import Submissions
 from ppengine.protocol.offline import Added, AddMany
+
+ADDED_MOST = 1000
+"""Messages whose requests are known by number."""
 
 
 @dataclass(eq=False)
@@ -22,10 +27,17 @@ class OfflineRequests:
     _health: Health
     _submissions: Submissions
     _requests: LiveRequests
+    _journal: JournalWriter
     _reply: Callable[[bytes, msgspec.Struct], None]
+    added: OrderedDict[tuple[str, int], list[str]] = field(init=False, default_factory=OrderedDict)
+    """Requests of the newest messages, by session and number: one that is repeated is carried out once."""
 
     def add_many(self, client: bytes, message: AddMany) -> None:
-        """Queue the requests of a message: all of them or none."""
+        """Queue the requests of a message: all of them or none, and once however often it comes."""
+        key = message.session, message.nonce
+        if key in self.added:
+            self._reply(client, Added(nonce=message.nonce, requests=self.added[key]))
+            return
         health = self._health
         lost, serving = bool(health.down), health.serving
         try:
@@ -39,7 +51,11 @@ class OfflineRequests:
             return
         for group in groups:
             self._requests.admit(serving, group, session=message.session)
-        self._reply(client, Added(nonce=message.nonce, requests=[group[0].group for group in groups]))
+        names = self.added[key] = [group[0].group for group in groups]
+        if len(self.added) > ADDED_MOST:
+            self.added.popitem(last=False)
+        self._journal.added(*key, names)
+        self._reply(client, Added(nonce=message.nonce, requests=names))
 
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:
         """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""

@@ -51,6 +51,8 @@ class Operations:
         self._clock = clock
         self._count = 0
         self._live: dict[str, Operation] = {}
+        self._opened: list[Operation] = []
+        """Operations since the last call of `take_opened`."""
         self._ended: list[Operation] = []
 
     def open(self, command: Command, client: bytes, target: str | None, *, request: str | None = None) -> Operation:
@@ -58,8 +60,29 @@ class Operations:
         self._count += 1
         operation = Operation(f"op-{self._count}", command, client, label_of(command.verb), target, request)
         self._live[operation.id] = operation
+        self._opened.append(operation)
         self._reply(client, Accepted(id=command.id, op=operation.id, request=request))
         return operation
+
+    def reopen(self, name: str, command: Command, client: bytes) -> Operation:
+        """Return the operation of a command that a core before this one has accepted."""
+        operation = Operation(name, command, client, label_of(command.verb), None)
+        self._live[name] = operation
+        return operation
+
+    def take_opened(self) -> list[Operation]:
+        """Return the operations that were opened since the last call and have no end."""
+        opened, self._opened = self._opened, []
+        return [operation for operation in opened if operation.ended is None]
+
+    @property
+    def count(self) -> int:
+        """Number of operations so far."""
+        return self._count
+
+    def restart(self, count: int) -> None:
+        """Number operations from `count` on: those before are of a core before this one."""
+        self._count = count
 
     def defer(self, operation: Operation, text: str) -> None:
         """Note why an accepted command waits: each time for reports, now and then for its client."""

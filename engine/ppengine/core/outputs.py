@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
 
-from ppengine.checkpoint.tokenizer import DetokStream, Tokenizer
-from ppengine.core.stop_text import find_stop, may_begin
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.core.journal_records import Entered
+from ppengine.core.output_state import Ending, Output, Sample
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
-from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleOutput
 from ppengine.protocol.sampling import SamplingParams
 
@@ -19,52 +20,6 @@ MAX_WAITING = 10_000
 """Most waiting questions; later ones are answered at once with the present output."""
 KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
-
-
-class Ending(NamedTuple):
-    """The detail of a request at its end, and that time of the clock."""
-
-    at: float
-    detail: RequestDetail
-
-
-@dataclass(slots=True)
-class Sample:
-    """One continuation as it grows."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[Logprob] = field(default_factory=list)
-    finish_reason: str | None = None
-    stream: DetokStream | None = None
-    held_back: int = 0
-    """Trailing characters, not shown yet, that may begin a stop text."""
-    ending: Ending | None = None
-    stopped: bool = False
-    """The text was cut at a stop text."""
-
-    @property
-    def shown(self) -> int:
-        """Number of characters that a reader may have, because they will not change."""
-        return len(self.text) - self.held_back
-
-
-@dataclass(slots=True)
-class Output:
-    """All continuations of one request."""
-
-    request: str
-    session: str
-    prompt_ids: list[int]
-    sampling: SamplingParams
-    samples: list[Sample]
-    changed: int = 0
-    read_to_end: bool = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether every continuation has ended."""
-        return all(sample.finish_reason is not None for sample in self.samples)
 
 
 _Topic = tuple[Literal["more of", "news of", "end in"], str]
@@ -87,7 +42,9 @@ class OutputHub:
         reply: Callable[[bytes, Fetched | Collected | Failed], None],
         clock: Callable[[], float],
         failure: Callable[[], str],
+        dropped: Callable[[list[str]], None] = lambda names: None,
     ) -> None:
+        """`failure` returns why no more tokens will come, empty if they will; `dropped` takes names."""
         self._tokenizer = tokenizer
         self._reply = reply
         self._outputs: OrderedDict[str, Output] = OrderedDict()
@@ -100,25 +57,52 @@ class OutputHub:
         self._changes = 0
         self._finished = 0
         self._clock = clock
-        self._failure = failure
-        """Returns why no more tokens will come, for all who wait; empty if they will."""
+        self._failure, self._dropped = failure, dropped
 
-    def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams) -> None:
+    def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams, number: int) -> Output:
         """Begin the output of a request. A request id is used once."""
-        output = Output(request, session, prompt_ids, sampling, [Sample() for _ in range(sampling.n)])
+        output = Output(request, session, prompt_ids, sampling, [Sample() for _ in range(sampling.n)], number)
         if self._tokenizer is not None and sampling.detokenize:
             for sample in output.samples:
                 sample.stream = self._tokenizer.stream(prompt_ids)
         self._outputs[request] = output
         if session:
             self._sessions.setdefault(session, {})[request] = output
+        return output
+
+    def __iter__(self) -> Iterator[Output]:
+        """Return an iterator over the outputs, the oldest first; some may be dropped meanwhile."""
+        return (self._outputs[name] for name in list(self._outputs) if name in self._outputs)
+
+    def restart(self, cursor: int) -> None:
+        """Count changes from `cursor` on: readers know the cursors of the core before this one."""
+        self._changes = cursor
+
+    def restore(self, entered: Entered) -> Output:
+        """Go on with an output of the core before this one; its text is made when it is needed."""
+        output = self.open(entered.name, entered.session, entered.prompt_ids, entered.sampling, entered.first)
+        output.deaths = entered.deaths
+        for sample, known in zip(output.samples, entered.samples, strict=True):
+            sample.tokens, sample.logprobs = known.tokens, known.logprobs
+            if known.finished is not None:
+                sample.finish_reason = known.finished.reason
+            if known.finished is not None and known.text:
+                sample.text, sample.stream = known.text, None
+            else:
+                sample.late = len(known.tokens)
+        self._touch(output)
+        self._finished += output.finished
+        return output
 
     def __contains__(self, request: str) -> bool:
         return request in self._outputs
 
     def get(self, request: str) -> Output | None:
         """Return the output of a request, if it is kept."""
-        return self._outputs.get(request)
+        output = self._outputs.get(request)
+        if output is not None:
+            _catch_up(output)
+        return output
 
     def text_of(self, tokens: list[int]) -> str:
         """Return the text of `tokens`; empty without a tokenizer."""
@@ -128,24 +112,13 @@ class OutputHub:
         """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
         output = self._outputs[request]
         sample = output.samples[index]
-        sample.tokens.append(token)
+        if sample.late:
+            sample.catch_up(output.sampling)
         if logprob is not None:
             sample.logprobs.append(logprob)
+        output.deaths = 0
         self._touch(output)
-        if sample.stream is None or ended:
-            return False
-        piece = sample.stream.push(token)
-        sample.text += piece
-        stops = output.sampling.stop
-        if not stops or not piece:
-            return False
-        if len(sample.tokens) >= output.sampling.min_tokens:
-            at = find_stop(sample.text, stops, len(piece))
-            if at is not None:
-                sample.text, sample.held_back, sample.stopped = sample.text[:at], 0, True
-                return True
-        sample.held_back = may_begin(sample.text, stops)
-        return False
+        return sample.push(token, output.sampling, ended)
 
     def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
         """Close one continuation."""
@@ -153,12 +126,10 @@ class OutputHub:
         if output is None or output.samples[index].finish_reason is not None:
             return
         sample = output.samples[index]
-        if sample.stopped:
-            # Also if the stop text came with the last allowed token.
-            reason = "stop"
-        elif sample.stream is not None and reason != "stop":
-            sample.text += sample.stream.flush()
-        sample.finish_reason, sample.held_back, sample.stream, sample.ending = reason, 0, None, ending
+        if sample.late:
+            sample.catch_up(output.sampling)
+        sample.finish(reason)
+        sample.ending = ending
         self._touch(output)
         if output.finished:
             self._finished += 1
@@ -167,10 +138,8 @@ class OutputHub:
 
     def forget(self, requests: list[str]) -> None:
         """Drop finished outputs that their reader has received."""
-        for request in requests:
-            output = self._outputs.get(request)
-            if output is not None and output.finished:
-                self._drop(output)
+        known = (self._outputs.get(request) for request in dict.fromkeys(requests))
+        self._drop([output for output in known if output is not None and output.finished])
 
     def fetch(self, client: bytes, question: Fetch) -> None:
         """Answer now if there is more than `offset`, otherwise when there is."""
@@ -230,7 +199,7 @@ class OutputHub:
         return self._answer_collect(waiter.client, waiter.question, last)
 
     def _answer_fetch(self, client: bytes, question: Fetch, last: bool) -> bool:
-        output = self._outputs.get(question.request)
+        output = self.get(question.request)
         if output is None or not 0 <= question.sample < len(output.samples):
             have = 0 if output is None else len(output.samples)
             text = f"no sample {question.sample} of {question.request} (it has {have})"
@@ -267,9 +236,9 @@ class OutputHub:
         ]
         if not outputs and not last and not self._failure():
             return False
-        if question.finished_only:
-            for output in outputs:
-                output.read_to_end = True
+        for output in outputs:
+            _catch_up(output)
+            output.read_to_end = output.read_to_end or question.finished_only
         answer = Collected(
             nonce=question.nonce, cursor=self._changes, outputs=[as_wire(output) for output in outputs],
             error=self._failure() if not outputs else "",
@@ -278,22 +247,29 @@ class OutputHub:
         return True
 
     def _trim(self) -> None:
-        if self._finished <= KEEP_FINISHED:
-            return
-        for output in list(self._outputs.values()):
-            if output.finished and output.read_to_end:
-                self._drop(output)
-            if self._finished <= KEEP_FINISHED:
-                return
+        surplus = self._finished - KEEP_FINISHED
+        if surplus > 0:
+            read = (output for output in self._outputs.values() if output.finished and output.read_to_end)
+            self._drop(list(islice(read, surplus)))
 
-    def _drop(self, output: Output) -> None:
-        del self._outputs[output.request]
-        self._finished -= 1
-        members = self._sessions.get(output.session)
-        if members is not None:
-            members.pop(output.request, None)
-            if not members:
-                del self._sessions[output.session]
+    def _drop(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            del self._outputs[output.request]
+            self._finished -= 1
+            members = self._sessions.get(output.session)
+            if members is not None:
+                members.pop(output.request, None)
+                if not members:
+                    del self._sessions[output.session]
+        if outputs:
+            self._dropped([output.request for output in outputs])
+
+
+def _catch_up(output: Output) -> None:
+    """Make the text that an output of the core before this one still lacks."""
+    for sample in output.samples:
+        if sample.late:
+            sample.catch_up(output.sampling)
 
 
 def _topic(question: Fetch | Collect) -> _Topic:

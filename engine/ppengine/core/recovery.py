@@ -9,15 +9,18 @@ from ppengine.common.config import EngineConfig
 from ppengine.core.capacity import Capacity
 from ppengine.core.events import Events
 from ppengine.core.health import Health
+from ppengine.core.journal_records import Settings
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
+from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.protocol import facts
 from ppengine.protocol.control import Command
-from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost, Serving
+from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
@@ -31,6 +34,10 @@ from ppengine.protocol.steps import (
 )
 from ppengine.protocol.verbs import RestartStage
 
+CONNECT_S = 1.0
+"""Seconds more for stages to connect to a core that follows another one."""
+REPEAT_S = 0.05
+"""Seconds between two notices to a stage that has not answered."""
 DRAIN_S = 2.0
 """Seconds in which a live stage must leave the old generation; otherwise it is restarted too."""
 CONFIRM_S = 0.5
@@ -53,6 +60,10 @@ class Recovery:
     _start_stage: Callable[[Place, int], None]
     _notify_stage: Callable[[Place, NewGeneration], None]
     _note: Callable[[Fact], None]
+    _commit: Callable[[], None]
+    """Writes the generation to the journal, before a stage can know it."""
+    _serve: Callable[[], Serving]
+    """Makes scheduler and memory in a core that follows another one."""
     generation: int = field(init=False, default=FIRST_GENERATION)
     _refusal: Refusal | None = field(init=False, default=None)
     """The newest reason why a stage was not restarted."""
@@ -60,15 +71,40 @@ class Recovery:
     """Time until which all must have left the old generation."""
     _began: float = field(init=False, default=0.0)
     _recomputed: int = field(init=False, default=0)
+    _repeat_at: float = field(init=False, default=0.0)
+    """Time at which stages that have not answered are notified again."""
+
+    # --- a core before this one -------------------------------------------------------------------------------
+
+    def follow(self, known: Settings, why: str) -> None:
+        """Begin a generation in place of that of a core which ended: all stages leave it and meet again."""
+        self.generation, self._began = known.generation + 1, self._clock()
+        self._deadline = self._began + DRAIN_S + CONNECT_S
+        for record, state in zip(self._stages, known.stages, strict=False):
+            record.resume(state.started, loaded=state.loaded)
+        self._health.follow(why)
+        self._note(
+            GenerationBegan(mono_ns=self._now_ns(), generation=self.generation, restarted=(), why=why)
+        )  # fmt: skip
+
+    def _repeat(self) -> None:
+        """Notify the stages that have not answered: a message to one that has not connected yet is dropped."""
+        if self._health.follows and self._clock() >= self._repeat_at:
+            self._repeat_at = self._clock() + REPEAT_S
+            for record in self._stages:
+                if record.phase in ("starting", "draining"):
+                    self._notify_stage(record.place, NewGeneration(self.generation))
 
     # --- messages of stages and supervisor --------------------------------------------------------------------
 
     def on_process(self, info: ProcessInfo) -> None:
-        """Note that a process of a stage has ended; a replaced one does not matter."""
+        """Note how a process of a stage is; the end of a replaced one does not matter."""
         if info.stage is None:
             return
         record = self._stages[info.stage, info.rank or 0]
-        if info.generation == record.started:
+        if self._health.follows and info.generation > record.started:
+            record.resume(info.generation, loaded=False)  # The core before this one has not noted its start.
+        if info.exit_code is not None and info.generation == record.started:
             self._stages.lose(record, info.detail or f"exit code {info.exit_code}", self._clock())
 
     def on_fatal(self, message: Retired) -> None:
@@ -154,6 +190,7 @@ class Recovery:
             self._begin(restarted)
         if not self._health.recovering:
             return
+        self._repeat()
         self._restart_lingering()
         if self._stages.all_met(self.generation):
             self._go_on()
@@ -199,7 +236,7 @@ class Recovery:
     @property
     def automatic(self) -> bool:
         """Whether lost stages are restarted without an operator."""
-        return self._health.serving is not None and self._config.profile.parallel.restart == "auto"
+        return bool(self._health.serving or self._health.follows) and self._config.profile.parallel.restart == "auto"
 
     def kept_down(self, without: int) -> list[int]:
         """Return the lost stages that would be restarted if stage `without` had no cordon."""
@@ -219,7 +256,7 @@ class Recovery:
 
         Without a stage to restart, a connection closed between live processes, and all meet again.
         """
-        serving = self._health.require()
+        serving = self._health.serving
         if not self._health.recovering:
             self._began = self._clock()
             self._recomputed = sum(1 for request in self._requests.live() if request.num_computed)
@@ -230,6 +267,7 @@ class Recovery:
             # Unconfirmed reports were about connections of an older generation.
             if record.loss is not None and record.loss.unconfirmed:
                 record.loss.due = None
+        self._commit()
         self._tracker.reset()
         names = " and ".join(record.name for record in restarted)
         why = f"{names} {'was' if len(restarted) == 1 else 'were'} restarted" if restarted else self._stages.loss
@@ -240,7 +278,7 @@ class Recovery:
                 by=self._requested_by(),
             )
         )  # fmt: skip
-        for request in serving.scheduler.restart(why):
+        for request in serving.scheduler.restart(why) if serving is not None else ():
             self._requests.ended(request)
         for record in self._stages:
             if record in restarted:
@@ -292,20 +330,24 @@ class Recovery:
 
     def _go_on(self) -> None:
         """Map the agreed blocks and schedule again: all stages have met."""
-        serving, profile = self._health.require(), self._config.profile
+        profile = self._config.profile
         capacity = Capacity(self._stages.ready, profile.memory.block_size, self._config.max_model_len)
         if refused := capacity.refusal(1.0):
             self.stay_down(f"a stage came back with less room: {refused}")
             return
         self._health.recovered()
         self._stages.serve()
+        serving = self._health.serving
+        if serving is None:
+            serving = self._serve()
+            self._recomputed = len(self._requests.live())
         serving.scheduler.steps.generation = self.generation
         serving.memory.restart(capacity)
         self._checks.restate(serving.scheduler)
         took_s = self._clock() - self._began
         processes = tuple((record.place, record.started) for record in self._stages)
         self._note(
-            Serving(
+            facts.Serving(
                 mono_ns=self._now_ns(), generation=self.generation, processes=processes, took_s=took_s,
                 recomputed=self._recomputed, by=self._requested_by(),
             )

@@ -6,8 +6,9 @@ import time
 
 import msgspec
 
+from ppengine.core.journal_records import Entered
 from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
-from ppengine.core.outputs import Ending, Output
+from ppengine.core.output_state import Ending, Output
 from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.finished import FinishedInfo, ending_text
@@ -34,7 +35,22 @@ def ending_of(request: Request, now: float) -> Ending:
     detail = _detail(request, now)
     detail.state, detail.finished_s = "finished", detail.age_s
     detail.why = ending_text(request.finish_reason or "", request.model_limit, _author(request))
-    return Ending(now, detail)
+    return Ending(now, detail, finished_info(request, now))
+
+
+def restored_ending(entered: Entered, index: int, info: FinishedInfo) -> Ending:
+    """Return the ending of a sample that has ended in a core before this one; its history is gone with that."""
+    at = entered.arrival + info.took_s
+    history = [f"{info.took_s:.3f}s finished: {info.reason}; the core was restarted later"]
+    detail = RequestDetail(
+        id=info.id, owner=info.owner, state="finished", why=info.ending, prompt_tokens=info.prompt_tokens,
+        output_tokens=info.output_tokens, computed_tokens=0, cached_tokens=0, block_table=[], shared_blocks=[],
+        host_blocks=[], in_flight=[], sampling=entered.sampling, revision=0, age_s=info.took_s,
+        queued_s=info.queue_s, first_token_s=info.ttft_s, inter_token_ms=info.itl_ms, finished_s=info.took_s,
+        preemptions=info.preemptions, swaps=0, priority=entered.samples[index].priority,
+        prompt_token_ids=entered.prompt_ids, history=history,
+    )  # fmt: skip
+    return Ending(at, detail, info)
 
 
 def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ppengine.core.health import Health
+from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
@@ -36,6 +37,7 @@ class RequestVerbs:
     _requests: LiveRequests
     _tracker: StageTracker
     _operations: Operations
+    _journal: JournalWriter
     _under_way: list[tuple[Effects, Operation]] = field(init=False, default_factory=list)
 
     def plan(self, verb: RequestVerb, command: Command) -> Plan:
@@ -114,9 +116,16 @@ class RequestVerbs:
                 self._operations.defer(operation, self.where(request))
                 left.append((effects, operation))
             else:
+                self.note(effects)
                 revision = effects[0][1].revision
                 self._operations.end(operation, effect.state, effect.text, step=effect.step, revision=revision)
         self._under_way = left
+
+    def note(self, effects: Effects) -> None:
+        """Note in the journal what a verb has changed."""
+        for _, request in effects:
+            if not request.finished:
+                self._journal.changed(request)
 
     def where(self, request: Request) -> str:
         """Return the place at which an effect on a request waits, in words."""

@@ -62,6 +62,12 @@ class Shadow:
                 self._start()
             self._operations.defer(operation, "the reference loads")
 
+    def resume(self, share: float) -> None:
+        """Start the reference again, which ended with the core before this one."""
+        if share:
+            self.share = share
+            self._start()
+
     def _start(self) -> None:
         folder = self._run_dir
         args = ["--engine", str(folder / "engine.json")]

@@ -105,6 +105,10 @@ class StageRecord:
         self.transition("starting")
         self.started, self.ready, self.progress = generation, None, f"{self.name}: starting"
 
+    def resume(self, started: int, *, loaded: bool) -> None:
+        """Take over a process of an older generation from the core before this one."""
+        self.started, self.phase = started, "draining" if loaded else "starting"
+
     def on_ready(self, message: StageReady) -> bool:
         """Note that it has loaded and met its neighbours; return whether its process is new."""
         started = self.phase == "starting"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
@@ -13,6 +13,8 @@ from ppengine.common.config import EngineConfig
 from ppengine.core.answers import Answers
 from ppengine.core.cordons import Cordons
 from ppengine.core.health import Health
+from ppengine.core.journal_records import Opened
+from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.many_requests import ManyRequests
@@ -68,6 +70,7 @@ class Commands:
     _checks: Checks
     _operations: Operations
     _answers: Answers
+    _journal: JournalWriter
     _drain: Operation | None = field(init=False, default=None)
     _idle: Operation | None = field(init=False, default=None)
     _attended: dict[str, Attended] = field(init=False, default_factory=dict)
@@ -115,13 +118,14 @@ class Commands:
         else:
             plan.begin(operation or self._operations.open(command, client, plan.target, request=plan.request))
 
-    def _render(self, client: bytes, command: Command, verb: Submit) -> None:
+    def _render(self, client: bytes, command: Command, verb: Submit, operation: Operation | None = None) -> None:
         """Have the prompt of a chat rendered; its submission goes on in `_rendered`. Raises as `_plan`."""
         self._check(command)
         messages, most = self._submissions.chat(verb)
         self._templates.check_room()
         # It has no request before its prompt is known, so its wait is an operation's.
-        operation = None if command.dry_run else self._operations.open(command, client, verb.request)
+        if operation is None and not command.dry_run:
+            operation = self._operations.open(command, client, verb.request)
         defer = None if operation is None else partial(self._operations.defer, operation)
         self._templates.render(messages, most, partial(self._rendered, client, command, verb, operation), defer)
 
@@ -141,6 +145,22 @@ class Commands:
         else:
             self._begin(client, command, plan, operation)
 
+    def resume(self, opened: Opened) -> None:
+        """Carry out a command that a core before this one has accepted and not ended: from its beginning."""
+        client, command = opened.client, opened.command
+        operation = self._operations.reopen(opened.op, command, client)
+        try:
+            if isinstance(command.verb, Submit) and command.verb.chat:
+                self._render(client, command, command.verb, operation)
+            else:
+                self._plan(msgspec.structs.replace(command, if_rev=None)).begin(operation)
+        except _REFUSALS as error:
+            self._operations.end(operation, "failed", f"the core was restarted meanwhile: {error}")
+
+    def restore_attended(self, attended: Iterable[Attended]) -> None:
+        """Go on with the requests that end with their console."""
+        self._attended.update((one.request, one) for one in attended)
+
     def attended(self) -> list[Attended]:
         """Return the live requests that end with their console."""
         self._attended = {name: one for name, one in self._attended.items() if self._requests.members(name)}
@@ -156,7 +176,8 @@ class Commands:
         row = row_of(verb)
         if command.epoch != self._config.epoch:
             raise CommandError("STALE_EPOCH", f"this is epoch {self._config.epoch}, not {command.epoch}")
-        if row.needs != "nothing" and health.serving is None:
+        mends = bool(health.follows) and isinstance(verb, RestartStage)
+        if row.needs != "nothing" and health.serving is None and not mends:
             raise CommandError("BUSY", health.text)
         if row.needs == "running" and health.down:
             # No step will retire any more, so no other verb would ever have an end.
@@ -216,6 +237,7 @@ class Commands:
             self._requests.admit(serving, requests, session="")
             if verb.abort_on_detach and command.console:
                 self._attended[name] = Attended(request=name, console=command.console, user=command.by)
+                self._journal.watched(self._attended[name])
                 if len(self._attended) > ATTENDED_MOST:
                     self.attended()
             self._operations.end(operation, "applied", f"{prompt} prompt tokens queued", request=name)

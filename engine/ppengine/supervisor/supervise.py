@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from ppengine.common.child_process import Child, spawn, tail
+from ppengine.common.child_process import Child, is_unclean, spawn, tail
 from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.frames import PROTOCOL
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
 from ppengine.protocol.reports import ProcessInfo, StartStage
-from ppengine.supervisor import gateway_deaths
+from ppengine.supervisor import process_deaths
 from ppengine.supervisor.claims import ClaimError, claim
-from ppengine.supervisor.gateway_deaths import GatewayDeaths
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link, announce, tell
+from ppengine.supervisor.process_deaths import ProcessDeaths
 from ppengine.supervisor.service_manager import ServiceManager
 from ppengine.supervisor.wakeup import Wakeup
 
@@ -31,7 +31,7 @@ GRACE_S = 2.0
 """Seconds for core and stages to leave in order; after that they are killed."""
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "ray")
-"""Processes without which an engine cannot go on."""
+"""Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
 MOST_AGENTS = 5
 """Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
@@ -72,9 +72,9 @@ class Supervisor:
         self._folder = Path(config.run_dir)
         self._children: dict[str, Child] = {}
         self._agents = 1
-        self._gateway_deaths = GatewayDeaths()
-        self._gateway_due: float | None = None
-        """Time at which the gateway is restarted; None: it runs."""
+        self._deaths = {"gateway": ProcessDeaths(), "core": ProcessDeaths()}
+        self._due: dict[str, float] = {}
+        """Time at which a process is restarted, by role."""
         self._link: Link | None = None
         self._known: list[ProcessInfo] = []
         self._reported_at = 0.0
@@ -138,7 +138,7 @@ class Supervisor:
             self._start_anew(self._link, order)
         for info in self._observe():
             self._judge(info)
-        self._restart_gateway(self._link)
+        self._restart(self._link)
         self._publish()
         limit = self._within_s
         if limit is not None and not self._served and time.monotonic() - self._started_at > limit:
@@ -203,10 +203,10 @@ class Supervisor:
         log = self._folder / (f"{info.role}.log" if info.stage is None else f"stage{info.stage}.log")
         if info.role == "core" and info.exit_code == 0:
             self._end = End(0, "stopped by command")
-        elif info.role in VITAL or (info.role == "stage" and not self._served and info.exit_code != 0):
+        elif self._can_restart(info):
+            self._end = self._lose(info.role, text, log)
+        elif info.role in (*VITAL, "gateway") or (info.role == "stage" and not self._served and info.exit_code != 0):
             self._end = End(code, text, log)
-        elif info.role == "gateway":
-            self._end = self._lose_gateway(text, log)
         else:
             again = info.role == "agent" and self._agents < MOST_AGENTS
             tell(f"{self._config.name} ({self._config.id}): {text}{'; it is restarted' if again else ''}")
@@ -216,27 +216,33 @@ class Supervisor:
                 self._children["agent"].close()
                 self._spawn("agent", self._modules.agent)
 
-    def _lose_gateway(self, text: str, log: Path) -> End | None:
-        """Plan the restart of the gateway; return the end of the engine if there is none."""
-        if not self._published:
-            return End(1, text, log)
+    def _can_restart(self, info: ProcessInfo) -> bool:
+        """Return whether another gateway or core can go on where this one ended."""
+        if info.role == "core":
+            return self._served and is_unclean(info.exit_code)
+        return info.role == "gateway" and self._published
+
+    def _lose(self, role: str, text: str, log: Path) -> End | None:
+        """Plan the restart of gateway or core; return the end of the engine if there is none."""
         now = time.monotonic()
-        delay = self._gateway_deaths.note(now)
+        delay = self._deaths[role].note(now)
         if delay is None:
-            minutes = gateway_deaths.WITHIN_S / 60
-            return End(1, f"{text}, and it is the end number {gateway_deaths.MOST} in {minutes:g} minutes", log)
-        self._gateway_due = now + delay
+            minutes = process_deaths.WITHIN_S / 60
+            return End(1, f"{text}, and it is the end number {process_deaths.MOST} in {minutes:g} minutes", log)
+        self._due[role] = now + delay
         tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
         return None
 
-    def _restart_gateway(self, link: Link) -> None:
-        """Start another gateway when its time has come: the others push to it again what it cannot know."""
-        if self._gateway_due is None or time.monotonic() < self._gateway_due or self._end is not None:
-            return
-        self._gateway_due = None
-        self._children["gateway"].close()
-        self._spawn("gateway", self._modules.gateway)
-        link.repeat_facts()
+    def _restart(self, link: Link) -> None:
+        """Start another gateway or core when its time has come: a gateway gets again what it cannot know."""
+        for role in [role for role, due in self._due.items() if time.monotonic() >= due]:
+            if self._end is not None:
+                return
+            del self._due[role]
+            self._children[role].close()
+            self._spawn(role, self._modules.gateway if role == "gateway" else self._modules.core)
+            if role == "gateway":
+                link.repeat_facts()
 
     def _publish(self) -> None:
         """Write the record that consoles find, as soon as the gateway's sockets are there."""

@@ -37,10 +37,18 @@ class Admission:
         now = self._clock()
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         request.arrival_time = request.arrival_time or now
+        self.limit(request)
+        request.note(now, "submitted > waiting")
+
+    def limit(self, request: Request) -> None:
+        """Set the token limit and the stop tokens of a request."""
         request.max_tokens = self._max_tokens(request)
         eos = frozenset() if request.sampling.ignore_eos else self._eos
         request.stops = eos.union(request.sampling.stop_token_ids)
-        request.note(now, "submitted > waiting")
+
+    def number_from(self, number: int) -> None:
+        """Number requests from `number` on; those before are of a core before this one."""
+        self._arrivals = number
 
     def _max_tokens(self, request: Request) -> int:
         room = self._max_model_len - request.num_prompt

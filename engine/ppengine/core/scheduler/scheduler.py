@@ -64,6 +64,15 @@ class Scheduler:
             self.admission.resolve(request)
             self.queues.enqueue(request)
 
+    def restore(self, request: Request) -> None:
+        """Queue a request of a core before this one, to be recomputed from its known tokens."""
+        self.admission.limit(request)
+        self.queues.requests[request.id] = request
+        if request.held_by:
+            self.queues.put_held(request, request.held_by)
+        else:
+            self.queues.put_waiting(request)
+
     def schedule(self) -> Step | None:
         """Return the next step; None if nothing can run or enough steps are in flight."""
         self.resize.advance()

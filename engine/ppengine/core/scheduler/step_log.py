@@ -139,6 +139,11 @@ class StepLog:
         self._begin()
         return step
 
+    def go_on_from(self, number: int) -> None:
+        """Number steps from `number` on; those before are of a core before this one."""
+        self.number = number
+        self._begin()
+
     def reset(self) -> None:
         """Drop the draft, all unretired steps and all slots; step numbers go on."""
         self.unretired.clear()

@@ -1,4 +1,4 @@
-"""The rule by which a gateway that ends is restarted: at once, then with a back-off, and not for ever."""
+"""The rule by which a gateway or a core that ends is restarted: at once, then with a back-off, and not for ever."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ BACKOFF_S = 0.25
 """Seconds until the restart after the second end; each further one doubles them."""
 
 
-class GatewayDeaths:
-    """The times of the newest ends."""
+class ProcessDeaths:
+    """The times of the newest ends of one process."""
 
     def __init__(self) -> None:
         self._times: list[float] = []

@@ -1,0 +1,183 @@
+"""Records of the core's journal: what another core must know to go on with the requests of this one.
+
+Times are of the monotonic clock, which all processes of a host share. A record of a request's full state replaces the
+one before; the others add to it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ppengine.protocol.control import Command, Logprob, Reply
+from ppengine.protocol.facts import Fact
+from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.reports import Attended
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.snapshot import Event
+
+
+class SampleState(msgspec.Struct, array_like=True):
+    """One continuation. `text` is set with `finished`: the text of a live one follows from its tokens."""
+
+    tokens: list[int] = []
+    logprobs: list[Logprob] = []
+    priority: int = 0
+    held_by: str = ""
+    """Action and author of its hold; empty: it is not held."""
+    admitted: float | None = None
+    """Time when it first got blocks."""
+    first_token: float | None = None
+    """Time of its first token."""
+    finished: FinishedInfo | None = None
+    """Its figures, once it has ended."""
+    text: str = ""
+
+
+class Entered(msgspec.Struct, array_like=True, tag=1):
+    """A submission in full. Its samples have the numbers `first`, `first + 1` and so on, as in all other records."""
+
+    name: str
+    session: str
+    first: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    owner: str
+    arrival: float
+    """Time of its submission."""
+    priority: int = 0
+    samples: list[SampleState] = []
+    """Empty: nothing has happened to them yet."""
+    deaths: int = 0
+    """Ends of a core that it has lived through without a token between them."""
+    attended: Attended | None = None
+    """Console with which it ends."""
+
+
+class Tokens(msgspec.Struct, array_like=True, tag=2):
+    """Tokens of a retired step, one a sample."""
+
+    at: float
+    step: int
+    """Number of the newest step that was sent."""
+    numbers: list[int]
+    tokens: list[int]
+    logprobs: list[tuple[int, Logprob]] = []
+    """Place in `numbers`, and the log-probabilities of that token, if its sampling asks for them."""
+
+
+class Changed(msgspec.Struct, array_like=True, tag=3):
+    """An operator has changed a sample."""
+
+    number: int
+    priority: int
+    held_by: str
+
+
+class Noticed(msgspec.Struct, array_like=True, tag=4):
+    """An event of the core under its own number."""
+
+    number: int
+    event: Event
+
+
+class Ended(msgspec.Struct, array_like=True, tag=13):
+    """A sample has ended. The event about its id that follows has its figures."""
+
+    number: int
+
+
+class Stated(msgspec.Struct, array_like=True, tag=5):
+    """A fact that was pushed."""
+
+    fact: Fact
+
+
+class Answered(msgspec.Struct, array_like=True, tag=6):
+    """An answer to a command."""
+
+    reply: Reply
+
+
+class Opened(msgspec.Struct, array_like=True, tag=7):
+    """A command that was accepted and had no end in the same turn."""
+
+    op: str
+    client: bytes
+    command: Command
+
+
+class Added(msgspec.Struct, array_like=True, tag=8):
+    """The prompts of one message of an offline session, by the message's number."""
+
+    session: str
+    nonce: int
+    requests: list[str]
+
+
+class Dropped(msgspec.Struct, array_like=True, tag=9):
+    """Outputs that are no longer kept."""
+
+    requests: list[str]
+
+
+class Watched(msgspec.Struct, array_like=True, tag=10):
+    """A request that ends with its console."""
+
+    attended: Attended
+
+
+class CordonState(msgspec.Struct, array_like=True, frozen=True):
+    """The cordon of a stage."""
+
+    stage: int
+    by: str
+    reason: str
+    at: float
+
+
+class StageState(msgspec.Struct, array_like=True, frozen=True):
+    """The process of a stage: the generation that it was started for, and whether it has loaded."""
+
+    started: int
+    loaded: bool
+
+
+class Settings(msgspec.Struct, array_like=True, tag=11):
+    """Everything else, as of now."""
+
+    generation: int
+    served: bool
+    """All stages have met at least once in this epoch."""
+    stages: list[StageState]
+    utilization: float
+    """Memory utilization that all stages have agreed on."""
+    revision: int
+    """Revision of the memory."""
+    step: int
+    paused_by: str
+    paused: bool
+    """Nothing is scheduled; otherwise a pause lets running requests finish."""
+    draining: bool
+    checks: int
+    shadow: float
+    cordons: list[CordonState]
+    operations: int
+    """Operations so far, which numbers them."""
+    prompt_tokens: int
+    output_tokens: int
+    preemptions: int
+    swaps: int
+    hit_tokens: int
+    began: float
+    """Start of the first core of this epoch."""
+
+
+class Moved(msgspec.Struct, array_like=True, tag=12):
+    """Everything that the older file has is in this one."""
+
+
+Record = (
+    Entered | Tokens | Changed | Ended | Noticed | Stated | Answered | Opened | Added | Dropped | Watched | Settings
+    | Moved
+)  # fmt: skip

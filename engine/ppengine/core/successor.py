@@ -1,0 +1,159 @@
+"""A core that follows another one: the state that the journal has goes into the parts of this one.
+
+Outputs, answers and events are there at once. Requests go to the scheduler when the stages have met, as after a lost
+stage: each is recomputed from its known tokens, in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ppengine.core.answers import Answers
+from ppengine.core.events import Events
+from ppengine.core.journal_records import Entered, Opened, SampleState, Settings, StageState
+from ppengine.core.journal_state import Restored, sample_id
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.outputs import OutputHub
+from ppengine.core.request_details import restored_ending
+from ppengine.core.scheduler import Scheduler
+from ppengine.core.scheduler.request import Request
+from ppengine.core.stage_records import PlacedCordon, Stages
+from ppengine.protocol.reports import Attended
+
+MOST_DEATHS = 3
+"""Ends of a core that a request may live through without a token between them; it may be their reason."""
+CURSORS = 2**40
+"""Distance between the first cursors of two cores: readers go on with those of the first."""
+STEPS = 10_000
+"""Numbers of steps that a core may have sent without a record of them."""
+
+
+@dataclass(eq=False)
+class Successor:
+    """Restores. `state` is the journal's."""
+
+    state: Restored
+    stages: int
+    _outputs: OutputHub
+    _requests: LiveRequests
+    _answers: Answers
+    _event: Events
+    _clock: Callable[[], float]
+    settings: Settings = field(init=False)
+    lost: list[str] = field(init=False, default_factory=list)
+    """Requests that cannot go on."""
+
+    def __post_init__(self) -> None:
+        self.settings = self.state.settings or _unknown(self.stages, self._clock())
+
+    # --- at once --------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Restore outputs, answers and the list of ended requests; count one more end for the live requests."""
+        self._outputs.restart((self.settings.generation + 1) * CURSORS)
+        for replies in self.state.replies.values():
+            for reply in replies:
+                self._answers.keep(reply)
+        self._requests.restore_finished(self.state.finished)
+        self._requests.restore_totals(self.settings.prompt_tokens, self.settings.output_tokens)
+        for entered in sorted(self.state.requests.values(), key=lambda one: one.first):
+            self._restore_output(entered)
+
+    def report_losses(self) -> None:
+        """End the requests that cannot go on, each with its event."""
+        for entered in list(self.state.requests.values()):
+            if why := self._lost(entered):
+                self._lose(entered, why)
+                del self.state.requests[entered.name]
+
+    def _restore_output(self, entered: Entered) -> None:
+        if any(_runs(sample) for sample in entered.samples):
+            entered.deaths += 1
+        output = self._outputs.restore(entered)
+        for index, (sample, known) in enumerate(zip(output.samples, entered.samples, strict=True)):
+            if known.finished is not None:
+                sample.ending = restored_ending(entered, index, known.finished)
+
+    def _lost(self, entered: Entered) -> str:
+        """Return why a submission cannot go on; empty if it can."""
+        if all(sample.finished is not None for sample in entered.samples):
+            return ""
+        if not entered.prompt_ids:
+            return "the engine core was restarted, and its journal is off"
+        if entered.deaths >= MOST_DEATHS:
+            return f"the engine core ended {entered.deaths} times while it was live, without a token between"
+        return ""
+
+    def _lose(self, entered: Entered, why: str) -> None:
+        self.lost.append(entered.name)
+        self._event("request.lost", f"{entered.name} is lost: {why}", request=entered.name)
+        for request in _requests(entered):
+            request.finish_reason, request.state = "lost", "finished"
+            self._requests.ended(request)
+
+    # --- when the stages have met -----------------------------------------------------------------------------
+
+    def resume(self, scheduler: Scheduler) -> None:
+        """Queue the requests that go on, in order of arrival."""
+        known = self.settings
+        scheduler.steps.go_on_from(self.state.step + STEPS)
+        scheduler.steps.revision = known.revision
+        if known.paused_by:
+            scheduler.pause(known.paused_by, finish=not known.paused)
+        scheduler.fences.preemptions_total, scheduler.fences.swaps_total = known.preemptions, known.swaps
+        scheduler.blocks.hit_tokens_total = known.hit_tokens
+        now = self._clock()
+        for entered in sorted(self.state.requests.values(), key=lambda one: one.first):
+            for request in _requests(entered):
+                request.note(now, "the core was restarted: to be recomputed")
+                scheduler.restore(request)
+                if len(request.output_ids) >= request.max_tokens:  # The record of its end was damaged.
+                    scheduler.retirement.finish(request.id, "length")
+                    self._requests.ended(request)
+        scheduler.admission.number_from(self.state.next_number)
+
+    def opened(self) -> list[Opened]:
+        """Return the commands that have no end, in the order in which they came."""
+        return list(self.state.opened.values())
+
+    def attended(self) -> list[Attended]:
+        """Return the requests that end with their console."""
+        return [one.attended for one in self.state.requests.values() if one.attended is not None]
+
+    def place_cordons(self, stages: Stages) -> None:
+        """Place the cordons again."""
+        for cordon in self.settings.cordons:
+            if not stages.unknown(cordon.stage):
+                stages.leader(cordon.stage).cordon = PlacedCordon(cordon.by, cordon.reason, cordon.at)
+
+
+def _runs(sample: SampleState) -> bool:
+    """Return whether a sample may have had work in the core that ended."""
+    return sample.finished is None and not sample.held_by
+
+
+def _requests(entered: Entered) -> list[Request]:
+    """Return the samples of a submission that have not ended. A sample 0 that has ended still is their leader."""
+    made: list[Request] = []
+    for index, sample in enumerate(entered.samples):
+        made.append(
+            Request(
+                id=sample_id(entered.name, index), prompt_ids=entered.prompt_ids, sampling=entered.sampling,
+                seed=entered.seed, owner=entered.owner, sample=index, leader=made[0] if made else None,
+                arrival_time=entered.arrival, arrival=entered.first + index, priority=sample.priority,
+                output_ids=list(sample.tokens), held_by=sample.held_by, first_token_time=sample.first_token,
+                admitted_time=sample.admitted or sample.first_token,
+                state="finished" if sample.finished is not None else "waiting",
+            )
+        )  # fmt: skip
+    return [request for request in made if not request.finished]
+
+
+def _unknown(stages: int, now: float) -> Settings:
+    """Return settings for a journal that has none: the generation is above all that the stages can know."""
+    return Settings(
+        generation=1000, served=True, stages=[StageState(1, loaded=False)] * stages, utilization=0.0, revision=0,
+        step=0, paused_by="", paused=False, draining=False, checks=0, shadow=0.0, cordons=[], operations=0,
+        prompt_tokens=0, output_tokens=0, preemptions=0, swaps=0, hit_tokens=0, began=now,
+    )  # fmt: skip
