@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +162,7 @@ class Engine:
         """Return the answers to commands, and the requests that end with their console. `newest`: an event's number."""
         replies, unknown = self.answers.of(question.commands)
         attended = self.commands.attended()
-        return Recalled(newest=newest, replies=replies, unknown=unknown, attended=attended)
+        return Recalled(newest=newest, replies=replies, unknown=unknown, attended=attended, pid=os.getpid())
 
     def on_processes(self, report: ProcessReport) -> None:
         """Note how the processes of the stages are, as the supervisor reports."""

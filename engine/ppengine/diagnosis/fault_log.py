@@ -85,6 +85,10 @@ class FaultLog:
         """The newest facts about all stages, in the order of their times."""
         self.served: Serving | None = None
         """The newest fact that the engine serves again after a fault or a restart."""
+        self._core: Exited | None = None
+        """The newest end of a core."""
+        self._core_shown_ns: int | None = None
+        """Time of the first judgement with it."""
         self._link: LinkBroke | None = None
         self._began: GenerationBegan | None = None
         """The newest generation that began after `_link`."""
@@ -98,6 +102,8 @@ class FaultLog:
                 if fact.place is not None:
                     end = self._end(fact.place, fact.generation)
                     end.exited = min(end.exited or fact, fact, key=lambda one: one.mono_ns)
+                elif fact.role == "core" and (self._core is None or fact.mono_ns > self._core.mono_ns):
+                    self._core, self._core_shown_ns = fact, None
             case Lost():
                 end = self._end(fact.place, fact.generation)
                 end.lost = min(end.lost or fact, fact, key=lambda one: one.mono_ns)
@@ -117,6 +123,17 @@ class FaultLog:
         if self.served is None or dict(self.served.processes).get(Place(*key), 0) <= end.generation:
             return end
         over = now_ns - end.shown_ns >= SHOWN_NS or self.served.mono_ns <= self._since_ns
+        return None if over else end
+
+    def core_end(self, now_ns: int) -> Exited | None:
+        """Return the newest end of a core if it is news at `now_ns`: another one has not served, or too short."""
+        end = self._core
+        if end is None:
+            return None
+        self._core_shown_ns = self._core_shown_ns or now_ns
+        if self.served is None or self.served.mono_ns < end.mono_ns:
+            return end
+        over = now_ns - self._core_shown_ns >= SHOWN_NS or self.served.mono_ns <= self._since_ns
         return None if over else end
 
     def note_findings(self, findings: Iterable[Finding], now_ns: int) -> None:

@@ -77,7 +77,13 @@ class EvidenceTracker:
         if core_state is not None:
             core_state = core_state[0], _stop_state(core_state[1], core_frozen)
         seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
-        seen = replace(seen, stack=known.get(seen.pid or 0), frozen=core_frozen)
+        seen = replace(seen, frozen=core_frozen)
+        if (gone := faults.core_end(now_ns)) is not None:
+            seen = replace(
+                seen, pid=gone.pid, exit_code=gone.exit_code, exit_detail=gone.detail, process_state=None,
+                stopped_for_s=None, frozen=CoreEvidence().frozen, dead_for_s=(now_ns - gone.mono_ns) / 1e9,
+            )  # fmt: skip
+        seen = replace(seen, stack=known.get(seen.pid or 0))
         return Evidence(
             stages=stages,
             core=seen,

@@ -21,8 +21,9 @@ NO_FAULTS = "this engine takes no faults on demand; start one that does: ppconso
 
 
 class Open(msgspec.Struct):
-    """A question forwarded to core or agent."""
+    """A question forwarded to core or agent, under its own number."""
 
+    question: Fetch | Inspect
     client: bytes
     nonce: int
     deadline: float
@@ -76,6 +77,11 @@ class BulkDesk:
         self._answer(known.client, answer)
         return True
 
+    def core_back(self) -> None:
+        """Ask another core what the one before it has not answered."""
+        for known in [known for known in self._open.values() if known.answerer == "core"]:
+            self._ask_core(known.question)
+
     def expire(self, now: float) -> None:
         """Fail the questions whose answer is overdue."""
         for number, known in [(number, known) for number, known in self._open.items() if known.deadline < now]:
@@ -101,7 +107,7 @@ class BulkDesk:
         if why:
             self._fail(client, nonce, "NO_CORE" if answerer == "core" else "FAILED", why)
             return
-        self._open[number] = Open(client, nonce, time.monotonic() + wait_s, answerer)
+        self._open[number] = Open(question, client, nonce, time.monotonic() + wait_s, answerer)
         while len(self._open) > OPEN_MOST:
             self._open.popitem(last=False)
 

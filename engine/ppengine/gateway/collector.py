@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ppengine.common.cgroup_limits import frozen_by
+from ppengine.common.child_process import is_unclean
 from ppengine.common.config import EngineConfig
 from ppengine.common.procfs import cgroups, read_stat, tracer
 from ppengine.common.ptrace_pauses import PauseHistory
@@ -100,6 +101,7 @@ class Collector:
         texts = {
             "agent": f"the agent {how}: the stages are not sampled",
             "gateway": f"the gateway {how}; it is restarted",
+            "core": f"the engine core {how}" if is_unclean(exited.exit_code) else "",
         }
         text, kind = texts.get(exited.role, ""), f"{exited.role}.ended"
         if text and not self._events.has(kind, text):
@@ -293,5 +295,6 @@ class Collector:
                 dropped=sum(self._agent_dropped.values()),
                 stopped=stopped,
                 incident=incident,
+                core_away="" if stopped else self.processes.core_away,
             ),
         )

@@ -41,11 +41,18 @@ KEPT = 4096
 """Commands whose answers are kept for repeats."""
 REPEAT_S = 10.0
 """Seconds for a console to repeat a command that its gateway recorded and did not forward."""
+CORE_AWAY_S = 30.0
+"""Seconds for which a command waits for a core that is restarted."""
+ENDS_MOST = 3
+"""Cores to which a command is sent without an answer: it may be the reason why they end."""
 _ID_MOST, _REASON_MOST = 128, 1000
 
 
 class EngineAccess(Protocol):
     """The parts of the gateway that the desk needs."""
+
+    def core_away(self) -> str:
+        """Return how the core ended that is being restarted; empty if none is."""
 
     def core_missing(self) -> str:
         """Return why the core cannot take a command; empty: it can."""
@@ -156,7 +163,11 @@ class CommandDesk:
                 self._reply(kept, reply, told=isinstance(reply, Outcome))
         for identity in answer.unknown:
             kept = self._kept.get(identity)
-            if kept is None or kept.command is not None:
+            if kept is None:
+                continue
+            if kept.command is not None:
+                if not kept.over:
+                    self._again(kept)
                 continue
             if not kept.over:
                 kept.forget_at = now if kept.client else now + REPEAT_S
@@ -165,9 +176,42 @@ class CommandDesk:
         for kept in self._kept.values():
             kept.audited.clear()
 
+    # --- another core ---------------------------------------------------------------------------------------
+
+    def open(self) -> list[str]:
+        """Return the ids of the commands for the core that have no end."""
+        return [identity for identity, kept in self._kept.items() if kept.row.runs == "core" and not kept.over]
+
+    def core_back(self) -> None:
+        """Send the commands that have waited for a core."""
+        for kept in list(self._kept.values()):
+            if kept.waits_since is not None:
+                kept.waits_since = None
+                self._forward(kept)
+
+    def _again(self, kept: Kept) -> None:
+        """Send a command again: the core does not know it."""
+        if kept.waits_since is not None:
+            return
+        if any(isinstance(reply, Accepted) for reply in kept.replies):
+            op = next(reply.op for reply in kept.replies if isinstance(reply, Accepted))
+            text = "the engine core was restarted; how far it came is not known"
+            self._reply(kept, Outcome(id=kept.entry.id, op=op, state="failed", text=text))
+            return
+        kept.ends += 1
+        if kept.ends >= ENDS_MOST:
+            text = f"the engine core ended {kept.ends} times before it answered; it is not tried again"
+            self._reply(kept, Refused(id=kept.entry.id, code="FAILED", text=text))
+        else:
+            self._forward(kept)
+
     def expire(self, now: float) -> None:
-        """Refuse the commands that never reached the core, and that their consoles have not repeated."""
+        """Refuse commands that waited for too long: for their consoles to repeat them, or for a core."""
         for identity, kept in list(self._kept.items()):
+            if kept.waits_since is not None and now - kept.waits_since > CORE_AWAY_S:
+                kept.waits_since = None
+                text = self._engine.core_away() or self._engine.core_missing()
+                self._reply(kept, Refused(id=identity, code="NO_CORE", text=text))
             if kept.forget_at is not None and now > kept.forget_at:
                 kept.forget_at = None
                 text = "the gateway was replaced before the command reached the core: it had no effect"
@@ -236,10 +280,18 @@ class CommandDesk:
         if row.runs == "gateway":
             _HERE[type(command.verb)](self, kept)
             return
-        missing = self._engine.core_missing()
         self.stopping = self.stopping or kept.ends_engine
-        if missing and row.ends_engine:
+        self._forward(kept)
+
+    def _forward(self, kept: Kept) -> None:
+        """Send a command to the core; while that is restarted, it waits."""
+        command, away = kept.command, self._engine.core_away()
+        assert command is not None, "only a console's command is sent"
+        missing = away or self._engine.core_missing()
+        if missing and kept.row.ends_engine:
             self._stop_without_core(kept, missing)
+        elif away:
+            kept.waits_since = time.monotonic()
         elif missing or not self._engine.forward(command):
             self._reply(kept, _refused(command, "NO_CORE", missing or "the engine core takes no more commands now"))
 

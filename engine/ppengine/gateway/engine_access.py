@@ -31,12 +31,18 @@ class EngineLink:
         self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]], sockets: Sockets, collector: Collector
     ) -> None:
         self._config, self._sockets, self._collector = config, sockets, collector
+        self._aborts: list[AbortMany] = []
+        """Messages that wait for a core."""
         self.faults: FaultDesk | None = None
         """The desk for faults on demand; without `--allow-faults` it is not even imported."""
         if config.allow_faults:
             from ppengine.drills.fault_desk import FaultDesk
 
             self.faults = FaultDesk(config, context, collector.processes.pid_of)
+
+    def core_away(self) -> str:
+        """Return how the core ended that is being restarted; empty if none is."""
+        return self._collector.processes.core_away
 
     def core_missing(self) -> str:
         """Return the reason why the core cannot take a command; empty if it can."""
@@ -49,15 +55,28 @@ class EngineLink:
         return self._send_core(command)
 
     def abort(self, requests: list[str]) -> None:
-        """Have the core abort requests of any session."""
-        self._send_core(AbortMany(session="", requests=requests))
+        """Have the core abort requests of any session; one that is restarted gets it later."""
+        message = AbortMany(session="", requests=requests)
+        if self.core_away() or not self._send_core(message):
+            self._aborts.append(message)
 
-    def recall(self, question: Recall) -> None:
-        """Have the core push again what this gateway lacks."""
-        self._send_core(question)
+    def core_back(self) -> None:
+        """Send what has waited for a core."""
+        aborts, self._aborts = self._aborts, []
+        for message in aborts:
+            self._send_core(message)
+
+    def recall(self, question: Recall) -> bool:
+        """Have the core push again what this gateway lacks; return whether it was sent."""
+        return self._send_core(question)
 
     def ask_core(self, question: Fetch | Inspect) -> str:
-        """Send a question to the core; return the obstacle, empty without one."""
+        """Send a question to the core; return the obstacle, empty without one.
+
+        A core that is restarted gets it later: `BulkDesk.core_back` asks again.
+        """
+        if self.core_away():
+            return ""
         missing = self._collector.core_missing()
         return missing or ("" if self._send_core(question) else "the engine core takes no more questions now")
 

@@ -86,7 +86,8 @@ class Gateway:
             config, audit, self._sockets, self._events, self._collector, self._engine, local, self._pulse
         )  # fmt: skip
         self._succession = Succession(
-            self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall
+            self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall,
+            self._core_back,
         )  # fmt: skip
         self._to_collector = frames.Codec(ToCollector)
         self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
@@ -122,6 +123,8 @@ class Gateway:
             wait = min(judge_due, slow_due + _SLACK_S) - time.monotonic()
             if self._publisher.wanted(frames.TOPIC_SNAPSHOT):
                 wait = min(wait, fast_due - time.monotonic())
+            if self._succession.core_away:
+                wait = min(wait, _REFRESH_S)
             if self._refresh:
                 wait = min(wait, self._published + self._spacing - time.monotonic())
             for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
@@ -164,10 +167,23 @@ class Gateway:
         if self._guarded(self._diagnose):
             # Changed verdicts do not wait for the end of the second.
             self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
-        missing = self._collector.processes.core_end()
+        missing = "" if self._succession.core_away else self._collector.processes.core_end()
         if missing and self._core_was_there:
             self._consoles.commands.core_lost(missing)
         self._core_was_there = not missing
+
+    def _watch_core(self) -> None:
+        """Have a core that ended uncleanly followed by its successor."""
+        gone = self._collector.processes.gone_core
+        if gone is not None and not self._succession.core_away:
+            self._succession.core_ended(gone.pid)
+            self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
+
+    def _core_back(self) -> None:
+        self._collector.processes.gone_core = None
+        self._consoles.commands.core_back()
+        self._consoles.bulk.core_back()
+        self._engine.core_back()
 
     def _guarded(self, diagnose: Callable[[], bool]) -> bool:
         """Return whether the verdicts changed. A diagnosis that raises must not end the engine: it is a verdict."""
@@ -245,6 +261,7 @@ class Gateway:
             self._succession.take(message, time.monotonic())
         else:
             self._collector.take(message)
+            self._watch_core()
 
     def _on_front(self) -> None:
         for parts in drain(self._sockets.front):

@@ -28,6 +28,10 @@ class Kept(msgspec.Struct):
     """Outcomes that the predecessor has recorded."""
     recorded: Reply | None = None
     """The end that the predecessor has recorded, as far as its line has it."""
+    waits_since: float | None = None
+    """Time from which it waits for a core that is restarted."""
+    ends: int = 0
+    """Cores that ended after they had got it, and before they had answered."""
     forget_at: float | None = None
     """Time until which its console may repeat a command that never reached the core; then it is refused."""
 

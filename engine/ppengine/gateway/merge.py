@@ -61,6 +61,8 @@ class Inputs(msgspec.Struct, kw_only=True):
     dropped: int = 0
     """Number of reports dropped by agents."""
     stopped: bool = False
+    core_away: str = ""
+    """How the core ended that is being restarted; empty if none is."""
     incident: IncidentInfo | None = None
 
 
@@ -100,6 +102,8 @@ def _engine(config: EngineConfig, inputs: Inputs) -> EngineInfo:
     state: EngineState | None = "stopped" if inputs.stopped else None
     if inputs.core is not None:
         known = inputs.core.engine
+        if inputs.core_away:
+            known = msgspec.structs.replace(known, state="degraded", message=inputs.core_away)
         return msgspec.structs.replace(known, consoles=inputs.consoles, state=state or known.state)
     profile = config.profile
     return EngineInfo(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ppengine.common import procfs
+from ppengine.common.child_process import is_unclean
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis.evidence import Key
 from ppengine.diagnosis.process_history import Sighting
@@ -21,6 +22,9 @@ class ProcessTable:
         self._config, self._sightings = config, sightings
         self._starts: dict[int, int] = {}
         self.report: ProcessReport | None = None
+        self._core: ProcessInfo | None = None
+        self.gone_core: ProcessInfo | None = None
+        """The core that ended uncleanly and has no successor at work; None: there is none."""
 
     @property
     def listed(self) -> list[ProcessInfo]:
@@ -30,6 +34,12 @@ class ProcessTable:
     def take(self, report: ProcessReport) -> None:
         """Enter a report."""
         self.report = report
+        core, before = self.core(), self._core
+        if core is not None and is_unclean(core.exit_code) and core != before:
+            self.gone_core = core
+        elif core is not None and before is not None and core.pid != before.pid and self.gone_core is None:
+            self.gone_core = before  # Its successor was there before this gateway had a report of its end.
+        self._core = core
         for process in report.processes:
             if process.exit_code is not None:
                 self._starts.pop(process.pid, None)
@@ -65,6 +75,13 @@ class ProcessTable:
         if process is None or process.exit_code is None:
             return ""
         return f"the engine core has ended: {process.detail or f'exit code {process.exit_code}'}"
+
+    @property
+    def core_away(self) -> str:
+        """How the core ended that is being restarted; empty if none is."""
+        gone = self.gone_core
+        how = "" if gone is None else gone.detail or f"exit code {gone.exit_code}"
+        return "" if gone is None else f"the engine core (pid {gone.pid}) ended, {how}, and is restarted"
 
     def is_own(self, pid: int) -> bool:
         """Return whether `pid` is a process of this engine, or the child of one, as the shadow is of the core."""

@@ -1,7 +1,7 @@
-"""The begin of a gateway that replaces another one: it asks the core for everything that only the core knows.
+"""The begin of a gateway or of a core that replaces another one: the gateway asks the core for all that it lacks.
 
-Until the answer is there it takes no message of a console; they wait in their sockets. A core that is stopped delays
-that for a moment only.
+Until the answer to a new gateway is there it takes no message of a console; they wait in their sockets. A core that is
+stopped delays that for a moment only. While a core is restarted, commands and questions wait in the gateway.
 """
 
 from __future__ import annotations
@@ -28,27 +28,46 @@ class Succession:
         events: EventLog,
         commands: CommandDesk,
         sessions: Sessions,
-        recall: Callable[[Recall], None],
+        recall: Callable[[Recall], bool],
+        core_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """`follows`: another gateway of this engine was here before."""
+        """`follows`: another gateway of this engine was here before. `core_back`: another core has answered."""
         self._waiting = follows
         self._events, self._commands, self._sessions, self._recall = events, commands, sessions, recall
         self._adopted: list[str] | None = None
         self._begun: float | None = None
         self._asked = float("-inf")
+        self._core_back = core_back
+        self._gone: int | None = None
+        """Pid of the core that ended and whose successor has not answered."""
 
     def turn(self, now: float) -> bool:
         """Ask what must be asked; return whether consoles can be served."""
         if self._waiting and self._adopted is None:
             self._adopted, self._begun = self._commands.adopt(), now
-        if (self._waiting or self._events.lacks) and now - self._asked >= AGAIN_S:
-            self._asked = now
-            self._recall(Recall(after=self._events.core, commands=self._adopted or []))
+        if (self._waiting or self._events.lacks or self.core_away) and now - self._asked >= AGAIN_S:
+            known = self._adopted or [] if self._gone is None else self._commands.open()
+            if self._recall(Recall(after=self._events.core, commands=known)):
+                self._asked = now
         return not self._waiting or self._begun is None or now - self._begun > WAIT_S
+
+    @property
+    def core_away(self) -> bool:
+        """Whether a core has ended and its successor has not answered."""
+        return self._gone is not None
+
+    def core_ended(self, pid: int) -> None:
+        """Note that the core with `pid` has ended and that another one follows."""
+        self._gone, self._asked = pid, float("-inf")
 
     def take(self, answer: Recalled, now: float) -> None:
         """Enter the core's answer."""
+        if answer.pid and answer.pid == self._gone:
+            return
         self._events.lacks = self._events.core < answer.newest
         self._commands.recalled(answer, now)
         self._sessions.expect(answer.attended, now)
         self._waiting, self._adopted = False, []
+        if self.core_away:
+            self._gone = None
+            self._core_back()

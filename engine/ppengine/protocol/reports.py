@@ -397,7 +397,8 @@ class Happened(msgspec.Struct, tag="happened", kw_only=True):
 
 
 class Recall(msgspec.Struct, tag="recall", kw_only=True):
-    """Push again: to the core, from a gateway that replaced another one, or that lacks an event.
+    """Push again: to the core, from a gateway that replaced another one, that lacks an event, or whose core was
+    replaced.
 
     The core answers on `collect` with its facts, the events with a number above `after`, a report and `Recalled`.
     """
@@ -425,6 +426,8 @@ class Recalled(msgspec.Struct, tag="recalled", kw_only=True):
     unknown: list[str] = []
     """Those of the commands that the core has no answer to."""
     attended: list[Attended] = []
+    pid: int = 0
+    """Process id of the core."""
 
 
 ToCollector = CoreReport | AgentReport | ProcessReport | Happened | Recalled | Fact
