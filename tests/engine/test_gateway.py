@@ -32,6 +32,7 @@ from ppengine.gateway.kept_commands import brief
 from ppengine.protocol import frames
 from ppengine.protocol.control import (
     Accepted,
+    Command,
     Deferred,
     Failed,
     Fetch,
@@ -53,7 +54,7 @@ from ppengine.protocol.gpu import GpuInfo, GpuProcess
 from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import AgentReport, Happened, ProcessInfo
+from ppengine.protocol.reports import AgentReport, Happened, ProcessInfo, Recall, Recalled
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
 from ppengine.protocol.verbs import Abort, Continue, Many, Priority, Resume, SetMemory, Stop, Submit
@@ -285,14 +286,14 @@ def test_a_repeat_gets_the_first_answers_also_from_another_connection(world):
 
 def test_without_a_core_a_command_is_refused_at_once(world):
     client = world.client()
-    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=99, exit_code=-9, detail="killed")))
+    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=99, exit_code=1, detail="no room")))
     until(lambda: client.ask(client.command(Abort(request="r"), f"c{time.monotonic_ns()}")).code == "NO_CORE")
     answer = client.ask(client.command(Abort(request="r"), "c1"))
-    assert answer.code == "NO_CORE" and "killed" in answer.text
+    assert answer.code == "NO_CORE" and "no room" in answer.text
     assert world.audit()[-1]["code"] == "NO_CORE"
 
 
-def test_a_core_that_dies_ends_its_open_commands(world):
+def test_a_core_that_ends_for_good_ends_its_open_commands(world):
     client = world.client()
     world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid())))
     for identity in ("c1", "c2"):
@@ -302,11 +303,77 @@ def test_a_core_that_dies_ends_its_open_commands(world):
     assert isinstance(client.hear(), Accepted)
     client.say(client.command(Stop(), "c3"))
     world.core.next()
-    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid(), exit_code=-9)))
+    world.core.report(processes(ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid(), exit_code=1)))
     ends = {reply.id: reply for reply in (client.hear(), client.hear(), client.hear())}
     assert isinstance(ends["c1"], Outcome) and ends["c1"].state == "failed" and "not known" in ends["c1"].text
     assert isinstance(ends["c2"], Refused) and ends["c2"].code == "NO_CORE"
     assert isinstance(ends["c3"], Outcome) and ends["c3"].state == "applied", "that it left is what was asked"
+
+
+def core_process(pid, **fields):
+    return processes(ProcessInfo(role="core", stage=None, rank=None, pid=pid, **fields))
+
+
+def test_commands_and_questions_wait_for_a_core_that_is_restarted(world):
+    client = world.client(frames.TOPIC_SNAPSHOT, frames.TOPIC_EVENT)
+    world.core.report(core_process(77))
+    client.say(client.command(Abort(request="r"), "open"))
+    world.core.next()
+    client.say(client.command(Abort(request="r"), "accepted"))
+    world.core.next()
+    world.core.answer(Accepted(id="accepted", op="op-1"))
+    assert isinstance(client.hear(), Accepted)
+    client.say(Fetch(nonce=5, request="r-1", wait_ms=60_000), socket=client.bulk)
+    assert world.core.next().request == "r-1"
+    world.core.report(core_process(77, exit_code=-9, detail="killed by SIGKILL"))
+    until(lambda: "is restarted" in client.snapshot().engine.message)
+    assert client.snapshot().engine.state == "degraded"
+    client.say(client.command(Abort(request="r"), "later"))
+    client.say(Fetch(nonce=6, request="r-2"), socket=client.bulk)
+    seen = messages(world.core, 1)
+    assert isinstance(seen[0], Recall) and {"open", "accepted"} <= set(seen[0].commands), "nothing else yet"
+    world.core.report(core_process(78))
+    world.core.report(Recalled(newest=0, pid=77))
+    assert all(isinstance(one, Recall) for one in messages(world.core, 2)), "an answer of the core that ended"
+    answered = Accepted(id="accepted", op="op-1"), Outcome(id="accepted", op="op-1", state="applied", text="done")
+    world.core.report(Recalled(newest=0, pid=78, replies=list(answered), unknown=["open"]))
+    came = messages(world.core, 4, lambda one: not isinstance(one, Recall))
+    assert sorted(one.id for one in came if isinstance(one, Command)) == ["later", "open"]
+    assert sorted(one.request for one in came if isinstance(one, Fetch)) == ["r-1", "r-2"]
+    end = client.hear()
+    assert (end.id, end.state) == ("accepted", "applied"), "its acceptance is not repeated"
+    assert [line["outcome"] for line in world.audit() if line["id"] == "accepted"] == ["received", "accepted", "applied"]
+    world.core.report(
+        Exited(mono_ns=1, role="core", place=None, generation=1, pid=77, exit_code=-9, detail="killed by SIGKILL")
+    )  # fmt: skip
+    said = [event.text for event in events_of(client, ["core.ended"]) if event.kind == "core.ended"]
+    assert said == ["the engine core (pid 77) has ended, killed by SIGKILL"]
+
+
+def test_a_command_that_ends_cores_is_not_sent_for_ever(world):
+    client = world.client()
+    world.core.report(core_process(100))
+    client.say(client.command(Abort(request="r"), "poison"))
+    for pid in (100, 101, 102):
+        assert isinstance(messages(world.core, 1, lambda one: isinstance(one, Command))[0], Command)
+        world.core.report(core_process(pid, exit_code=-11, detail="killed by SIGSEGV"))
+        messages(world.core, 1, lambda one: isinstance(one, Recall))
+        world.core.report(core_process(pid + 1))
+        world.core.report(Recalled(newest=0, pid=pid + 1, unknown=["poison"]))
+    end = client.hear()
+    assert end.code == "FAILED"
+    assert end.text == "the engine core ended 3 times before it answered; it is not tried again"
+    assert [line["outcome"] for line in world.audit() if line["id"] == "poison"] == ["received", "refused"]
+
+
+def messages(core, count, wanted=lambda one: True):
+    """Return the next `count` messages of a kind on `front`."""
+    found = []
+    while len(found) < count:
+        message = core.next()
+        if wanted(message):
+            found.append(message)
+    return found
 
 
 def test_a_stage_that_somebody_stopped_is_continued_without_the_core(world):
@@ -618,7 +685,7 @@ def test_an_audit_folder_that_cannot_be_written_is_told_in_one_line(tmp_path):
 
 def test_stop_without_a_core_ends_the_supervisor_and_nobody_else(world):
     client = world.client()
-    gone = ProcessInfo(role="core", stage=None, rank=None, pid=99, exit_code=-9)
+    gone = ProcessInfo(role="core", stage=None, rank=None, pid=99, exit_code=1)
     stranger = ProcessInfo(role="supervisor", stage=None, rank=None, pid=1)
     world.core.report(processes(stranger, gone))
     answer = until(lambda: _no_core(client, Stop()))

@@ -418,6 +418,7 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     gateway = SimpleNamespace(
         _take_report=lambda: None, _collector=collector, _consoles=SimpleNamespace(commands=commands), _probe=quiet,
         _recorder=quiet, _incidents=quiet, _refresh=shown, _core_was_there=True,
+        _succession=SimpleNamespace(core_away=False),
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)

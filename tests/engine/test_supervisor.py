@@ -104,11 +104,33 @@ def test_supervisor_killed_leaves_nothing(start: Start) -> None:
     wait_until(engine.nothing_left, "children leave by their lifelines, the gateway cleans up")
 
 
-def test_core_killed_ends_the_engine(start: Start) -> None:
-    engine = start()
-    os.kill(serve(engine)["core"], signal.SIGKILL)
+def test_core_killed_before_it_served_ends_the_engine(start: Start) -> None:
+    engine = start(STANDIN_STATE="loading")
+    os.kill(engine.find_processes(5)["core"], signal.SIGKILL)
     assert engine.wait(15) == 1
     assert engine.read()["reason"] == "core ended: killed by SIGKILL"
+    assert engine.leftovers() == []
+
+
+def test_a_core_that_cannot_go_on_ends_the_engine(start: Start) -> None:
+    engine = start()
+    os.kill(serve(engine)["core"], signal.SIGUSR2)
+    assert engine.wait(15) == 1
+    assert engine.read()["reason"] == "core ended: the core cannot go on"
+    assert engine.leftovers() == []
+
+
+def test_a_core_that_is_killed_is_restarted(start: Start, reports: Path) -> None:
+    engine = start(STANDIN_RESTARTS="1")
+    pids = serve(engine)
+    os.kill(pids["core"], signal.SIGKILL)
+    wait_until(lambda: engine.find_processes(5)["core"] != pids["core"], "another core")
+    assert {**engine.pids, "core": 0} == {**pids, "core": 0}
+    assert f"exited|core|None|{pids['core']}|-9" in reports.read_text()
+    os.kill(pids["stage1"], signal.SIGKILL)
+    wait_until(lambda: engine.find_processes(5)["stage1"] != pids["stage1"], "it has the orders of the new one", 10)
+    engine.process.terminate()
+    assert engine.wait(15) == 0
     assert engine.leftovers() == []
 
 
@@ -132,21 +154,22 @@ def test_a_gateway_that_ends_is_restarted_and_gets_all_facts_again(start: Start,
     assert engine.leftovers() == []
 
 
-def test_a_gateway_that_keeps_ending_ends_the_engine_with_that_reason(start: Start) -> None:
+@pytest.mark.parametrize("role", ["gateway", "core"])
+def test_a_process_that_keeps_ending_ends_the_engine_with_that_reason(start: Start, role: str) -> None:
     engine = start()
     pids = serve(engine)
     for ends in range(1, MOST + 1):
-        os.kill(pids["gateway"], signal.SIGKILL)
+        os.kill(pids[role], signal.SIGKILL)
         if ends < MOST:
             wait_until(lambda ends=ends: engine.errors.read_text().count("it is restarted") == ends, "it is noted")
-            gone = pids["gateway"]
+            gone = pids[role]
             pids = wait_until(
                 lambda gone=gone: (
-                    found if (found := engine.find_processes(5))["gateway"] != gone else None
-                ), "another gateway",
+                    found if (found := engine.find_processes(5))[role] != gone else None
+                ), "another one",
             )  # fmt: skip
     assert engine.wait(15) == 1
-    assert engine.read()["reason"] == "gateway ended: killed by SIGKILL, and it is the end number 5 in 10 minutes"
+    assert engine.read()["reason"] == f"{role} ended: killed by SIGKILL, and it is the end number 5 in 10 minutes"
     assert engine.leftovers() == []
 
 
@@ -161,10 +184,10 @@ def test_a_gateway_may_end_four_times_in_any_ten_minutes() -> None:
 def test_ends_that_the_supervisor_makes_are_no_facts(start: Start, reports: Path) -> None:
     engine = start()
     pid = serve(engine)["core"]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGUSR2)
     assert engine.wait(15) == 1
     noted = [line for line in reports.read_text().splitlines() if line.startswith("exited|")]
-    assert noted == [f"exited|core|None|{pid}|-9"], "stages end with their engine"
+    assert noted == [f"exited|core|None|{pid}|1"], "stages end with their engine"
 
 
 def test_stage_killed_while_serving_is_reported(start: Start, reports: Path) -> None:

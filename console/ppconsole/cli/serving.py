@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @click.option("--name", help="Name of the engine; without it, the profile's.")
 @click.option("--bind", metavar="ADDRESS", help="Only `local` so far: sockets in a folder of this user.")
 @click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
+@click.option(
+    "--journal", type=click.Choice(["on", "off"]), help="Keep requests on disk, so that they survive the core; else on."
+)
 @json_option("Print the engine's announcements as JSON lines.")
 @timeout_option("End it if it does not serve within S seconds (exit code 5).")
 def serve_command(
@@ -33,6 +36,7 @@ def serve_command(
     name: str | None,
     bind: str | None,
     allow_faults: bool,
+    journal: str | None,
     as_json: bool,
     timeout: float | None,
 ) -> int:
@@ -46,6 +50,7 @@ def serve_command(
         text = f"--bind {bind}: remote consoles need keys, which are not built yet; leave it out to serve local ones"
         raise exits.Failure(text, exits.USAGE)
     need_engine()
+    settings = [*settings, *([] if journal is None else [f"journal={journal}"])]
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within])
     try:

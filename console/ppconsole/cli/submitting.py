@@ -213,6 +213,9 @@ class _Stream:
         pace = f" in {seconds:.2f} s, {self._came / seconds:.0f} tok/s" if paced else ""
         why = clean(", ".join(dict.fromkeys(ends)))
         say(f"{self._request}: {self._prompt_tokens} in, {self._came} out{pace}, {why}")
+        if "lost" in ends:
+            text = f"{self._request} is lost: the engine core ended; ppconsole events says why, and it can be submitted again"
+            raise exits.Failure(text, exits.ERROR)
         return exits.DONE
 
     async def _sample(self, sample: int, *, live: bool) -> tuple[str, str | None, int]:

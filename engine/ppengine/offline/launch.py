@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +20,8 @@ from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
 
 LOAD_POLL_MS = 1000
+AGAIN_S = 3.0
+"""Seconds after which a message without an answer is sent again; the core answers within one."""
 T = TypeVar("T")
 
 
@@ -72,13 +75,19 @@ class LocalEngine:
         self._socket.send(encode(message))
 
     def ask(self, message: msgspec.Struct, kind: type[T]) -> T:
-        """Send `message` and return the answer of type `kind` with its nonce. Raises EngineError when there is none."""
+        """Send `message` and return the answer of type `kind` with its nonce. Raises EngineError when there is none.
+
+        A message without an answer is sent again: its core may have been restarted. A repeated one counts once.
+        """
         self.send(message)
-        wanted = getattr(message, "nonce", None)
+        wanted, again = getattr(message, "nonce", None), time.monotonic() + AGAIN_S
         while True:
             answer = self.receive(LOAD_POLL_MS)
             if isinstance(answer, kind) and getattr(answer, "nonce", None) == wanted:
                 return answer
+            if time.monotonic() >= again:
+                self.send(message)
+                again = time.monotonic() + AGAIN_S
 
     def receive(self, timeout_ms: int) -> object | None:
         """Return the next message of the core, None after `timeout_ms`. Raises EngineError if the engine is gone."""

@@ -1,4 +1,5 @@
-"""Stand-in of the core: says that it serves, tells the stages to leave by a file, SIGUSR1 is its Stop command.
+"""Stand-in of the core: says that it serves, tells the stages to leave by a file, SIGUSR1 is its Stop command,
+SIGUSR2 an error with which it cannot go on.
 
 With STANDIN_RESTARTS it orders a stage that ends to be started anew, once.
 """
@@ -31,6 +32,7 @@ def leave(*_: object) -> None:
 
 signal.signal(signal.SIGTERM, leave)
 signal.signal(signal.SIGUSR1, leave)
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit("error: the core cannot go on"))
 front = zmq.Context().socket(zmq.ROUTER)
 front.linger = 0
 front.bind(config.endpoint("front"))
