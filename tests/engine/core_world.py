@@ -24,28 +24,33 @@ PEAK, BLOCK = 1000, 10
 
 
 class MemoryJournal:
-    """A journal without a file: `records` has everything since the last full state."""
+    """A journal without a file."""
 
     def __init__(self):
-        self.records, self._turn = [], []
+        self._written, self._turn = [], []
 
     def note(self, record):
         self._turn.append(record)
 
     def begin(self, state):
-        self.records = list(state())
+        self._written = [msgspec.msgpack.encode(list(state()))]
 
     def commit(self, state, now):
-        self.records += self._turn
+        self._written.append(msgspec.msgpack.encode(self._turn))
         self._turn = []
 
     def take_failure(self):
         return ""
 
+    @property
+    def records(self):
+        """Everything since the last full state."""
+        return [record for turn in self._written for record in msgspec.msgpack.decode(turn, type=list[Record])]
+
     def restored(self):
         """Return the state that another core finds."""
         restored = Restored()
-        restored.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(self.records), type=list[Record]))
+        restored.apply(self.records)
         return restored
 
 

@@ -342,7 +342,11 @@ def test_commands_and_questions_wait_for_a_core_that_is_restarted(world):
     assert sorted(one.request for one in came if isinstance(one, Fetch)) == ["r-1", "r-2"]
     end = client.hear()
     assert (end.id, end.state) == ("accepted", "applied"), "its acceptance is not repeated"
-    assert [line["outcome"] for line in world.audit() if line["id"] == "accepted"] == ["received", "accepted", "applied"]
+    assert [line["outcome"] for line in world.audit() if line["id"] == "accepted"] == [
+        "received",
+        "accepted",
+        "applied",
+    ]
     world.core.report(
         Exited(mono_ns=1, role="core", place=None, generation=1, pid=77, exit_code=-9, detail="killed by SIGKILL")
     )  # fmt: skip

@@ -177,7 +177,7 @@ class Killable:
 
     def follow(self, now: float = 0.0) -> None:
         recalls: list[Recall] = []
-        succession = Succession(True, self.events, self.desk, self.sessions, lambda one: not recalls.append(one))
+        succession = Succession(True, self.events, self.desk, self.sessions, lambda one: recalls.append(one) is None)
         assert not succession.turn(now)
         replies, unknown = self.core.answers.of(recalls[0].commands)
         self.core.sent.clear()
@@ -252,11 +252,15 @@ def test_another_command_with_a_known_id_is_a_conflict_for_the_next_gateway_too(
 def test_consoles_wait_a_moment_for_a_core_that_is_stopped() -> None:
     asked: list[Recall] = []
     desk = type("Desk", (), {"adopt": lambda self: []})()
-    succession = Succession(True, EventLog(lambda one: None), desk, Sessions(lambda *said: None), lambda one: not asked.append(one))
+    succession = Succession(
+        True, EventLog(lambda one: None), desk, Sessions(lambda *said: None), lambda one: not asked.append(one)
+    )
     assert not succession.turn(0.0) and not succession.turn(0.4) and len(asked) == 1
     assert not succession.turn(0.6) and len(asked) == 2, "it is asked again"
     assert succession.turn(0.1 + WAIT_S) and len(asked) == 3
-    fresh = Succession(False, EventLog(lambda one: None), desk, Sessions(lambda *said: None), lambda one: not asked.append(one))
+    fresh = Succession(
+        False, EventLog(lambda one: None), desk, Sessions(lambda *said: None), lambda one: not asked.append(one)
+    )
     assert fresh.turn(0.0) and len(asked) == 3, "the first gateway has nothing to ask"
 
 

@@ -214,7 +214,7 @@ class _Stream:
         why = clean(", ".join(dict.fromkeys(ends)))
         say(f"{self._request}: {self._prompt_tokens} in, {self._came} out{pace}, {why}")
         if "lost" in ends:
-            text = f"{self._request} is lost: the engine core ended; ppconsole events says why, and it can be submitted again"
+            text = f"{self._request} is lost with the engine core; the event request.lost has the reason"
             raise exits.Failure(text, exits.ERROR)
         return exits.DONE
 

@@ -226,6 +226,7 @@ class Engine:
         successor.place_cordons(self.stages)
         successor.restore()
         self.recovery.follow(known, "the engine core was restarted")
+        successor.adopt_restarts(self.recovery, self.operations)
         self.journal.begin(self._state.records)
         successor.report_losses()
         for text in restored.damage:
@@ -295,6 +296,8 @@ class Engine:
         if self.health.blocked or memory.begins:
             return
         while (step := scheduler.schedule()) is not None:
+            if step.register:
+                self.journal.began([register.request for register in step.register])
             self.tracker.send(step)
 
     def _retire(self, serving: Serving) -> None:

@@ -49,9 +49,11 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     samples: list[SampleState] = []
     """Empty: nothing has happened to them yet."""
     deaths: int = 0
-    """Ends of a core that it has lived through without a token between them."""
+    """Ends of a core of which it may be the reason, without a token between them."""
     attended: Attended | None = None
     """Console with which it ends."""
+    begun: bool = False
+    """Whether this core has given work for it to the stages."""
 
 
 class Tokens(msgspec.Struct, array_like=True, tag=2):
@@ -85,6 +87,12 @@ class Ended(msgspec.Struct, array_like=True, tag=13):
     """A sample has ended. The event about its id that follows has its figures."""
 
     number: int
+
+
+class Began(msgspec.Struct, array_like=True, tag=14):
+    """The stages get work for these samples, by id, for the first time, or again after a preemption."""
+
+    requests: list[str]
 
 
 class Stated(msgspec.Struct, array_like=True, tag=5):
@@ -178,6 +186,6 @@ class Moved(msgspec.Struct, array_like=True, tag=12):
 
 
 Record = (
-    Entered | Tokens | Changed | Ended | Noticed | Stated | Answered | Opened | Added | Dropped | Watched | Settings
-    | Moved
+    Entered | Tokens | Changed | Began | Ended | Noticed | Stated | Answered | Opened | Added | Dropped | Watched
+    | Settings | Moved
 )  # fmt: skip

@@ -11,6 +11,7 @@ from ppengine.core import journal
 from ppengine.core.journal_records import (
     Added,
     Answered,
+    Began,
     Changed,
     Dropped,
     Ended,
@@ -77,6 +78,9 @@ class Restored:
                     self._notice(record)
                 case Answered():
                     self._answer(record.reply)
+                case Began():
+                    for name in record.requests:
+                        self._begin(name)
                 case Ended():
                     self._end(record.number)
                 case Changed():
@@ -121,6 +125,11 @@ class Restored:
             entered.deaths = 0
             if place in logprobs:
                 sample.logprobs.append(logprobs[place])
+
+    def _begin(self, name: str) -> None:
+        entered = self.requests.get(name) or self.requests.get(name.rpartition(".")[0])
+        if entered is not None:
+            entered.begun = True
 
     def _end(self, number: int) -> None:
         known = self._samples.get(number)

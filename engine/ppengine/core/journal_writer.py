@@ -8,6 +8,7 @@ from ppengine.core.journal import Journal, State
 from ppengine.core.journal_records import (
     Added,
     Answered,
+    Began,
     Changed,
     Dropped,
     Ended,
@@ -93,6 +94,10 @@ class JournalWriter:
                 if request.sampling.logprobs is not None
             ]
         self._journal.note(record)
+
+    def began(self, names: list[str]) -> None:
+        """Note that the stages get work for samples."""
+        self._journal.note(Began(names))
 
     def ended(self, request: Request) -> None:
         """Note the end of a sample; its event follows."""

@@ -133,6 +133,7 @@ class LiveState:
                 entered.owner = sample.ending.info.owner
                 entered.arrival = sample.ending.at - sample.ending.info.took_s
             elif request is not None and request.group == output.request:
+                entered.begun = entered.begun or request.slot is not None
                 entered.seed, entered.owner, entered.arrival = request.seed, request.owner, request.arrival_time
                 state.priority, state.held_by = request.priority, request.held_by
                 state.admitted, state.first_token = request.admitted_time, request.first_token_time

@@ -103,7 +103,7 @@ class Output:
     number: int = 0
     """Number of its first sample in order of arrival."""
     deaths: int = 0
-    """Ends of a core that it has lived through without a token between them."""
+    """Ends of a core of which it may be the reason, without a token between them."""
     changed: int = 0
     read_to_end: bool = False
 

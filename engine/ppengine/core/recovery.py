@@ -71,6 +71,8 @@ class Recovery:
     """Time until which all must have left the old generation."""
     _began: float = field(init=False, default=0.0)
     _recomputed: int = field(init=False, default=0)
+    _followed: int = field(init=False, default=0)
+    """First generation of a core that follows another one."""
     _repeat_at: float = field(init=False, default=0.0)
     """Time at which stages that have not answered are notified again."""
 
@@ -78,7 +80,8 @@ class Recovery:
 
     def follow(self, known: Settings, why: str) -> None:
         """Begin a generation in place of that of a core which ended: all stages leave it and meet again."""
-        self.generation, self._began = known.generation + 1, self._clock()
+        self.generation = self._followed = known.generation + 1
+        self._began = self._clock()
         self._deadline = self._began + DRAIN_S + CONNECT_S
         for record, state in zip(self._stages, known.stages, strict=False):
             record.resume(state.started, loaded=state.loaded)
@@ -86,6 +89,24 @@ class Recovery:
         self._note(
             GenerationBegan(mono_ns=self._now_ns(), generation=self.generation, restarted=(), why=why)
         )  # fmt: skip
+
+    @staticmethod
+    def has_begun(stage: int, known: Settings) -> bool:
+        """Return whether a stage was started for the newest generation of the core before this one."""
+        return stage < len(known.stages) and known.stages[stage].started == known.generation
+
+    def adopt(self, stage: int, operation: Operation) -> None:
+        """Go on with the restart of a stage that the core before this one had begun."""
+        self._stages.leader(stage).restart = operation
+
+    def _take_over(self, record: StageRecord, info: ProcessInfo) -> None:
+        """Note which process of a stage there is: the core before this one may not have noted its start."""
+        if record.started >= self._followed or info.generation == record.started or info.replaced:
+            return
+        ordered = info.generation < record.started
+        record.resume(info.generation, loaded=ordered)
+        if ordered:  # The order did not reach the supervisor.
+            self.start([record.stage])
 
     def _repeat(self) -> None:
         """Notify the stages that have not answered: a message to one that has not connected yet is dropped."""
@@ -102,8 +123,8 @@ class Recovery:
         if info.stage is None:
             return
         record = self._stages[info.stage, info.rank or 0]
-        if self._health.follows and info.generation > record.started:
-            record.resume(info.generation, loaded=False)  # The core before this one has not noted its start.
+        if self._health.follows:
+            self._take_over(record, info)
         if info.exit_code is not None and info.generation == record.started:
             self._stages.lose(record, info.detail or f"exit code {info.exit_code}", self._clock())
 

@@ -14,15 +14,18 @@ from ppengine.core.events import Events
 from ppengine.core.journal_records import Entered, Opened, SampleState, Settings, StageState
 from ppengine.core.journal_state import Restored, sample_id
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
+from ppengine.core.recovery import Recovery
 from ppengine.core.request_details import restored_ending
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.stage_records import PlacedCordon, Stages
 from ppengine.protocol.reports import Attended
+from ppengine.protocol.verbs import RestartStage
 
 MOST_DEATHS = 3
-"""Ends of a core that a request may live through without a token between them; it may be their reason."""
+"""Ends of a core, without a token between them, of which a request may be the reason; it is not tried again."""
 CURSORS = 2**40
 """Distance between the first cursors of two cores: readers go on with those of the first."""
 STEPS = 10_000
@@ -41,8 +44,6 @@ class Successor:
     _event: Events
     _clock: Callable[[], float]
     settings: Settings = field(init=False)
-    lost: list[str] = field(init=False, default_factory=list)
-    """Requests that cannot go on."""
 
     def __post_init__(self) -> None:
         self.settings = self.state.settings or _unknown(self.stages, self._clock())
@@ -57,40 +58,49 @@ class Successor:
                 self._answers.keep(reply)
         self._requests.restore_finished(self.state.finished)
         self._requests.restore_totals(self.settings.prompt_tokens, self.settings.output_tokens)
+        self._count_end()
         for entered in sorted(self.state.requests.values(), key=lambda one: one.first):
             self._restore_output(entered)
 
     def report_losses(self) -> None:
         """End the requests that cannot go on, each with its event."""
-        for entered in list(self.state.requests.values()):
-            if why := self._lost(entered):
-                self._lose(entered, why)
-                del self.state.requests[entered.name]
+        for entered in [one for one in self.state.requests.values() if _lives(one)]:
+            if not entered.prompt_ids:
+                self._lose(entered, "the engine core was restarted, and its journal is off")
+            elif entered.deaths >= MOST_DEATHS:
+                ends = f"the engine core ended {entered.deaths} times while it ran"
+                self._lose(entered, f"{ends}, without a token between")
+
+    def _count_end(self) -> None:
+        """Count the end of the core for the requests that may be its reason."""
+        live = [one for one in self.state.requests.values() if _lives(one)]
+        begun = [one for one in live if one.begun]
+        # One that waits for its turn is no reason, unless the core ends before any has its turn.
+        for one in begun or [one for one in live if any(map(_waits, one.samples))]:
+            one.deaths += 1
+        for one in live:
+            one.begun = False
 
     def _restore_output(self, entered: Entered) -> None:
-        if any(_runs(sample) for sample in entered.samples):
-            entered.deaths += 1
         output = self._outputs.restore(entered)
         for index, (sample, known) in enumerate(zip(output.samples, entered.samples, strict=True)):
             if known.finished is not None:
                 sample.ending = restored_ending(entered, index, known.finished)
 
-    def _lost(self, entered: Entered) -> str:
-        """Return why a submission cannot go on; empty if it can."""
-        if all(sample.finished is not None for sample in entered.samples):
-            return ""
-        if not entered.prompt_ids:
-            return "the engine core was restarted, and its journal is off"
-        if entered.deaths >= MOST_DEATHS:
-            return f"the engine core ended {entered.deaths} times while it was live, without a token between"
-        return ""
-
     def _lose(self, entered: Entered, why: str) -> None:
-        self.lost.append(entered.name)
+        del self.state.requests[entered.name]
         self._event("request.lost", f"{entered.name} is lost: {why}", request=entered.name)
         for request in _requests(entered):
             request.finish_reason, request.state = "lost", "finished"
             self._requests.ended(request)
+
+    def adopt_restarts(self, recovery: Recovery, operations: Operations) -> None:
+        """Go on with restarts of stages that the core before this one had begun."""
+        for opened in list(self.state.opened.values()):
+            verb = opened.command.verb
+            if isinstance(verb, RestartStage) and recovery.has_begun(verb.stage, self.settings):
+                recovery.adopt(verb.stage, operations.reopen(opened.op, opened.command, opened.client))
+                del self.state.opened[opened.command.id]
 
     # --- when the stages have met -----------------------------------------------------------------------------
 
@@ -128,8 +138,13 @@ class Successor:
                 stages.leader(cordon.stage).cordon = PlacedCordon(cordon.by, cordon.reason, cordon.at)
 
 
-def _runs(sample: SampleState) -> bool:
-    """Return whether a sample may have had work in the core that ended."""
+def _lives(entered: Entered) -> bool:
+    """Return whether a sample of a submission has not ended."""
+    return any(sample.finished is None for sample in entered.samples)
+
+
+def _waits(sample: SampleState) -> bool:
+    """Return whether a sample waits for its turn."""
     return sample.finished is None and not sample.held_by
 
 

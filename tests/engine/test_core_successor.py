@@ -1,0 +1,508 @@
+"""A core that follows another one: requests, settings, commands and events as they were, from the journal alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from core_world import CoreWorld
+from ppengine.core.successor import MOST_DEATHS
+from ppengine.protocol.control import Accepted, Command, Fetch, Fetched, Outcome, Refused
+from ppengine.protocol.facts import GenerationBegan, Serving
+from ppengine.protocol.offline import Added, AddMany, Collect, Collected
+from ppengine.protocol.reports import ProcessInfo, ProcessReport
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.steps import Drained
+from ppengine.protocol.verbs import (
+    Abort,
+    Cordon,
+    Drain,
+    Pause,
+    Preempt,
+    Priority,
+    Release,
+    RestartStage,
+    Resume,
+    SetCheck,
+    SetMemory,
+    Submit,
+    SwapOut,
+    Verb,
+)
+
+
+def follow(world: CoreWorld, *, meet: bool = True, commit: bool = True, **options: Any) -> CoreWorld:
+    """Kill the core of `world`, and return the one that follows it."""
+    if commit:
+        world.engine.commit()
+    options = {"stages": len(world.engine.stages), "utilization": world.config.profile.memory.utilization, **options}
+    fresh = CoreWorld(before=world, serve=False, journal=world.config.profile.journal, **options)
+    fresh.counting, fresh.now = world.counting, world.now + 1.0
+    fresh._count = world._count
+    if meet:
+        met(fresh)
+    return fresh
+
+
+def met(world: CoreWorld) -> None:
+    """Let all stages leave their generation and meet the core."""
+    world.engine.on_processes(processes(world))
+    world.drained(*range(len(world.engine.stages)))
+    world.ready()
+    world.engine.advance()
+
+
+def processes(world: CoreWorld, dead: int | None = None, generation: int = 1) -> ProcessReport:
+    return ProcessReport(
+        mono_ns=0,
+        processes=[
+            ProcessInfo(
+                role="stage", stage=stage, rank=0, pid=1, generation=generation, exit_code=-9 if stage == dead else None
+            )
+            for stage in range(len(world.engine.stages))
+        ],
+    )  # fmt: skip
+
+
+def texts(world: CoreWorld, kind: str) -> list[str]:
+    return [event.text for event in world.events if event.kind == kind]
+
+
+def some(world: CoreWorld, steps: int) -> None:
+    """Retire some steps, each in a turn of its own."""
+    for _ in range(steps):
+        if world.steps:
+            world.retire()
+        world.engine.commit()
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+def test_requests_go_on_from_their_last_token() -> None:
+    world = CoreWorld(max_num_seqs=2)
+    world.counting = True
+    for number in range(4):
+        world.submit(name=f"r{number}", max_tokens=20)
+    world.engine.advance()
+    some(world, 9)
+    came = [list(world.tokens(f"r{number}")) for number in range(4)]
+    assert any(came) and not all(came)
+    fresh = follow(world, max_num_seqs=2)
+    assert [fresh.tokens(f"r{number}") for number in range(4)] == came
+    assert [request.id for request in fresh.engine.requests.live()] == ["r0", "r1", "r2", "r3"]
+    fresh.run()
+    for number in range(4):
+        assert fresh.tokens(f"r{number}") == list(range(20))
+    fresh.check()
+    assert texts(fresh, "engine.serving") == [
+        "all stages are back after 1.0 s, generation 2; 4 requests are recomputed"
+    ]
+
+
+def test_steps_and_arrivals_are_numbered_on() -> None:
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=9)
+    some(world, 3)
+    newest = world.scheduler.steps.number
+    fresh = follow(world)
+    assert fresh.steps[0].number > newest and fresh.steps[0].generation == 2
+    fresh.submit(name="b", max_tokens=2)
+    assert [request.arrival for request in fresh.engine.requests.live()] == [0, 1]
+
+
+def test_a_reader_goes_on_by_offset_before_the_stages_have_met() -> None:
+    world = CoreWorld()
+    world.counting = True
+    world.submit(name="a", max_tokens=12)
+    world.engine.advance()
+    some(world, 8)
+    count = len(world.tokens("a"))
+    assert count >= 3
+    fresh = follow(world, meet=False)
+    fresh.engine.outputs.fetch(b"g", Fetch(nonce=1, request="a", offset=2, wait_ms=0))
+    (client, answer) = fresh.answers[-1]
+    assert isinstance(answer, Fetched) and client == b"g"
+    assert answer.token_ids == list(range(2, count)) and not answer.finished
+
+
+def test_samples_seeds_logprobs_priority_and_holds_are_kept() -> None:
+    world = CoreWorld()
+    world.submit(name="a", n=3, max_tokens=30, logprobs=2)
+    world.submit(name="b", max_tokens=30)
+    world.submit(name="c", max_tokens=30)
+    world.engine.advance()
+    some(world, 6)
+    world.say(Priority(request="a", priority=3))
+    world.say(Preempt(request="b", hold=True))
+    world.say(SwapOut(request="c"))
+    some(world, 8)
+    before = {request.id: request for request in world.engine.requests.live()}
+    assert before["b"].state == "held" and before["c"].state == "held"
+    fresh = follow(world)
+    after = {request.id: request for request in fresh.engine.requests.live()}
+    assert list(after) == list(before) == ["a", "a.1", "a.2", "b", "c"]
+    for name, request in after.items():
+        old = before[name]
+        assert (request.seed, request.priority, request.held_by) == (old.seed, old.priority, old.held_by)
+        assert (request.output_ids, request.stops, request.max_tokens) == (old.output_ids, old.stops, old.max_tokens)
+        assert (request.owner, request.arrival_time, request.group) == (old.owner, old.arrival_time, old.group)
+    assert len(fresh.engine.outputs.get("a").samples[2].logprobs) == len(before["a.2"].output_ids) > 0
+    assert after["b"].state == "held" and after["b"].held_by == "preempt by eve"
+    fresh.say(Release(request="b"))
+    fresh.run()
+    assert len(fresh.tokens("b")) == 30 and len(fresh.tokens("c")) < 30
+    again = follow(fresh)
+    assert [(one.id, one.state) for one in again.engine.requests.live()] == [("c", "held")]
+
+
+def test_ends_outputs_and_the_finished_list_are_kept() -> None:
+    world = CoreWorld()
+    world.submit(name="done", max_tokens=3)
+    world.submit(name="gone", max_tokens=9)
+    world.run()
+    world.say(Abort(request="gone"))
+    world.engine.commit()
+    for fresh in (follow(world), follow(follow(world))):
+        assert [info.id for info in fresh.engine.requests.finished().requests] == ["gone", "done"]
+        assert fresh.engine.outputs.get("done").samples[0].finish_reason == "length"
+        assert len(fresh.tokens("done")) == 3
+        fresh.engine.outputs.fetch(b"g", Fetch(nonce=1, request="done", wait_ms=60_000))
+        assert fresh.answers[-1][1].finished  # type: ignore[attr-defined]
+        detail = fresh.engine.details._of_request(fresh.scheduler, "done")
+        assert detail is not None and (detail.state, detail.output_tokens, detail.prompt_tokens) == ("finished", 3, 3)
+        assert "already in use" in fresh.submit(name="done")[-1].text
+        assert texts(fresh, "request.finished") == []
+
+
+def test_an_offline_session_goes_on_and_its_messages_count_once() -> None:
+    world = CoreWorld()
+    world.counting = True
+    many = AddMany(
+        nonce=4, session="s", submissions=[
+            Submit(prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+        ] * 3,
+    )  # fmt: skip
+    world.engine.offline.add_many(b"llm", many)
+    added = world.answers[-1][1]
+    assert isinstance(added, Added)
+    world.engine.outputs.collect(b"llm", Collect(nonce=5, session="s", since=0, finished_only=True, wait_ms=0))
+    cursor = world.answers[-1][1].cursor  # type: ignore[attr-defined]
+    world.engine.advance()
+    some(world, 5)
+    fresh = follow(world)
+    fresh.engine.offline.add_many(b"llm2", many)
+    assert fresh.answers[-1] == (b"llm2", added) and len(fresh.engine.requests.live()) == 3
+    fresh.run()
+    fresh.engine.outputs.collect(b"llm2", Collect(nonce=6, session="s", since=cursor, finished_only=True, wait_ms=0))
+    answer = fresh.answers[-1][1]
+    assert isinstance(answer, Collected) and answer.cursor > cursor
+    assert [output.request for output in answer.outputs] == added.requests
+    assert all(output.samples[0].token_ids == list(range(8)) for output in answer.outputs)
+    fresh.engine.outputs.forget(added.requests)
+    assert list(follow(fresh).engine.outputs) == []
+
+
+# --- losses -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_journal_every_request_is_reported_lost_by_id() -> None:
+    world = CoreWorld(journal=False)
+    world.submit(name="a", max_tokens=9, n=2)
+    world.submit(name="b", max_tokens=2)
+    world.submit(name="c", max_tokens=9)
+    world.run(6)
+    assert "b" in texts(world, "request.finished")[0]
+    secrets = repr(world.journal.records)
+    assert "prompt_ids=[1" not in secrets and "Tokens" not in secrets and "Answered" not in secrets
+    fresh = follow(world)
+    why = "is lost: the engine core was restarted, and its journal is off"
+    assert texts(fresh, "request.lost") == [f"a {why}", f"c {why}"]
+    assert texts(fresh, "request.finished") == ["a lost, 0 tokens", "a.1 lost, 0 tokens", "c lost, 0 tokens"]
+    fresh.engine.outputs.fetch(b"g", Fetch(nonce=1, request="a", offset=4, sample=1, wait_ms=60_000))
+    answer = fresh.answers[-1][1]
+    assert isinstance(answer, Fetched) and answer.finished and answer.finish_reason == "lost"
+    assert fresh.engine.requests.live() == [] and fresh.memory.utilization == world.memory.utilization
+    assert texts(follow(fresh), "request.lost") == [], "once"
+
+
+def test_a_request_that_no_core_survives_is_not_tried_for_ever() -> None:
+    world = CoreWorld()
+    world.submit(name="poison", max_tokens=9)
+    world.submit(name="held", max_tokens=9)
+    world.say(Preempt(request="held", hold=True))
+    world.engine.commit()
+    for _ in range(MOST_DEATHS - 1):
+        world = follow(world)
+        assert texts(world, "request.lost") == []
+    world = follow(world)
+    assert texts(world, "request.lost") == [
+        "poison is lost: the engine core ended 3 times while it ran, without a token between"
+    ]
+    assert [request.id for request in world.engine.requests.live()] == ["held"], "it had no work"
+    assert world.engine.outputs.get("poison").samples[0].finish_reason == "lost"
+
+
+def test_a_request_that_makes_tokens_is_no_reason_for_the_ends_of_cores() -> None:
+    world = CoreWorld()
+    world.counting = True
+    world.submit(name="a", max_tokens=30)
+    for _ in range(3 * MOST_DEATHS):
+        world.run(4)
+        world = follow(world)
+    world.run()
+    assert world.tokens("a") == list(range(30)) and texts(world, "request.lost") == []
+
+
+# --- stages -------------------------------------------------------------------------------------------------
+
+
+def test_every_stage_is_notified_until_it_answers() -> None:
+    world = follow(CoreWorld(stages=3), meet=False)
+    assert world.engine.health.state == "degraded"
+    assert world.engine.health.message.startswith("the engine core was restarted")
+    world.engine.on_processes(processes(world))
+    world.engine.advance()
+    assert world.told_to_leave == [(0, 2), (1, 2), (2, 2)]
+    world.drained(1)
+    world.engine.advance()
+    assert len(world.told_to_leave) == 3, "not in every turn"
+    world.now += 0.1
+    world.engine.advance()
+    assert world.told_to_leave[3:] == [(0, 2), (2, 2)]
+    world.drained(0, 2)
+    world.ready()
+    world.engine.advance()
+    world.now += 0.1
+    world.engine.advance()
+    assert len(world.told_to_leave) == 5 and world.engine.health.state == "serving" and world.started == []
+    kinds = [type(fact) for fact in world.facts]
+    assert kinds == [GenerationBegan, Serving]
+
+
+def test_a_stage_that_died_meanwhile_is_restarted() -> None:
+    world = CoreWorld(stages=3)
+    world.counting = True
+    world.submit(name="a", max_tokens=9)
+    some(world, 3)
+    fresh = follow(world, meet=False)
+    fresh.engine.on_processes(processes(fresh, dead=1))
+    fresh.engine.advance()
+    assert fresh.started == [(1, 3)] and fresh.generation == 3
+    assert "stage 1 is lost" in fresh.engine.health.message
+    fresh.engine.on_processes(
+        ProcessReport(mono_ns=0, processes=[ProcessInfo(role="stage", stage=1, rank=0, pid=2, generation=3)])
+    )  # fmt: skip
+    fresh.drained(0, 2)
+    fresh.ready()
+    fresh.engine.advance()
+    fresh.run()
+    assert fresh.tokens("a") == list(range(9))
+
+
+def test_a_stage_that_was_loading_is_waited_for() -> None:
+    world = CoreWorld()
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    assert world.started == [(1, 2)]
+    fresh = follow(world, meet=False)
+    fresh.engine.on_processes(processes(fresh, generation=2))
+    fresh.now += 60.0
+    fresh.drained(0)
+    fresh.engine.advance()
+    assert fresh.started == [] and fresh.engine.stages.leader(1).phase == "starting"
+    fresh.ready()
+    fresh.engine.advance()
+    fresh.run()
+    assert fresh.started == [], "it is not restarted twice"
+    end = fresh.last("c1")
+    assert isinstance(end, Outcome) and end.state == "applied"
+
+
+def test_a_restart_whose_order_was_lost_is_ordered_again() -> None:
+    world = CoreWorld()
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    fresh = follow(world, meet=False)
+    fresh.engine.on_processes(processes(fresh, generation=1))
+    fresh.engine.advance()
+    assert fresh.started == [(1, 4)]
+
+
+def test_a_stage_that_does_not_answer_is_restarted_as_after_any_loss() -> None:
+    fresh = follow(CoreWorld(), meet=False)
+    fresh.engine.on_processes(processes(fresh))
+    fresh.drained(0)
+    fresh.now += 1.9
+    fresh.engine.advance()
+    assert fresh.started == []
+    fresh.now += 0.2
+    fresh.engine.advance()
+    assert fresh.started == [(1, 2)]
+
+
+def test_words_of_the_generation_before_count_for_nothing() -> None:
+    fresh = follow(CoreWorld(), meet=False)
+    fresh.engine.on_stage(Drained(1, 0, 0))
+    fresh.engine.advance()
+    assert fresh.engine.stages.leader(0).phase == "draining"
+
+
+# --- settings and commands ----------------------------------------------------------------------------------
+
+
+def test_settings_are_as_they_were() -> None:
+    world = CoreWorld(utilization=0.5)
+    world.set_memory(0.3)
+    world.run()
+    world.say(Cordon(stage=1), reason="look")
+    world.say(SetCheck(check="finite", mode="on"))
+    world.run()
+    world.say(Drain())
+    world.say(Pause(mode="keep"))
+    fresh = follow(world)
+    assert fresh.memory.utilization == 0.3 and fresh.memory.revision == world.memory.revision == 1
+    assert fresh.memory.mapped_blocks == world.memory.mapped_blocks
+    cordon = fresh.engine.stages.leader(1).cordon
+    assert cordon == world.engine.stages.leader(1).cordon is not None
+    assert fresh.scheduler.batcher.cordon == "stage 1 is cordoned by eve"
+    assert fresh.engine.checks.flags == world.engine.checks.flags != 0
+    assert fresh.engine.health.draining and fresh.scheduler.paused_by == "eve" and fresh.scheduler.paused
+    assert any(step.checks == fresh.engine.checks.flags for step in fresh.steps)
+    fresh.run()
+    fresh.say(Resume())
+    assert fresh.told("c6")[-1].op == "op-6", "operations are numbered on"  # type: ignore[attr-defined]
+
+
+def test_a_command_counts_once_and_its_answers_are_kept() -> None:
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=50)
+    world.engine.commit()
+    fresh = follow(world)
+    fresh.engine.commands.handle(
+        b"g", Command(id="c1", epoch="epoch", by="eve", verb=Submit(prompt_token_ids=[1, 2, 3], request="a"))
+    )  # fmt: skip
+    assert fresh.told("c1") == world.told("c1") and len(fresh.engine.requests.live()) == 1
+    replies, unknown = fresh.engine.answers.of(["c1", "c9"])
+    assert replies == world.told("c1") and unknown == ["c9"]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_turn_without_its_record_has_not_happened(commit: bool) -> None:
+    world = CoreWorld()
+    world.engine.commit()
+    world.submit(name="a", max_tokens=50)
+    fresh = follow(world, commit=commit)
+    assert [request.id for request in fresh.engine.requests.live()] == (["a"] if commit else [])
+    assert fresh.engine.answers.of(["c1"])[1] == ([] if commit else ["c1"])
+
+
+def test_a_memory_change_under_way_is_carried_out_again() -> None:
+    world = CoreWorld(utilization=0.5, prefix_caching=False)
+    for number in range(6):
+        world.submit(name=f"r{number}", prompt=range(3, 30), max_tokens=30)
+    world.run(3)
+    name = world.set_memory(0.3)
+    world.engine.advance()
+    assert not isinstance(world.last(name), Outcome)
+    fresh = follow(world, prefix_caching=False)
+    assert fresh.memory.agreed == 0.5
+    fresh.run()
+    end = fresh.last(name)
+    assert isinstance(end, Outcome) and end.state == "applied" and end.op == "op-7", end
+    assert fresh.memory.utilization == 0.3 and fresh.memory.mapped_blocks < world.memory.mapped_blocks
+    assert all(len(fresh.tokens(f"r{number}")) == 30 for number in range(6))
+    fresh.check()
+
+
+@pytest.mark.parametrize("verb", [Pause(mode="wait"), Drain()])
+def test_an_open_command_has_one_end(verb: Verb) -> None:
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=40)
+    world.run(4)
+    assert not any(isinstance(reply, Outcome) for reply in world.say(verb))
+    fresh = follow(follow(world, meet=False))
+    fresh.run()
+    ends = [reply for reply in fresh.told("c2") if isinstance(reply, Outcome | Refused)]
+    assert [(end.state, end.op) for end in ends if isinstance(end, Outcome)] == [("applied", "op-2")], ends
+    assert fresh.engine.answers.of(["c2"])[0][-1] == ends[-1]
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+def test_events_are_numbered_on_and_pushed_again() -> None:
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=2)
+    world.run()
+    newest = world.engine.feed.newest
+    fresh = follow(world, meet=False)
+    pending = [event for part in fresh.engine.feed.pending() for event in part.events]
+    assert [event.kind for event in pending[:newest]] == [event.kind for event in world.events]
+    assert fresh.engine.feed.newest == len(pending) >= newest
+    met(fresh)
+    fresh.engine.commit()
+    assert fresh.engine.feed.facts()[: len(world.facts)] == world.facts
+
+
+# --- anything at any time -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_anything_may_happen_before_and_between_the_ends_of_cores(seed: int) -> None:
+    """Whatever was committed is there again; in the end each request has its tokens, and each command one end."""
+    draw = random.Random(seed)
+    world = CoreWorld(stages=draw.randint(1, 3), max_num_seqs=6, schedule_ahead=draw.random() < 0.5)
+    world.counting = True
+    made: dict[str, int] = {}
+    aborted: set[str] = set()
+    for _ in range(4):
+        for _ in range(draw.randint(5, 40)):
+            act = draw.random()
+            if act < 0.3:
+                name = f"r{len(made)}"
+                made[name] = draw.randint(1, 30)
+                world.submit(name=name, max_tokens=made[name], prompt=range(3, 3 + draw.randint(1, 20)))
+            elif act < 0.7 and world.steps:
+                world.retire()
+            elif made:
+                name = draw.choice(list(made))
+                verb: Verb = draw.choice([
+                    Preempt(request=name, hold=draw.random() < 0.5), SwapOut(request=name), Release(request=name),
+                    Priority(request=name, priority=draw.randint(-3, 3)), Abort(request=name),
+                    SetMemory(utilization=draw.choice([0.3, 0.5])),
+                ])  # fmt: skip
+                world.say(verb)
+                if isinstance(verb, Abort) and not isinstance(world.told(f"c{world._count}")[-1], Refused):
+                    aborted.add(name)
+            world.engine.advance()
+            world.engine.commit()
+        live = {request.id: (list(request.output_ids), request.priority) for request in world.engine.requests.live()}
+        ended = {output.request for output in world.engine.outputs if output.finished}
+        old, world = world, follow(world, max_num_seqs=6, schedule_ahead=world.config.profile.scheduler.schedule_ahead)
+        kept = {request.id: (list(request.output_ids), request.priority) for request in world.engine.requests.live()}
+        gone = live.keys() - kept.keys()
+        assert gone <= aborted, "an abort under way ends at once"
+        assert kept == {name: state for name, state in live.items() if name not in gone}
+        assert ended <= {output.request for output in world.engine.outputs if output.finished}
+        world.run(3)
+        scheduler_check(world)
+    for request in world.engine.requests.live():
+        if request.state == "held":
+            world.say(Release(request=request.id))
+    world.run()
+    for name, count in made.items():
+        tokens = world.tokens(name)
+        assert tokens == list(range(len(tokens)))
+        assert len(tokens) == count or name in aborted, (name, count, tokens)
+    opened = [reply.id for _, reply in world.answers if isinstance(reply, Accepted)]
+    for name in opened:
+        assert sum(isinstance(reply, Outcome | Refused) for reply in world.told(name)) == 1, world.told(name)
+    assert old.engine.operations.count <= world.engine.operations.count and not world.engine.operations.live
+
+
+def scheduler_check(world: CoreWorld) -> None:
+    import scheduler_invariants
+
+    scheduler_invariants.check(world.scheduler)
