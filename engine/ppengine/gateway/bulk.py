@@ -16,6 +16,8 @@ from ppengine.protocol.inspection import FaultsDetail
 
 OPEN_MOST = 10_000
 WAIT_MOST_MS = 60_000
+CORE_FULL_S = 1.0
+"""Seconds for which a question waits for a core that takes no message: its end may be reported a moment later."""
 CORE_ANSWER_S, STACKS_ANSWER_S = 10.0, 20.0
 NO_FAULTS = "this engine takes no faults on demand; start one that does: ppconsole serve PROFILE --allow-faults"
 
@@ -28,6 +30,8 @@ class Open(msgspec.Struct):
     nonce: int
     deadline: float
     answerer: str
+    unsent_since: float | None = None
+    """Time since which it waits for a core that takes messages; None: it was sent."""
 
 
 class BulkDesk:
@@ -38,17 +42,19 @@ class BulkDesk:
         events: EventLog,
         local: Callable[[Inspect], Inspected | Failed | None],
         answer: Callable[[bytes, msgspec.Struct], None],
-        ask_core: Callable[[Fetch | Inspect], str],
+        ask_core: Callable[[Fetch | Inspect], tuple[bool, str]],
         ask_agent: Callable[[Inspect], str],
         faults: Callable[[], FaultsDetail | None] = lambda: None,
+        core_away: Callable[[], str] = lambda: "",
     ) -> None:
         """`local` answers questions from this process and returns None for others.
 
-        `ask_core` and `ask_agent` send a question and return the obstacle, empty without one. `faults` returns None in
-        an engine without faults on demand.
+        `ask_agent` sends a question and returns the obstacle, empty without one. `ask_core` returns before that
+        whether it was sent: a core that is restarted gets it later. `faults` returns None in an engine without faults
+        on demand.
         """
         self._events, self._local, self._answer = events, local, answer
-        self._ask_core, self._ask_agent, self._faults = ask_core, ask_agent, faults
+        self._ask_core, self._ask_agent, self._faults, self._core_away = ask_core, ask_agent, faults, core_away
         self._open: OrderedDict[int, Open] = OrderedDict()
         self._next = 1
 
@@ -80,13 +86,18 @@ class BulkDesk:
     def core_back(self) -> None:
         """Ask another core what the one before it has not answered."""
         for known in [known for known in self._open.values() if known.answerer == "core"]:
-            self._ask_core(known.question)
+            sent, _ = self._ask_core(known.question)
+            known.unsent_since = None if sent else time.monotonic()
 
     def expire(self, now: float) -> None:
-        """Fail the questions whose answer is overdue."""
-        for number, known in [(number, known) for number, known in self._open.items() if known.deadline < now]:
-            del self._open[number]
-            self._fail(known.client, known.nonce, "FAILED", f"the {known.answerer} gave no answer")
+        """Fail the questions whose answer is overdue, and those that a core without a fault does not take."""
+        for number, known in list(self._open.items()):
+            if known.deadline < now:
+                del self._open[number]
+                self._fail(known.client, known.nonce, "FAILED", f"the {known.answerer} gave no answer")
+            elif known.unsent_since is not None and now - known.unsent_since > CORE_FULL_S and not self._core_away():
+                del self._open[number]
+                self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
 
     def _list_faults(self, client: bytes, nonce: int) -> None:
         listing = self._faults()
@@ -100,14 +111,16 @@ class BulkDesk:
         nonce, number = question.nonce, self._next
         self._next += 1
         question.nonce = number
+        sent = True
         if answerer == "agent" and isinstance(question, Inspect):
             why = self._ask_agent(question)
         else:
-            why = self._ask_core(question)
+            sent, why = self._ask_core(question)
         if why:
             self._fail(client, nonce, "NO_CORE" if answerer == "core" else "FAILED", why)
             return
-        self._open[number] = Open(question, client, nonce, time.monotonic() + wait_s, answerer)
+        now = time.monotonic()
+        self._open[number] = Open(question, client, nonce, now + wait_s, answerer, None if sent else now)
         while len(self._open) > OPEN_MOST:
             self._open.popitem(last=False)
 

@@ -41,8 +41,11 @@ KEPT = 4096
 """Commands whose answers are kept for repeats."""
 REPEAT_S = 10.0
 """Seconds for a console to repeat a command that its gateway recorded and did not forward."""
-CORE_AWAY_S = 30.0
-"""Seconds for which a command waits for a core that is restarted."""
+CORE_AWAY_S, CORE_FULL_S = 30.0, 1.0
+"""Seconds for which a command waits for a core that is restarted, and for one that takes no message.
+
+The connection to a core that ends is gone a moment before the report of its end.
+"""
 ENDS_MOST = 3
 """Cores to which a command is sent without an answer: it may be the reason why they end."""
 _ID_MOST, _REASON_MOST = 128, 1000
@@ -208,9 +211,10 @@ class CommandDesk:
     def expire(self, now: float) -> None:
         """Refuse commands that waited for too long: for their consoles to repeat them, or for a core."""
         for identity, kept in list(self._kept.items()):
-            if kept.waits_since is not None and now - kept.waits_since > CORE_AWAY_S:
+            away = self._engine.core_away()
+            if kept.waits_since is not None and now - kept.waits_since > (CORE_AWAY_S if away else CORE_FULL_S):
                 kept.waits_since = None
-                text = self._engine.core_away() or self._engine.core_missing()
+                text = away or self._engine.core_missing() or "the engine core takes no more commands now"
                 self._reply(kept, Refused(id=identity, code="NO_CORE", text=text))
             if kept.forget_at is not None and now > kept.forget_at:
                 kept.forget_at = None
@@ -290,10 +294,10 @@ class CommandDesk:
         missing = away or self._engine.core_missing()
         if missing and kept.row.ends_engine:
             self._stop_without_core(kept, missing)
-        elif away:
+        elif missing and not away:
+            self._reply(kept, _refused(command, "NO_CORE", missing))
+        elif away or not self._engine.forward(command):
             kept.waits_since = time.monotonic()
-        elif missing or not self._engine.forward(command):
-            self._reply(kept, _refused(command, "NO_CORE", missing or "the engine core takes no more commands now"))
 
     def _continue(self, kept: Kept) -> None:
         """Send SIGCONT, without the core: it may be stuck."""

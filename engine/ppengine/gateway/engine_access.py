@@ -70,15 +70,15 @@ class EngineLink:
         """Have the core push again what this gateway lacks; return whether it was sent."""
         return self._send_core(question)
 
-    def ask_core(self, question: Fetch | Inspect) -> str:
-        """Send a question to the core; return the obstacle, empty without one.
+    def ask_core(self, question: Fetch | Inspect) -> tuple[bool, str]:
+        """Send a question to the core; return whether it was sent, and why it never will be, empty if it may be.
 
         A core that is restarted gets it later: `BulkDesk.core_back` asks again.
         """
         if self.core_away():
-            return ""
+            return False, ""
         missing = self._collector.core_missing()
-        return missing or ("" if self._send_core(question) else "the engine core takes no more questions now")
+        return (False, missing) if missing else (self._send_core(question), "")
 
     def ask_agent(self, question: Inspect) -> str:
         """Send a question to the agent; return the obstacle, empty without one."""
