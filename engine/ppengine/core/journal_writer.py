@@ -83,17 +83,16 @@ class JournalWriter:
 
     def tokens(self, retirement: Retirement, step: int, now: float) -> None:
         """Note the tokens of a retired step. `step`: the number of the newest one that was sent."""
-        tokens = retirement.tokens
-        if not self.full or not tokens:
+        if not self.full or not retirement.tokens:
             return
-        record = Tokens(now, step, [one[0].arrival for one in tokens], [one[1] for one in tokens])
-        if any(one[0].sampling.logprobs is not None for one in tokens):
-            record.logprobs = [
-                (place, Logprob(logprob, top))
-                for place, (request, _, logprob, top) in enumerate(tokens)
-                if request.sampling.logprobs is not None
-            ]
-        self._journal.note(record)
+        requests, tokens, logprobs, tops = zip(*retirement.tokens, strict=True)
+        wanted = [place for place, one in enumerate(requests) if one.sampling.logprobs is not None]
+        self._journal.note(
+            Tokens(
+                now, step, [one.arrival for one in requests], list(tokens),
+                [(place, Logprob(logprobs[place], tops[place])) for place in wanted],
+            )
+        )  # fmt: skip
 
     def began(self, names: list[str]) -> None:
         """Note that the stages get work for samples."""
