@@ -163,14 +163,14 @@ async def test_death_by_a_fault(engine: Served, kind: str, code: int) -> None:
         await op.repair(1)
 
 
-async def test_the_last_picture_says_what_ended_the_engine(engine: Served) -> None:
-    """The last test of this engine: nothing of it is left either."""
+async def test_the_core_is_killed_and_the_requests_go_on(engine: Served, folder: Path) -> None:
     async with engine.operator() as op:
-        await writes(op, 900)
+        name = await writes(op)
         await op.do(Fault(kind="core-kill"))
-        ended = op.until(lambda picture: picture.engine.state == "stopped", "the engine has ended", core=False)
-        (verdict,) = (await ended).verdicts
+        told = await op.until(lambda picture: picture.verdicts, "it is a verdict", core=False)
+        (verdict,) = told.verdicts
         assert (verdict.stage, verdict.cause) == (None, "core")
         assert "killed by SIGKILL" in verdict.summary
-    engine.ended(1, "core ended: killed by SIGKILL")
-    assert engine.engine.leftovers() == []
+        await op.until(lambda picture: picture.engine.state == "serving", "the next one serves")
+        engine.find_pids()
+        await goes_on(op, name, folder)

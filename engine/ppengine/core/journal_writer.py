@@ -1,4 +1,4 @@
-"""What the parts of the core report to its journal, as records of the present turn."""
+"""Reports of the parts of the core to its journal, as records of the present turn."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Checks:
         return self._flags
 
     def resume(self, flags: int, share: float) -> None:
-        """Switch on what was on in the core before this one; stages follow with `restate`."""
+        """Switch on the checks of the core before this one; stages follow with `restate`."""
         self._flags = flags
         self.shadow.resume(share)
 

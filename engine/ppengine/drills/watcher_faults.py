@@ -27,7 +27,7 @@ def core_stop(target: Target) -> Undo:
 
 @outside("death", "core", on="core")
 def core_kill(target: Target) -> None:
-    """The engine core gets SIGKILL. Without a core, the supervisor ends the engine.
+    """The engine core gets SIGKILL. Another one meets the stages and goes on with the requests.
 
     Verdict: the engine core was killed by SIGKILL.
     """
