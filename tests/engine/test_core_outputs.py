@@ -189,7 +189,7 @@ def test_stop_texts_without_number_or_end_are_refused() -> None:
 
 def test_a_token_wakes_those_alone_who_wait_for_it(desk: Desk) -> None:
     desk.open()
-    desk.hub.open("r-2", "", [1], SamplingParams())
+    desk.hub.open("r-2", "", [1], SamplingParams(), 0)
     for nonce, request in ((1, "r-1"), (2, "r-2")):
         desk.hub.fetch(b"c", Fetch(nonce=nonce, request=request, wait_ms=60_000))
     desk.say("x")

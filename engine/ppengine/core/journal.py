@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ import msgspec
 from ppengine.core.journal_records import Moved, Record
 
 FILE, OLDER, FRESH = "core.journal", "core.journal.1", "core.journal.new"
-LIMIT_BYTES = 16 * 1024 * 1024
+LIMIT_BYTES = 8 * 1024 * 1024
 """Bytes from which another file is begun; twice the size of the live state where that is more."""
 SLICE_S = 0.001
 """Seconds of a turn that go into moving the live state."""
@@ -110,7 +110,7 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, records: list[Record]) -> None:
+    def _write(self, records: Sequence[Record | msgspec.Raw]) -> None:
         body = self._encoder.encode(records)
         data = _HEAD.pack(_MARK, len(body), zlib.crc32(body)) + body
         if os.write(self._descriptor, data) < len(data):
@@ -128,13 +128,14 @@ class Journal:
 
     def _move(self, rest: Iterator[Record]) -> None:
         """Write the next slice of the live state, and drop the older file behind the last one."""
-        until, records = time.perf_counter() + SLICE_S, list[Record]()
+        until, bodies = time.perf_counter() + SLICE_S, list[msgspec.Raw]()
         for record in rest:
-            records.append(record)
+            bodies.append(msgspec.Raw(self._encoder.encode(record)))
             if time.perf_counter() > until:
-                self._write(records)
+                self._write(bodies)
                 return
-        self._write([*records, Moved()])
+        self._write(bodies)
+        self._write([Moved()])
         self._moving, self._limit = None, max(self._least, 2 * self._size)
         (self._folder / OLDER).unlink(missing_ok=True)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,10 @@ class Restored:
     """Parts of the journal that could not be read."""
     _samples: dict[int, tuple[Entered, int]] = field(default_factory=dict)
     """Submission and place of each sample, by number."""
+    _append: dict[int, Callable[[int], None]] = field(default_factory=dict)
+    """Adds a token to a sample, by its number."""
+    _silent: set[int] = field(default_factory=set)
+    """Numbers of samples that have had no token, or none since the end of a core."""
     _ending: dict[str, SampleState] = field(default_factory=dict)
     """Samples that have ended, by id, until the event with their figures comes."""
 
@@ -108,23 +113,27 @@ class Restored:
             SampleState(priority=entered.priority) for _ in range(entered.sampling.n - len(entered.samples))
         ]
         for index in range(entered.sampling.n):
-            self._samples[entered.first + index] = entered, index
+            number, sample = entered.first + index, entered.samples[index]
+            self._samples[number], self._append[number] = (entered, index), sample.tokens.append
+            if sample.first_token is None or entered.deaths:
+                self._silent.add(number)
 
     def _take_tokens(self, record: Tokens) -> None:
         self.step = max(self.step, record.step)
-        samples, logprobs = self._samples, dict(record.logprobs)
-        for place, (number, token) in enumerate(zip(record.numbers, record.tokens, strict=False)):
-            known = samples.get(number)
-            if known is None:
-                continue  # Its output was dropped, or its full state follows.
-            entered, index = known
-            sample = entered.samples[index]
-            if sample.first_token is None:
-                sample.first_token = record.at
-            sample.tokens.append(token)
-            entered.deaths = 0
-            if place in logprobs:
-                sample.logprobs.append(logprobs[place])
+        if self._silent:
+            for number in self._silent.intersection(record.numbers):
+                entered, index = self._samples[number]
+                entered.samples[index].first_token = entered.samples[index].first_token or record.at
+                entered.deaths = 0
+                self._silent.discard(number)
+        # There may be millions of tokens. One of no request had its output dropped, or its full state follows.
+        append = self._append.get
+        for number, token in zip(record.numbers, record.tokens, strict=False):
+            if (add := append(number)) is not None:
+                add(token)
+        for place, logprob in record.logprobs:
+            if (known := self._samples.get(record.numbers[place])) is not None:
+                known[0].samples[known[1]].logprobs.append(logprob)
 
     def _begin(self, name: str) -> None:
         entered = self.requests.get(name) or self.requests.get(name.rpartition(".")[0])
@@ -163,6 +172,8 @@ class Restored:
                 continue
             for number in range(entered.first, entered.first + entered.sampling.n):
                 self._samples.pop(number, None)
+                self._append.pop(number, None)
+                self._silent.discard(number)
 
 
 def restore(folder: Path) -> Restored | None:
@@ -170,7 +181,11 @@ def restore(folder: Path) -> Restored | None:
     if not journal.exists(folder):
         return None
     restored = Restored()
-    restored.apply(journal.read(folder, restored.damage.append))
+    gc.disable()  # It would look at millions of new tokens again and again, none of which goes.
+    try:
+        restored.apply(journal.read(folder, restored.damage.append))
+    finally:
+        gc.enable()
     return restored
 
 
