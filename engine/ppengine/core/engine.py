@@ -226,7 +226,7 @@ class Engine:
         successor.place_cordons(self.stages)
         successor.restore()
         self.recovery.follow(known, "the engine core was restarted")
-        successor.adopt_restarts(self.recovery, self.operations)
+        successor.adopt_restarts(self.recovery.takeover, self.operations)
         self.journal.begin(self._state.records)
         successor.report_losses()
         for text in restored.damage:

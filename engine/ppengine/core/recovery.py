@@ -18,6 +18,7 @@ from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
 from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.core.takeover import Takeover
 from ppengine.protocol import facts
 from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost
@@ -36,8 +37,6 @@ from ppengine.protocol.verbs import RestartStage
 
 CONNECT_S = 1.0
 """Seconds more for stages to connect to a core that follows another one."""
-REPEAT_S = 0.05
-"""Seconds between two notices to a stage that has not answered."""
 DRAIN_S = 2.0
 """Seconds in which a live stage must leave the old generation; otherwise it is restarted too."""
 CONFIRM_S = 0.5
@@ -71,50 +70,19 @@ class Recovery:
     """Time until which all must have left the old generation."""
     _began: float = field(init=False, default=0.0)
     _recomputed: int = field(init=False, default=0)
-    _followed: int = field(init=False, default=0)
-    """First generation of a core that follows another one."""
-    _repeat_at: float = field(init=False, default=0.0)
-    """Time at which stages that have not answered are notified again."""
 
-    # --- a core before this one -------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        self.takeover = Takeover(self._stages, self._health, self._clock, self._notify_stage)
 
     def follow(self, known: Settings, why: str) -> None:
         """Begin a generation in place of that of a core which ended: all stages leave it and meet again."""
-        self.generation = self._followed = known.generation + 1
+        self.generation = known.generation + 1
         self._began = self._clock()
         self._deadline = self._began + DRAIN_S + CONNECT_S
-        for record, state in zip(self._stages, known.stages, strict=False):
-            record.resume(state.started, loaded=state.loaded)
-        self._health.follow(why)
+        self.takeover.begin(known, self.generation, why)
         self._note(
             GenerationBegan(mono_ns=self._now_ns(), generation=self.generation, restarted=(), why=why)
         )  # fmt: skip
-
-    @staticmethod
-    def has_begun(stage: int, known: Settings) -> bool:
-        """Return whether a stage was started for the newest generation of the core before this one."""
-        return stage < len(known.stages) and known.stages[stage].started == known.generation
-
-    def adopt(self, stage: int, operation: Operation) -> None:
-        """Go on with the restart of a stage that the core before this one had begun."""
-        self._stages.leader(stage).restart = operation
-
-    def _take_over(self, record: StageRecord, info: ProcessInfo) -> None:
-        """Note which process of a stage there is: the core before this one may not have noted its start."""
-        if record.started >= self._followed or info.generation == record.started or info.replaced:
-            return
-        ordered = info.generation < record.started
-        record.resume(info.generation, loaded=ordered)
-        if ordered:  # The order did not reach the supervisor.
-            self.start([record.stage])
-
-    def _repeat(self) -> None:
-        """Notify the stages that have not answered: a message to one that has not connected yet is dropped."""
-        if self._health.follows and self._clock() >= self._repeat_at:
-            self._repeat_at = self._clock() + REPEAT_S
-            for record in self._stages:
-                if record.phase in ("starting", "draining"):
-                    self._notify_stage(record.place, NewGeneration(self.generation))
 
     # --- messages of stages and supervisor --------------------------------------------------------------------
 
@@ -123,8 +91,7 @@ class Recovery:
         if info.stage is None:
             return
         record = self._stages[info.stage, info.rank or 0]
-        if self._health.follows:
-            self._take_over(record, info)
+        self.takeover.note(record, info)
         if info.exit_code is not None and info.generation == record.started:
             self._stages.lose(record, info.detail or f"exit code {info.exit_code}", self._clock())
 
@@ -211,7 +178,7 @@ class Recovery:
             self._begin(restarted)
         if not self._health.recovering:
             return
-        self._repeat()
+        self.takeover.notify(self.generation)
         self._restart_lingering()
         if self._stages.all_met(self.generation):
             self._go_on()

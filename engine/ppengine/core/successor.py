@@ -16,11 +16,11 @@ from ppengine.core.journal_state import Restored, sample_id
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
-from ppengine.core.recovery import Recovery
 from ppengine.core.request_details import restored_ending
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.stage_records import PlacedCordon, Stages
+from ppengine.core.takeover import Takeover
 from ppengine.protocol.reports import Attended
 from ppengine.protocol.verbs import RestartStage
 
@@ -94,12 +94,12 @@ class Successor:
             request.finish_reason, request.state = "lost", "finished"
             self._requests.ended(request)
 
-    def adopt_restarts(self, recovery: Recovery, operations: Operations) -> None:
+    def adopt_restarts(self, takeover: Takeover, operations: Operations) -> None:
         """Go on with restarts of stages that the core before this one had begun."""
         for opened in list(self.state.opened.values()):
             verb = opened.command.verb
-            if isinstance(verb, RestartStage) and recovery.has_begun(verb.stage, self.settings):
-                recovery.adopt(verb.stage, operations.reopen(opened.op, opened.command, opened.client))
+            if isinstance(verb, RestartStage) and takeover.has_begun(verb.stage, self.settings):
+                takeover.adopt(verb.stage, operations.reopen(opened.op, opened.command, opened.client))
                 del self.state.opened[opened.command.id]
 
     # --- when the stages have met -----------------------------------------------------------------------------
