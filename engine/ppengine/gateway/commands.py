@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from ppengine.common.procfs import read_stat, tracer
 from ppengine.gateway.audit import ENDS, AuditError, AuditLog, Entry, entry_of
+from ppengine.gateway.continue_stage import continue_stage
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.kept_commands import (
     Kept,
@@ -31,11 +31,10 @@ from ppengine.gateway.kept_commands import (
 from ppengine.gateway.roles import may_command
 from ppengine.gateway.sessions import Session, Sessions
 from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused, Reply
-from ppengine.protocol.discovery import process_start
 from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Recalled
 from ppengine.protocol.verb_table import ROWS
-from ppengine.protocol.verbs import Continue, Verb, name_of
+from ppengine.protocol.verbs import Continue, name_of
 
 KEPT = 4096
 """Commands whose answers are kept for repeats."""
@@ -282,7 +281,10 @@ class CommandDesk:
                 self._reply(kept, reply)
             return
         if row.runs == "gateway":
-            _HERE[type(command.verb)](self, kept)
+            assert isinstance(command.verb, Continue), "it has no other verb of its own"
+            stage = command.verb.stage
+            for answer in continue_stage(command, f"g-{kept.entry.id[-8:]}", stage, self._engine.stage_process(stage)):
+                self._reply(kept, answer)
             return
         self.stopping = self.stopping or kept.ends_engine
         self._forward(kept)
@@ -298,29 +300,6 @@ class CommandDesk:
             self._reply(kept, _refused(command, "NO_CORE", missing))
         elif away or not self._engine.forward(command):
             kept.waits_since = time.monotonic()
-
-    def _continue(self, kept: Kept) -> None:
-        """Send SIGCONT, without the core: it may be stuck."""
-        command, op = kept.command, f"g-{kept.entry.id[-8:]}"
-        assert command is not None and isinstance(command.verb, Continue)
-        stage = command.verb.stage
-        process = self._engine.stage_process(stage)
-        if process is None or process_start(process[0]) != process[1]:
-            self._reply(kept, _refused(command, "NOT_FOUND", f"no process of stage {stage} runs"))
-            return
-        plan = [_continue_plan(stage, process[0])]
-        if command.dry_run:
-            self._reply(kept, Outcome(id=command.id, op=op, state="planned", text=plan[0], plan=plan))
-            return
-        self._reply(kept, Accepted(id=command.id, op=op, plan=plan))
-        try:
-            os.kill(process[0], signal.SIGCONT)
-        except OSError as error:
-            text = f"SIGCONT to pid {process[0]}: {error.strerror}"
-            self._reply(kept, Outcome(id=command.id, op=op, state="failed", text=text))
-            return
-        text = f"sent SIGCONT to stage {stage} (pid {process[0]})"
-        self._reply(kept, Outcome(id=command.id, op=op, state="applied", text=text))
 
     def _stop_without_core(self, kept: Kept, missing: str) -> None:
         command, op, pid = kept.command, f"g-{kept.entry.id[-8:]}", self._engine.supervisor_pid()
@@ -390,21 +369,6 @@ class CommandDesk:
             stage=entry.args.get("stage"),
             step=reply.step if isinstance(reply, Outcome) else None,
         )
-
-
-_HERE: dict[type[Verb], Callable[[CommandDesk, Kept], None]] = {Continue: CommandDesk._continue}
-"""Handlers of the verbs that the gateway executes itself."""
-
-
-def _continue_plan(stage: int, pid: int) -> str:
-    """Return the effect of SIGCONT on the process `pid` of a stage, which may be none."""
-    stat = read_stat(pid)
-    state = stat.state if stat is not None else ""
-    if state == "t":
-        return f"{tracer(pid) or 'a tracer'} holds stage {stage}: SIGCONT changes nothing until it lets go"
-    if state != "T":
-        return f"stage {stage} is not stopped: SIGCONT changes nothing"
-    return f"send SIGCONT to pid {pid} of stage {stage}"
 
 
 def _refused(command: Command, code: ErrorCode, text: str) -> Refused:

@@ -58,7 +58,12 @@ class Consoles:
         self.sessions = Sessions(self._on_session)
         self.commands = CommandDesk(config.epoch, audit, events, self.sessions, self._answer_control, engine)
         self.bulk = BulkDesk(
-            events, local.answer, self._answer_bulk, engine.ask_core, engine.ask_agent, engine.list_faults,
+            events,
+            local.answer,
+            self._answer_bulk,
+            engine.ask_core,
+            engine.ask_agent,
+            engine.list_faults,
             engine.core_away,
         )
 
