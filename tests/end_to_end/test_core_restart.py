@@ -294,6 +294,25 @@ async def test_without_a_journal_all_are_reported_lost(folder: Path) -> None:
             assert b"Submit" not in secrets and str(PROMPTS[0])[1:20].encode() not in secrets
 
 
+async def test_a_request_that_ends_three_cores_is_lost_and_the_engine_goes_on(folder: Path) -> None:
+    slow = {"max_num_batched_tokens": 8, "max_num_seqs": 8}
+    with Served(small(folder, stages=2, model={"max_model_len": 2048}, scheduler=slow)) as engine:
+        async with engine.operator() as op:
+            (poison,) = await op.submit_all([list(range(3, 103)) * 19], max_tokens=9)
+            for ends in range(1, 4):
+                await op.request(poison, lambda one: one.computed_tokens and not one.output_tokens, "is at its prompt")
+                if ends == 3:
+                    (other,) = await op.submit_all([PROMPTS[0]], max_tokens=5)
+                await kill(op)
+            lost = [event for event in await op.heard() if event.kind == "request.lost"]
+            assert [event.request for event in lost] == [poison]
+            assert "ended 3 times while it ran, without a token between" in lost[0].text
+            part = await op.link.fetch(poison)
+            assert part.finished and part.finish_reason == "lost"
+            assert len(await op.tokens(other)) == 5
+            one_end(engine)
+
+
 def test_an_offline_session_goes_on(folder: Path, expected: list[list[int]]) -> None:
     with LLM(small(folder, stages=2, model={"max_model_len": 2048}, name="offline")) as llm:
         engine = llm.llm_engine

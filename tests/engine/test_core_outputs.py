@@ -6,8 +6,10 @@ import time
 
 import msgspec
 import pytest
+from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.control import Failed, Fetch, Fetched
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.offline import Collect, Collected
 from ppengine.protocol.sampling import SamplingParams
 
@@ -20,6 +22,9 @@ class Letters:
 
     def push(self, token: int) -> str:
         return chr(token)
+
+    def extend(self, tokens: list[int]) -> str:
+        return "".join(map(chr, tokens))
 
     def flush(self) -> str:
         return ""
@@ -210,3 +215,37 @@ def test_questions_beyond_the_most_that_may_wait_are_answered_at_once(
     for nonce in range(3):
         desk.hub.fetch(b"c", Fetch(nonce=nonce, request="r-1", wait_ms=60_000))
     assert [answer.nonce for answer in desk.answers] == [2]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"stop": ["lo", "zz"]}, {"stop": ["ll"], "min_tokens": 9}, {"n": 2}])
+@pytest.mark.parametrize("ending", [None, "length", "stop"])
+def test_a_restored_output_reads_as_it_did(desk: Desk, sampling: dict[str, object], ending: str | None) -> None:
+    """Of a live one, and of one that ended by its length, a stop text or a stop token."""
+    desk.open(**sampling)
+    for letter in "hello world":
+        if desk.say(letter)[0]:
+            desk.hub.finish("r-1", 0, "stop")
+            break
+    else:
+        if ending == "stop":
+            desk.hub.push("r-1", 0, ord("!"), None, ended=True)
+        if ending is not None:
+            desk.hub.finish("r-1", 0, ending)
+    before = desk.fetch()
+    params, fresh = SamplingParams(**sampling), Desk()  # type: ignore[arg-type]
+    info = FinishedInfo(
+        id="r-1", owner="", wall=0.0, ended_s=0.0, took_s=1.0, prompt_tokens=3, output_tokens=1,
+        reason=before.finish_reason or "",
+    )  # fmt: skip
+    samples = [SampleState(tokens=list(before.token_ids), finished=info if before.finished else None)]
+    samples += [SampleState() for _ in range(params.n - 1)]
+    fresh.hub.restore(
+        Entered(
+            name="r-1", session="s", first=0, prompt_ids=[1, 2, 3], sampling=params, seed=1, owner="", arrival=0.0,
+            samples=samples,
+        )
+    )  # fmt: skip
+    assert fresh.fetch() == before
+    if not before.finished:
+        assert fresh.say(" lo") == desk.say(" lo")
+        assert fresh.fetch() == desk.fetch()

@@ -244,6 +244,27 @@ def test_a_request_that_no_core_survives_is_not_tried_for_ever() -> None:
     assert world.engine.outputs.get("poison").samples[0].finish_reason == "lost"
 
 
+def test_requests_of_a_paused_engine_are_no_reason() -> None:
+    world = CoreWorld()
+    world.say(Pause(mode="keep"))
+    world.submit(name="a", max_tokens=9)
+    for _ in range(MOST_DEATHS + 1):
+        world = follow(world)
+    assert [request.id for request in world.engine.requests.live()] == ["a"]
+
+
+def test_one_that_runs_is_the_reason_and_not_those_behind_it() -> None:
+    world = CoreWorld(max_num_seqs=1)
+    world.submit(name="poison", max_tokens=9)
+    world.submit(name="behind", max_tokens=9)
+    for _ in range(MOST_DEATHS):
+        world.engine.advance()
+        world = follow(world, max_num_seqs=1)
+    assert [request.id for request in world.engine.requests.live()] == ["behind"]
+    world.run()
+    assert len(world.tokens("behind")) == 9
+
+
 def test_a_request_that_makes_tokens_is_no_reason_for_the_ends_of_cores() -> None:
     world = CoreWorld()
     world.counting = True

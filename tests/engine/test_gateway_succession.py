@@ -21,7 +21,7 @@ from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.sessions import ATTACHED_S, Sessions
 from ppengine.gateway.succession import WAIT_S, Succession
 from ppengine.protocol import frames
-from ppengine.protocol.control import Accepted, Command, Deferred, Hello, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Deferred, Hello, Outcome, Refused, Reply
 from ppengine.protocol.facts import Exited, Serving
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.place import Place
@@ -183,6 +183,53 @@ class Killable:
         self.core.sent.clear()
         succession.take(Recalled(newest=0, replies=replies, unknown=unknown), now)
         assert succession.turn(now)
+
+
+class Journalled(Core):
+    """A core that is killed at the moment with that number: what it has not written has not happened."""
+
+    def __init__(self, moment: int | None) -> None:
+        super().__init__()
+        self.left, self.dead = moment, False
+        self.written: tuple[list[Reply], list[str]] = [], []
+
+    def handle(self, command: Command) -> None:
+        if self.dies():
+            return
+        super().handle(command)
+        if self.dies():
+            return
+        self.written = self.answers.kept(), list(self.carried_out)
+        self.dies()
+
+    def dies(self) -> bool:
+        self.left = None if self.left is None else self.left - 1
+        self.dead = self.dead or self.left == -1
+        if self.dead:
+            self.sent.clear()
+        return self.dead
+
+    def successor(self) -> Core:
+        core = Core()
+        for reply in self.written[0]:
+            core.answers.keep(reply)
+        core.carried_out = self.written[1]
+        return core
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2, None])
+def test_a_command_has_one_effect_and_one_end_wherever_its_core_is_killed(tmp_path: Path, moment: int | None) -> None:
+    first = Journalled(moment)
+    gateway = Killable(tmp_path, first, None)
+    gateway.say(pause())
+    second = gateway.core = first.successor()
+    replies, unknown = second.answers.of(gateway.desk.open())
+    gateway.desk.recalled(Recalled(newest=0, replies=replies, unknown=unknown), 0.0)
+    gateway.desk.core_back()
+    gateway.pass_on()
+    assert second.carried_out == ["1"]
+    assert [one for one in gateway.got if isinstance(one, Outcome)][-1].state == "applied"
+    assert [line.outcome for line in lines(tmp_path)] == ["received", "accepted", "applied"]
 
 
 def lines(folder: Path) -> list[Entry]:

@@ -182,3 +182,16 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
     modules = "ppengine.checkpoint.tokenizer, ppengine.checkpoint.model_spec"
     code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_run_of_tokens_at_once_has_the_text_of_single_ones(byte_level: Path, seed: int) -> None:
+    """A core that follows another one makes the text again, and goes on with it token by token."""
+    tokenizer, draw = Tokenizer.load(byte_level), random.Random(seed)
+    ids = tokenizer.encode("".join(draw.choice(TEXTS) for _ in range(draw.randint(1, 6))))
+    if seed % 3 == 0:
+        draw.shuffle(ids)
+    cut, one, run = draw.randint(0, len(ids)), tokenizer.stream(ids[:3]), tokenizer.stream(ids[:3])
+    single = [one.push(token) for token in ids]
+    pieces = [run.extend(ids[:cut]), *map(run.push, ids[cut:])]
+    assert "".join([*pieces, run.flush()]) == "".join([*single, one.flush()])

@@ -76,7 +76,8 @@ class Successor:
         live = [one for one in self.state.requests.values() if _lives(one)]
         begun = [one for one in live if one.begun]
         # One that waits for its turn is no reason, unless the core ends before any has its turn.
-        for one in begun or [one for one in live if any(map(_waits, one.samples))]:
+        waiting = [] if self.settings.paused_by else [one for one in live if any(map(_waits, one.samples))]
+        for one in begun or waiting:
             one.deaths += 1
         for one in live:
             one.begun = False

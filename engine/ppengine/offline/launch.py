@@ -20,7 +20,7 @@ from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
 
 LOAD_POLL_MS = 1000
-AGAIN_S = 3.0
+AGAIN_S = 1.5
 """Seconds after which a message without an answer is sent again; the core answers within one."""
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ import zmq
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.steps import ControlPing, ControlPong, NewGeneration, Shutdown, ToStage
+from ppengine.stage.core_link import RECONNECT_MS
 from ppengine.stage.generations import Generations
 from ppengine.stage.gil_probe import GilProbe
 from ppengine.stage.recorder import Recorder, open_recorder
@@ -57,6 +58,7 @@ class ControlThread(threading.Thread):
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.connect(self._config.endpoint("steps"))
         codec, probe = Codec(ToStage), GilProbe(ring)
         deadline: float | None = None

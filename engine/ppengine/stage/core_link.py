@@ -13,6 +13,7 @@ from ppengine.protocol.steps import NewGeneration, Shutdown, Step, ToStage
 from ppengine.stage.generations import Generations
 
 _LINGER_MS = 1000
+RECONNECT_MS = 20
 
 
 def open_socket(context: zmq.Context[Any], endpoint: str, stage: int, rank: int) -> zmq.Socket[bytes]:
@@ -20,6 +21,8 @@ def open_socket(context: zmq.Context[Any], endpoint: str, stage: int, rank: int)
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, f"s{stage}.{rank}".encode())
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    # A core that is restarted binds again; zmq would try after 100 ms.
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.connect(endpoint)
     return socket
 
