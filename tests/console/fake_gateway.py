@@ -219,7 +219,7 @@ class FakeGateway:
         self.name = name
         self.hz = hz
         self.snapshot = snapshot or sample_snapshot()
-        self.silent = self.deaf = self.coreless = False
+        self.silent = self.deaf = self.coreless = self.loses = False
         self.words = ["Once", " upon", " a", " time", " there", " was", " a", " fox."]
         self.word_s = 0.02
         self.commands: list[Command] = []
@@ -540,7 +540,9 @@ class FakeGateway:
         return Fetched(
             nonce=fetch.nonce, request=fetch.request, sample=fetch.sample, offset=fetch.offset,
             token_ids=list(range(fetch.offset, have)), text_offset=fetch.text_offset, text=text[fetch.text_offset :],
-            finished=finished, finish_reason=("abort" if aborted else reason) if finished else None, prompt_tokens=4,
+            finished=finished,
+            finish_reason=("abort" if aborted else "lost" if self.loses else reason) if finished else None,
+            prompt_tokens=4,
             state="finished" if finished else "running",
         )  # fmt: skip
 
