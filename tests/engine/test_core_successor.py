@@ -467,6 +467,21 @@ def test_events_are_numbered_on_and_pushed_again() -> None:
     assert fresh.engine.feed.facts()[: len(world.facts)] == world.facts
 
 
+def test_a_journal_that_cannot_be_read_costs_the_requests_and_not_the_engine() -> None:
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=9)
+    newest = world.engine.feed.newest
+    world.engine.commit()
+    world.journal._written = []
+    fresh = follow(world)
+    assert fresh.generation == 1001 and fresh.engine.health.state == "serving" and fresh.engine.requests.live() == []
+    assert fresh.engine.feed.newest > newest and len(fresh.engine.feed.pending()) == 1
+    assert fresh.engine.feed.after(newest)[0].oldest > newest + 1, "the gateway sees that it cannot have those between"
+    fresh.submit(name="b", max_tokens=4)
+    fresh.run()
+    assert len(fresh.tokens("b")) == 4
+
+
 # --- anything at any time -----------------------------------------------------------------------------------
 
 

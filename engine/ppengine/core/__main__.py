@@ -27,12 +27,13 @@ from ppengine.core.engine import Engine
 from ppengine.core.journal import Journal
 from ppengine.core.journal_state import restore
 from ppengine.core.shadow_check import IDENTITY
+from ppengine.core.state_waiters import StateWaiters
 from ppengine.protocol.chat_messages import FromRenderer
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
-from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateAnswer, StateQuery, ToFront
+from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateQuery, ToFront
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.severity import log_level
@@ -100,7 +101,7 @@ class Loop:
             restored=restore(folder), clock=self._clock,
         )  # fmt: skip
         self._identities = [_identity("s", place) for place in self.engine.stages.places]
-        self._state_waiters: list[tuple[bytes, StateQuery, float]] = []
+        self._waiters = StateWaiters(self.engine.health, config.max_model_len)
 
     def run(self) -> None:
         """Take turns until the engine leaves."""
@@ -142,7 +143,8 @@ class Loop:
                 self._on_front(client, message)
         engine.advance()
         engine.outputs.serve_waiters()
-        self._serve_state_waiters()
+        for client, answer in self._waiters.answers(self._clock()):
+            self._reply(client, answer)
         engine.commit()
         answers, self._answers = self._answers, []
         for client, payload in answers:
@@ -221,7 +223,7 @@ class Loop:
             case ForgetMany():
                 engine.outputs.forget(message.requests)
             case StateQuery():
-                self._state_waiters.append((client, message, self._clock() + message.wait_ms / 1e3))
+                self._waiters.add(client, message, self._clock())
             case ProcessReport():
                 self._supervisor = client
                 orders, self._orders = self._orders, []
@@ -232,21 +234,6 @@ class Loop:
                 engine.rooms.take(message)
             case Recall():
                 self._recall(message)
-
-    def _serve_state_waiters(self) -> None:
-        now, health, left = self._clock(), self.engine.health, []
-        for client, query, deadline in self._state_waiters:
-            if health.state == "loading" and now < deadline:
-                left.append((client, query, deadline))
-                continue
-            blocks = health.serving.memory.mapped_blocks if health.serving else 0
-            answer = StateAnswer(
-                nonce=query.nonce, state=health.state, message=health.message,
-                max_model_len=self._config.max_model_len, num_blocks=blocks,
-                code="DOES_NOT_FIT" if health.unfit else "",
-            )  # fmt: skip
-            self._reply(client, answer)
-        self._state_waiters = left
 
     def _send_step(self, payload: bytes) -> None:
         for identity in self._identities:

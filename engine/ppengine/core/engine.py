@@ -218,7 +218,8 @@ class Engine:
             restored, self.config.stages, self.outputs, self.requests, self.answers, self.event, self._clock
         )
         known = successor.settings
-        self.feed.restore(restored.events, restored.facts)
+        whole = restored.settings is not None and not restored.damage
+        self.feed.restore(restored.events, restored.facts, whole=whole)
         self.offline.added.update(restored.added)
         self.operations.restart(known.operations)
         self.commands.restore_attended(successor.attended())

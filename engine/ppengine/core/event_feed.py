@@ -11,6 +11,8 @@ from ppengine.protocol.reports import Happened
 from ppengine.protocol.snapshot import Event
 
 KEPT, FACTS_KEPT = 10_000, 1000
+GAP = 2**32
+"""Numbers that are left out behind a journal that could not be read; the gateway goes on behind such a gap."""
 _PORTION = 1000
 """Most events in one message."""
 
@@ -30,14 +32,20 @@ class EventFeed:
         self._events.append(event)
         return self.newest
 
-    def restore(self, events: dict[int, Event], facts: Iterable[Fact]) -> None:
-        """Go on with the events and facts of the core before this one. Those behind a gap in the numbers are kept."""
+    def restore(self, events: dict[int, Event], facts: Iterable[Fact], *, whole: bool) -> None:
+        """Go on with the events and facts of the core before this one. Those behind a gap in the numbers are kept.
+
+        Without the `whole` journal some numbers may be used that it does not have: this one begins far behind.
+        """
         self._facts.extend(facts)
         for number in sorted(events):
             if number != self.newest + 1:
                 self._events.clear()
             self._events.append(events[number])
             self.newest = number
+        if not whole:
+            self._events.clear()
+            self.newest += GAP
         # The gateway may lack the last ones, and drops those that it has.
         self._pushed = self.newest - len(self._events)
 

@@ -155,8 +155,6 @@ class Settings(msgspec.Struct, array_like=True, tag=11):
     """Everything else, as of now."""
 
     generation: int
-    served: bool
-    """All stages have met at least once in this epoch."""
     stages: list[StageState]
     utilization: float
     """Memory utilization that all stages have agreed on."""

@@ -67,7 +67,7 @@ class LiveState:
         before = None if self.before is None else self.before.settings
         stages = [StageState(record.started, loaded=record.ready is not None) for record in self._stages]
         known = Settings(
-            generation=self._recovery.generation, served=serving is not None, stages=stages,
+            generation=self._recovery.generation, stages=stages,
             utilization=self._config.profile.memory.utilization, revision=0, step=0, paused_by="", paused=False,
             draining=self._health.draining, checks=self._checks.flags, shadow=self._checks.shadow.share,
             cordons=[
@@ -85,7 +85,7 @@ class LiveState:
             known.preemptions, known.swaps = scheduler.fences.preemptions_total, scheduler.fences.swaps_total
             known.hit_tokens = scheduler.blocks.hit_tokens_total
         elif before is not None:
-            known.served, known.utilization, known.revision = before.served, before.utilization, before.revision
+            known.utilization, known.revision = before.utilization, before.revision
             known.step, known.paused_by, known.paused = before.step, before.paused_by, before.paused
             known.checks, known.shadow = before.checks, before.shadow
             known.preemptions, known.swaps, known.hit_tokens = before.preemptions, before.swaps, before.hit_tokens

@@ -169,7 +169,7 @@ def _requests(entered: Entered) -> list[Request]:
 def _unknown(stages: int, now: float) -> Settings:
     """Return settings for a journal that has none: the generation is above all that the stages can know."""
     return Settings(
-        generation=1000, served=True, stages=[StageState(1, loaded=False)] * stages, utilization=0.0, revision=0,
+        generation=1000, stages=[StageState(1, loaded=False)] * stages, utilization=0.0, revision=0,
         step=0, paused_by="", paused=False, draining=False, checks=0, shadow=0.0, cordons=[], operations=0,
         prompt_tokens=0, output_tokens=0, preemptions=0, swaps=0, hit_tokens=0, began=now,
     )  # fmt: skip
