@@ -20,6 +20,11 @@ _state = tempfile.mkdtemp(prefix="ppconsole-state-")
 os.environ["XDG_STATE_HOME"] = _state
 atexit.register(shutil.rmtree, _state, ignore_errors=True)
 
+# Keys of tests are made in a folder of their own, not among those of the user.
+_config = tempfile.mkdtemp(prefix="ppconsole-config-")
+os.environ["XDG_CONFIG_HOME"] = _config
+atexit.register(shutil.rmtree, _config, ignore_errors=True)
+
 # What a shell runs in its background ignores Ctrl-C, under nohup the end of a terminal as well, and children inherit
 # that: tests that send those signals would wait for ever. A handler is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 import snapshots
 import zmq
+from ppconsole.link.keypair import make_keypair
 from ppengine.protocol.control import (
     Accepted,
     Command,
@@ -234,6 +235,7 @@ class FakeGateway:
         self.asked = 0
         """Fetches that came."""
         self.pid = os.getpid()
+        self.keypair = make_keypair()
         self.epoch = ""
         self._outputs: dict[str, tuple[float, str, int]] = {}
         self._aborted: set[str] = set()
@@ -268,6 +270,7 @@ class FakeGateway:
             state_endpoint=f"ipc://{folder}/state", control_endpoint=f"ipc://{folder}/control",
             bulk_endpoint=f"ipc://{folder}/bulk", proto=PROTOCOL, model=self.snapshot.engine.model,
             pipeline_parallel_size=len(self.snapshot.stages), run_dir=str(folder), started_wall=time.time(),
+            server_key=self.keypair.public,
         )  # fmt: skip
         write_record(self.record)
 
@@ -320,6 +323,8 @@ class FakeGateway:
             for name, socket in (("state", self._state), ("control", self._control), ("bulk", self._bulk)):
                 socket.linger = 0
                 socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+                socket.curve_server = True  # without a ZAP handler: any key is accepted
+                socket.curve_secretkey = bytes.fromhex(self.keypair.secret)
                 socket.bind(f"ipc://{folder}/{name}")
             self._state.setsockopt(zmq.XPUB_VERBOSE, 1)
             ready.set()

@@ -17,16 +17,21 @@ import pytest
 import zmq
 from ppengine.common import lifeline
 from ppengine.common.config import ConsoleConfig, EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile
+from ppengine.common.curve import be_client, make_keypair
 from ppengine.common.ring import Kind, Record
 from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.gateway.keyring import Principal
 from ppengine.protocol import frames
 from ppengine.protocol.control import Command, FromBulk, FromGateway, Hello
 from ppengine.protocol.discovery import runtime_dir
+from ppengine.protocol.keys import Keypair, own_keypair, public_key
 from ppengine.protocol.offline import ToFront
 from ppengine.protocol.reports import AgentReport, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
 from ppengine.protocol.snapshot import EngineInfo, Queues, Snapshot, Throughput
 
 MIB = 1024 * 1024
+PRINCIPAL = Principal("0" * 64, "owner", "admin")
+"""The user who runs the engine."""
 T = TypeVar("T")
 
 
@@ -219,8 +224,16 @@ class FakeCore:
 class Client:
     """A console's sockets."""
 
-    def __init__(self, context: zmq.Context[Any], config: EngineConfig, topics: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        config: EngineConfig,
+        topics: tuple[bytes, ...] = (),
+        keypair: Keypair | None = None,
+    ) -> None:
+        """`keypair` None: that of this user."""
         self.config = config
+        self._keypair = keypair or own_keypair("client", make_keypair)
         self.control = self._connect(context, zmq.DEALER, "control")
         self.bulk = self._connect(context, zmq.DEALER, "bulk")
         self.state = self._connect(context, zmq.SUB, "state")
@@ -237,6 +250,7 @@ class Client:
     def open(self) -> Client:
         """Connect all."""
         for socket, name in ((self.control, "control"), (self.bulk, "bulk"), (self.state, "state")):
+            be_client(socket, self._keypair, public_key(Path(self.config.run_dir)))
             socket.connect(self.config.endpoint(name))
         return self
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import zmq
 from monitor_helpers import TRIES, Client, FakeCore, make_config, remove, sample, started, until
+from ppengine.common.curve import be_client, make_keypair
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Ping, Pong, Refused
+from ppengine.protocol.keys import own_keypair, public_key
 
 GATEWAY = "ppengine.gateway"
 
@@ -35,6 +37,10 @@ def client(place):
     made.hello()
     yield made
     made.close()
+
+
+def encrypted(socket, config):
+    be_client(socket, own_keypair("client", make_keypair), public_key(Path(config.run_dir)))
 
 
 def rss(pid):
@@ -64,6 +70,7 @@ def test_an_oversized_frame_costs_its_sender_the_connection(place, client):
     before = rss(process.pid)
     with context.socket(zmq.DEALER) as bad:
         bad.linger = 0
+        encrypted(bad, config)
         bad.connect(config.endpoint("control"))
         bad.send_multipart([b"h", bytes(frames.MAX_FRAME_BYTES + 1)])
         assert not bad.poll(300)
@@ -90,6 +97,7 @@ def test_readers_that_do_not_read_cost_nothing(place, client):
             socket.linger = 0
             socket.rcvhwm = 1
             socket.subscribe(b"")
+            encrypted(socket, config)
             socket.connect(config.endpoint("state"))
             stalled.append(socket)
         talker = Client(context, config).open()

@@ -7,11 +7,12 @@ import time
 
 import pytest
 import zmq
-from monitor_helpers import until
+from monitor_helpers import PRINCIPAL, until
 from ppengine.common import logs
 from ppengine.gateway.events import EventLog
+from ppengine.gateway.keyring import Principal
 from ppengine.gateway.publisher import Publisher
-from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, MOST, Sessions
+from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, MOST, OF_KEY_MOST, Sessions
 from ppengine.protocol import frames
 from ppengine.protocol.control import Hello, Replay
 from ppengine.protocol.log_tail import tail
@@ -71,7 +72,7 @@ def hello(user="eve", read_only=False):
 def test_a_console_counts_from_its_first_ping_until_ten_seconds_of_silence():
     said = []
     sessions = Sessions(lambda what, session: said.append((what, session.user)))
-    sessions.hello(b"1", hello(), 0.0)
+    sessions.hello(b"1", hello(), 0.0, PRINCIPAL)
     assert sessions.count(1.0) == 0
     sessions.ping(b"1", 2.0)
     sessions.ping(b"1", 3.0)
@@ -81,21 +82,31 @@ def test_a_console_counts_from_its_first_ping_until_ten_seconds_of_silence():
     assert said == [("attached", "eve"), ("detached", "eve")]
     sessions.ping(b"1", 50.0)
     assert sessions.count(50.0) == 1, "it was only slow"
-    assert sessions.get(b"1").role == "operator"
+    assert sessions.get(b"1").role == "admin"
     assert sessions.count(51.0 + FORGET_S) == 0 and sessions.get(b"1") is None
 
 
 def test_a_second_hello_cannot_keep_a_role_that_it_gave_up():
     sessions = Sessions(lambda what, session: None)
-    sessions.hello(b"1", hello(), 0.0)
-    assert sessions.hello(b"1", hello(read_only=True), 1.0).role == "viewer"
+    sessions.hello(b"1", hello(), 0.0, PRINCIPAL)
+    assert sessions.hello(b"1", hello(read_only=True), 1.0, PRINCIPAL).role == "viewer"
     assert sessions.get(b"1").role == "viewer"
 
 
 def test_sessions_are_bounded():
     sessions = Sessions(lambda what, session: None)
     for number in range(MOST + 5):
-        sessions.hello(b"%d" % number, hello(), 0.0)
+        owner = Principal(f"{number % 20:064x}", f"k{number % 20}", "operator")
+        sessions.hello(b"%d" % number, hello(), 0.0, owner)
+    assert sessions.get(b"4") is None and sessions.get(b"5") is not None
+
+
+def test_sessions_of_one_key_make_room_among_themselves():
+    sessions = Sessions(lambda what, session: None)
+    sessions.hello(b"first", hello(), 0.0, Principal("1" * 64, "other", "viewer"))
+    for number in range(OF_KEY_MOST + 5):
+        sessions.hello(b"%d" % number, hello(), 0.0, PRINCIPAL)
+    assert sessions.get(b"first") is not None
     assert sessions.get(b"4") is None and sessions.get(b"5") is not None
 
 

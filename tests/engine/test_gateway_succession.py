@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from monitor_helpers import PRINCIPAL
 from ppengine.core.answers import Answers
 from ppengine.core.event_feed import EventFeed
 from ppengine.diagnosis.fault_log import FaultLog
@@ -141,7 +142,9 @@ class Killable:
         self.sessions = Sessions(lambda what, session: None)
         self.events = EventLog(lambda one: None)
         self.desk = CommandDesk("epoch", audit, self.events, self.sessions, self.answer, self)  # type: ignore[arg-type]
-        self.session = self.sessions.hello(b"c", Hello(proto_min=1, proto_max=1, client="t", user="eve"), 0.0)
+        self.session = self.sessions.hello(
+            b"c", Hello(proto_min=1, proto_max=1, client="t", user="eve"), 0.0, PRINCIPAL
+        )
 
     def step(self, effect) -> None:
         for act in (effect, lambda: None):
@@ -333,13 +336,13 @@ def test_a_console_that_comes_back_keeps_its_requests_and_another_loses_them() -
     attended = [Attended(request=f"r-{one}", console=one, user="eve") for one in ("comes", "goes")]
     sessions.expect(attended, 0.0)
     sessions.expect(attended, 0.0)
-    sessions.hello(b"1", Hello(proto_min=1, proto_max=1, client="t", user="eve", console="comes"), 1.0)
+    sessions.hello(b"1", Hello(proto_min=1, proto_max=1, client="t", user="eve", console="comes"), 1.0, PRINCIPAL)
     sessions.ping(b"1", 9.0)
     sessions.count(0.1 + ATTACHED_S)
     assert said == [("attached", ["r-comes"]), ("detached", ["r-goes"])]
-    sessions.hello(b"2", Hello(proto_min=1, proto_max=1, client="t", user="eve", console="comes"), 12.0)
+    sessions.hello(b"2", Hello(proto_min=1, proto_max=1, client="t", user="eve", console="comes"), 12.0, PRINCIPAL)
     assert sessions.get(b"1") is None and sessions.get(b"2").requests == ["r-comes"], "its link broke"
-    sessions.hello(b"3", Hello(proto_min=1, proto_max=1, client="t", user="mallory", console="comes"), 13.0)
+    sessions.hello(b"3", Hello(proto_min=1, proto_max=1, client="t", user="mallory", console="comes"), 13.0, PRINCIPAL)
     assert sessions.get(b"3").requests == [] and sessions.get(b"2") is not None
 
 

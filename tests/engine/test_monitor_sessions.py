@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from monitor_helpers import PRINCIPAL
 from ppengine.gateway.sessions import ATTACHED_S, Session, Sessions
 from ppengine.protocol.control import Hello
 
@@ -19,7 +20,7 @@ def test_silent_console_gives_up_its_requests(pings: int) -> None:
         told.append((kind, list(session.requests)))
 
     sessions = Sessions(said)
-    session = sessions.hello(b"console", HELLO, 0.0)
+    session = sessions.hello(b"console", HELLO, 0.0, PRINCIPAL)
     for _ in range(pings):
         sessions.ping(b"console", 0.0)
     session.requests = ["r-1"]
@@ -32,8 +33,8 @@ def test_silent_console_gives_up_its_requests(pings: int) -> None:
 def test_who_says_goodbye_is_gone_with_its_requests_at_once_and_once() -> None:
     told: list[tuple[str, list[str]]] = []
     sessions = Sessions(lambda kind, session: told.append((kind, list(session.requests))))
-    sessions.hello(b"console", HELLO, 0.0).requests = ["r-1"]
-    sessions.hello(b"verb", HELLO, 0.0)
+    sessions.hello(b"console", HELLO, 0.0, PRINCIPAL).requests = ["r-1"]
+    sessions.hello(b"verb", HELLO, 0.0, PRINCIPAL)
     sessions.ping(b"console", 0.0)
     for client in (b"console", b"console", b"verb", b"stranger"):
         sessions.goodbye(client, 0.0)
@@ -49,8 +50,8 @@ def test_who_says_goodbye_is_gone_with_its_requests_at_once_and_once() -> None:
 def test_who_is_only_passing_is_neither_counted_nor_told_of() -> None:
     told: list[str] = []
     sessions = Sessions(lambda kind, session: told.append(f"{kind} {session.user}"))
-    sessions.hello(b"console", HELLO, 0.0)
-    sessions.hello(b"probe", msgspec.structs.replace(HELLO, user="bob", passing=True), 0.0)
+    sessions.hello(b"console", HELLO, 0.0, PRINCIPAL)
+    sessions.hello(b"probe", msgspec.structs.replace(HELLO, user="bob", passing=True), 0.0, PRINCIPAL)
     for client in (b"probe", b"console"):
         sessions.ping(client, 0.0)
     assert sessions.count(1.0) == 1

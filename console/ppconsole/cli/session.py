@@ -84,13 +84,15 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
     """Run `main()` in a loop of its own; what a link raises becomes a Failure."""
     from ppengine.protocol.frames import NotUtf8
 
-    from ppconsole.link.source import LinkLost, QueryFailed
+    from ppconsole.link.source import AccessDenied, LinkLost, QueryFailed
 
     async def body() -> T:
         return await main()
 
     try:
         return asyncio.run(body())
+    except AccessDenied as error:
+        raise exits.Failure(str(error), exits.DENIED) from None
     except LinkLost as error:
         raise exits.Failure(str(error), exits.TIMEOUT) from None
     except QueryFailed as error:

@@ -42,10 +42,11 @@ from ppengine.protocol.frames import (
     decode_header,
     split,
 )
+from ppengine.protocol.keys import KeyFileError
 from ppengine.protocol.snapshot import Event, Events, Snapshot
 
 from ppconsole.link.pending import forsake
-from ppconsole.link.sockets import Sockets, receive, send
+from ppconsole.link.sockets import Sockets, receive, refused, send
 from ppconsole.link.source import LinkLost, QueryFailed
 
 DRAIN = 2000
@@ -58,6 +59,10 @@ Answer = Fetched | Inspected | Replayed
 
 class SessionOver(Exception):
     """This attachment is at its end; the text says why."""
+
+
+class KeyRefused(SessionOver):
+    """The engine does not allow the key of this console."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +135,12 @@ class Session:
             sockets = Sockets(context, record, topic)
         except zmq.ZMQError as error:
             raise SessionOver(f"engine {record.id} ({record.name}): no socket to it: {error}") from None
+        except KeyFileError as error:
+            raise KeyRefused(str(error)) from None
         try:
             async with asyncio.timeout(timing.hello_s):
                 await send(sockets.control, record, record.epoch, hello)
-                welcome = await _welcome(sockets.control)
+                welcome = await _answered(sockets)
         except TimeoutError:
             sockets.close()
             text = f"engine {record.id} ({record.name}) does not answer within {timing.hello_s:g} s"
@@ -297,6 +304,22 @@ class Session:
 async def _break(monitor: zmq.asyncio.Socket) -> None:
     await monitor.recv_multipart()
     raise SessionOver("the engine's gateway closed the connection")
+
+
+async def _answered(sockets: Sockets) -> Welcome:
+    """Return the answer to Hello. Raises SessionOver if the engine refuses the console or its key."""
+    welcome = asyncio.create_task(_welcome(sockets.control))
+    refusal = asyncio.create_task(refused(sockets.breaks[0]))
+    try:
+        await asyncio.wait((welcome, refusal), return_when=asyncio.FIRST_COMPLETED)
+        if welcome.done():
+            return welcome.result()
+    finally:
+        welcome.cancel()
+        refusal.cancel()
+        await asyncio.gather(welcome, refusal, return_exceptions=True)
+    allow = f"ppconsole key allow NAME {sockets.keypair.public} --role operator"
+    raise KeyRefused(f"the engine does not allow the key of this console; on its host: {allow}")
 
 
 async def _welcome(control: zmq.asyncio.Socket) -> Welcome:

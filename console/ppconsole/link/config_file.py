@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 from ppengine.protocol.error_text import one_line, shown
+from ppengine.protocol.keys import config_dir
 
 from ppconsole.model.thresholds import METRICS, AlarmConfig, OnIncident, Threshold, problem_of
 
@@ -24,8 +24,7 @@ class ConfigFileError(Exception):
 
 def config_path() -> Path:
     """Return the place of the file, `~/.config` where the variable is not set."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base.startswith("/") else Path("~/.config").expanduser()) / "ppconsole" / "config.toml"
+    return config_dir() / "config.toml"
 
 
 def read_config(path: Path) -> AlarmConfig:

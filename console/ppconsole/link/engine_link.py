@@ -32,12 +32,12 @@ from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verbs import Verb
 
-from ppconsole.link.attachment import Answer, Handlers, Session, SessionOver, Timing
+from ppconsole.link.attachment import Answer, Handlers, KeyRefused, Session, SessionOver, Timing
 from ppconsole.link.ended import kept_detail
 from ppconsole.link.find import rediscover
 from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
-from ppconsole.link.source import DETAILS, Detail, InspectOptions, LinkLost, Progress, QueryFailed
+from ppconsole.link.source import DETAILS, AccessDenied, Detail, InspectOptions, LinkLost, Progress, QueryFailed
 from ppconsole.model.endings import end_words
 
 GATHER_S = 0.25
@@ -80,6 +80,8 @@ class EngineLink:
         self._session: Session | None = None
         self._over: EndedEngine | None = None
         self._attached = asyncio.Event()
+        self._denied = False
+        """The last attempt failed by its key."""
         self._epoch: str | None = None
         self._up = False
         self._snapshot_at: float | None = None
@@ -95,11 +97,16 @@ class EngineLink:
         self._runner.add_done_callback(self._ended)
 
     async def attached(self, timeout: float | None = None) -> Welcome:
-        """Wait until a handshake has succeeded and return its Welcome. Raises LinkLost after `timeout` seconds."""
+        """Wait until a handshake has succeeded and return its Welcome.
+
+        Raises LinkLost after `timeout` seconds, and AccessDenied as soon as the engine refuses the key.
+        """
         try:
             async with asyncio.timeout(timeout):
                 while self._session is None:
                     await self._attached.wait()
+                    if self._denied:
+                        raise AccessDenied(self._text)
                 return self._session.welcome
         except TimeoutError:
             raise LinkLost(f"not attached within {timeout:g} s: {self._text}", sent=False) from None
@@ -200,7 +207,9 @@ class EngineLink:
                 try:
                     self._text = await self._once(context)
                 except SessionOver as over:
-                    self._text = str(over)
+                    self._text, self._denied = str(over), isinstance(over, KeyRefused)
+                    if self._denied:
+                        self._attached.set()
                 failures = 1 if self._up else failures + 1
                 self._up = False
                 self._commands.connection_lost(self._text)
@@ -264,7 +273,7 @@ class EngineLink:
             self._epoch = welcome.epoch
             self._order = EventOrder(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
         self._behind_since = None
-        self._session, self._over = session, None
+        self._session, self._over, self._denied = session, None, False
         self._attached.set()
         if self._order.last < welcome.event_seq:
             self._replay(welcome.event_seq, jitter=False)

@@ -7,6 +7,7 @@ import contextlib
 import msgspec
 import zmq
 import zmq.asyncio
+import zmq.utils.monitor
 from ppengine.protocol.control import Goodbye
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.frames import (
@@ -20,24 +21,35 @@ from ppengine.protocol.frames import (
     header,
     split,
 )
+from ppengine.protocol.keys import KeyFileError
 
+from ppconsole.link.keypair import client_keypair, encrypt
+
+_REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH
+_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _GOODBYE_MS = 100
 """Milliseconds for a last message to leave this process; with a connected gateway it leaves at once."""
 
 
 class Sockets:
-    """SUB on `state`, DEALERs on `control` and `bulk`. Made inside the running loop, closed by `close`."""
+    """SUB on `state`, DEALERs on `control` and `bulk`, all encrypted. Made inside the running loop, closed by `close`.
+
+    Raises KeyFileError and zmq.ZMQError.
+    """
 
     def __init__(self, context: zmq.asyncio.Context, record: EngineRecord, snapshot_topic: bytes) -> None:
         self._context = context
         self._record = record
+        if not record.server_key:
+            raise KeyFileError(f"engine {record.id} ({record.name}) has no key: another version started it")
+        self.keypair = client_keypair()
         self._linger_ms = 0
         self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HEARTBEAT)
         self.control = self._connect(zmq.DEALER, record.control_endpoint)
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
         self.state = self._subscribe()
         # libzmq reconnects by itself without a report, and messages under way are lost with the old connection.
-        self.breaks = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in (self.control, self.bulk)]
+        self.breaks = [socket.get_monitor_socket(_MONITORED) for socket in (self.control, self.bulk)]
 
     def reopen_state(self) -> None:
         """Drop what a slow pipe holds: it would be old."""
@@ -68,6 +80,7 @@ class Sockets:
     def _connect(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.linger = 0
+        encrypt(zmq.Socket.shadow(socket), self.keypair, self._record.server_key)
         if kind != zmq.SUB:
             # Nothing queues for an engine that is not there. Not for SUB: libzmq 4.3.5 would drop the pipe of a lost
             # connection at once, and abort the process if that came between two parts of a message (fq.cpp: !_more).
@@ -81,6 +94,12 @@ class Sockets:
         socket.setsockopt(zmq.RCVHWM, 1000)
         socket.connect(endpoint)
         return socket
+
+
+async def refused(monitor: zmq.asyncio.Socket) -> None:
+    """Wait until the engine refuses the key of a connection."""
+    while zmq.utils.monitor.parse_monitor_message(await monitor.recv_multipart())["event"] != _REFUSED:
+        pass
 
 
 async def send(socket: zmq.asyncio.Socket, record: EngineRecord, epoch: str, message: msgspec.Struct) -> None:

@@ -58,6 +58,13 @@ class LinkLost(Exception):
         self.sent = sent
 
 
+class AccessDenied(LinkLost):
+    """The engine does not allow the key of this console. The text has the command that allows it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, sent=False)
+
+
 class QueryFailed(Exception):
     """A fetch or an inspection that the engine answered with an error."""
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import zmq
 
+from ppengine.common import curve
 from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import Undo, arm, outside, strike
 from ppengine.drills.target import Target, pause
+from ppengine.protocol.keys import own_keypair, public_key
 
 
 @outside("hang", "core", clears=True, on="core")
@@ -112,6 +114,8 @@ def slow_subscriber(target: Target) -> Undo:
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.RCVHWM, 1)
     socket.setsockopt(zmq.LINGER, 0)
+    client = own_keypair("client", curve.make_keypair)
+    curve.be_client(socket, client, public_key(Path(target.config.run_dir)))
     socket.connect(target.config.endpoint("state"))
     socket.subscribe(b"")
 

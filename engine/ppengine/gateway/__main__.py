@@ -18,6 +18,7 @@ from ppengine.common import lifeline, logs
 from ppengine.common.config import EngineConfig
 from ppengine.gateway.audit import AuditError
 from ppengine.gateway.gateway import Gateway
+from ppengine.protocol.keys import KeyFileError
 
 log = logging.getLogger("ppengine.gateway")
 
@@ -51,7 +52,7 @@ def main() -> int:
     try:
         config = EngineConfig.load(args.engine)
         gateway = Gateway(config, context)
-    except (OSError, zmq.ZMQError, AuditError, msgspec.MsgspecError) as error:
+    except (OSError, zmq.ZMQError, AuditError, KeyFileError, msgspec.MsgspecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)

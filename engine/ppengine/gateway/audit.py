@@ -52,6 +52,8 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     code: str = ""
     op: str = ""
     client: str = ""
+    principal: str = ""
+    """Name of the key that the command came with; `by` is a label which its owner chose."""
 
 
 class Recorded(msgspec.Struct):
@@ -114,7 +116,7 @@ class AuditLog:
         self._files.clear()
 
 
-def entry_of(command: Command, client: str) -> Entry:
+def entry_of(command: Command, client: str, principal: str) -> Entry:
     """Return the first line of a command."""
     return Entry(
         wall=time.time(),
@@ -127,6 +129,7 @@ def entry_of(command: Command, client: str) -> Entry:
         dry_run=command.dry_run,
         outcome="received",
         client=client,
+        principal=principal,
     )
 
 

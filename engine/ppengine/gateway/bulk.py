@@ -23,10 +23,11 @@ NO_FAULTS = "this engine takes no faults on demand; start one that does: ppconso
 
 
 class Open(msgspec.Struct):
-    """A question forwarded to core or agent, under its own number."""
+    """A question forwarded to core or agent, under its own number. `key` is that of its console."""
 
     question: Fetch | Inspect
     client: bytes
+    key: str
     nonce: int
     deadline: float
     answerer: str
@@ -58,21 +59,21 @@ class BulkDesk:
         self._open: OrderedDict[int, Open] = OrderedDict()
         self._next = 1
 
-    def handle(self, client: bytes, question: Replay | Fetch | Inspect) -> None:
+    def handle(self, client: bytes, question: Replay | Fetch | Inspect, key: str = "") -> None:
         """Answer one question, or pass it on."""
         if isinstance(question, Replay):
             self._answer(client, self._events.replay(question))
         elif isinstance(question, Fetch):
             question.wait_ms = max(0, min(question.wait_ms, WAIT_MOST_MS))
-            self._pass_on(client, question, "core", CORE_ANSWER_S + question.wait_ms / 1e3)
+            self._pass_on(client, question, "core", CORE_ANSWER_S + question.wait_ms / 1e3, key)
         elif question.what == "faults":
             self._list_faults(client, question.nonce)
         elif (here := self._local(question)) is not None:
             self._answer(client, here)
         elif question.what in ("stacks", "rings"):
-            self._pass_on(client, question, "agent", STACKS_ANSWER_S)
+            self._pass_on(client, question, "agent", STACKS_ANSWER_S, key)
         else:
-            self._pass_on(client, question, "core", CORE_ANSWER_S)
+            self._pass_on(client, question, "core", CORE_ANSWER_S, key)
 
     def on_answer(self, answer: Fetched | Inspected | Failed) -> bool:
         """Forward an answer to its console; return False if no console waits for it."""
@@ -99,6 +100,12 @@ class BulkDesk:
                 del self._open[number]
                 self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
 
+    def drop_revoked(self, allowed: Callable[[str], bool]) -> None:
+        """Drop the open questions of keys that are not allowed any more: their answers go to nobody."""
+        for number, known in list(self._open.items()):
+            if not allowed(known.key):
+                del self._open[number]
+
     def _list_faults(self, client: bytes, nonce: int) -> None:
         listing = self._faults()
         if listing is None:
@@ -107,7 +114,7 @@ class BulkDesk:
         data = msgspec.Raw(frames.encode(listing))
         self._answer(client, Inspected(nonce=nonce, what="faults", data=data))
 
-    def _pass_on(self, client: bytes, question: Fetch | Inspect, answerer: str, wait_s: float) -> None:
+    def _pass_on(self, client: bytes, question: Fetch | Inspect, answerer: str, wait_s: float, key: str) -> None:
         nonce, number = question.nonce, self._next
         self._next += 1
         question.nonce = number
@@ -120,7 +127,7 @@ class BulkDesk:
             self._fail(client, nonce, "NO_CORE" if answerer == "core" else "FAILED", why)
             return
         now = time.monotonic()
-        self._open[number] = Open(question, client, nonce, now + wait_s, answerer, None if sent else now)
+        self._open[number] = Open(question, client, key, nonce, now + wait_s, answerer, None if sent else now)
         while len(self._open) > OPEN_MOST:
             self._open.popitem(last=False)
 

@@ -28,13 +28,13 @@ from ppengine.gateway.kept_commands import (
     repeats,
     reply_text,
 )
-from ppengine.gateway.roles import may_command
+from ppengine.gateway.rate_limits import RateLimits
 from ppengine.gateway.sessions import Session, Sessions
 from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused, Reply
 from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Recalled
-from ppengine.protocol.verb_table import ROWS
-from ppengine.protocol.verbs import Continue, name_of
+from ppengine.protocol.verb_table import ROWS, Role, covers
+from ppengine.protocol.verbs import Continue, Many, Verb, name_of, row_of
 
 KEPT = 4096
 """Commands whose answers are kept for repeats."""
@@ -91,16 +91,17 @@ class CommandDesk:
         self._epoch, self._audit, self._events, self._sessions = epoch, audit, events, sessions
         self._answer, self._engine = answer, engine
         self._most = kept
+        self._limits = RateLimits()
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self.stopping = False
         """A Stop is under way."""
 
-    def handle(self, client: bytes, head: Header, command: Command, session: Session | None) -> None:
-        """Check one command and execute it; every path answers."""
+    def handle(self, client: bytes, head: Header, command: Command, session: Session | None, size: int = 0) -> None:
+        """Check one command of `size` bytes and execute it; every path answers."""
         if session is None:
             self._answer(client, Refused(id=command.id, code="DENIED", text="say Hello before the first command"))
             return
-        # The author is the session's user; with keys it will be the key's owner.
+        # The author is a label that a key's owner gives to the session; the audit log has the key's name beside it.
         command.by = session.user
         command.reason = command.reason[:_REASON_MOST]
         if not 0 < len(command.id) <= _ID_MOST:
@@ -111,8 +112,16 @@ class CommandDesk:
         if known is not None:
             self._repeat(client, head, command, known, session)
             return
+        # Repeats come first: a command that was carried out must not be reported as refused.
+        wait_s = self._limits.take(session.principal.key, size, time.monotonic())
+        if wait_s:
+            text = (
+                f"key {session.principal.name} sends too much; it has no effect, and another may go in {wait_s:.2g} s"
+            )
+            self._answer(client, Refused(id=command.id, code="RATE_LIMITED", text=text))
+            return
         command.console = session.console
-        kept = Kept(entry_of(command, session.program), brief(command), client, command)
+        kept = Kept(entry_of(command, session.program, session.principal.name), brief(command), client, command)
         if not self._write(kept.entry):
             text = "the audit log cannot be written; no command is carried out"
             self._answer(client, Refused(id=command.id, code="FAILED", text=text))
@@ -237,15 +246,14 @@ class CommandDesk:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def _check(self, head: Header, command: Command, session: Session) -> Refused | None:
-        if not may_command(session.role):
-            text = f"{session.user} is attached read-only: {name_of(command.verb)} is refused"
-            return _refused(command, "DENIED", text)
+        if not covers(session.role, least := _least_role(command.verb)):
+            read_only, name = f"{session.user} is attached read-only", name_of(command.verb)
+            key = f"key {session.principal.name} is {session.role}, {name} needs {least}"
+            return _refused(command, "DENIED", f"{read_only if session.read_only else key}: {name} is refused")
         if command.epoch != self._epoch:
             text = f"the engine was restarted: epoch {command.epoch[:64]!r} has ended, {self._epoch} runs"
             return _refused(command, "STALE_EPOCH", text)
-        # Consoles are on this host and share its clocks. The wall clock continues during a suspend, the monotonic one
-        # does not jump: the older of both ages counts.
-        age_ms = max(time.time() - head.wall, (time.monotonic_ns() - head.mono_ns) / 1e9) * 1e3
+        age_ms = session.age_s(head) * 1e3
         if not age_ms <= command.ttl_ms:
             return _refused(command, "EXPIRED", f"sent {age_ms:.0f} ms ago, it was good for {command.ttl_ms} ms")
         return None
@@ -255,7 +263,7 @@ class CommandDesk:
 
         A command that a predecessor recorded, and that never reached the core, is carried out now.
         """
-        if not repeats(known, command):
+        if not repeats(known, command, session.principal.name):
             text = f"id {command.id} belongs to another command; every command needs an id of its own"
             self._answer(client, Refused(id=command.id, code="CONFLICT", text=text))
             return
@@ -369,6 +377,11 @@ class CommandDesk:
             stage=entry.args.get("stage"),
             step=reply.step if isinstance(reply, Outcome) else None,
         )
+
+
+def _least_role(verb: Verb) -> Role:
+    """Return the least role for a verb; several at once need as much as one."""
+    return row_of(verb.verbs[0]).role if isinstance(verb, Many) and verb.verbs else row_of(verb).role
 
 
 def _refused(command: Command, code: ErrorCode, text: str) -> Refused:

@@ -7,17 +7,20 @@ from collections.abc import Callable
 
 from ppengine.common.config import EngineConfig
 from ppengine.gateway import envelope
+from ppengine.gateway.access import AccessControl
 from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.bulk import BulkDesk
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.commands import CommandDesk
 from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.events import EventLog
-from ppengine.gateway.gateway_sockets import Sockets, drain
+from ppengine.gateway.gateway_sockets import Received, Sockets, received
+from ppengine.gateway.keyring import Principal
 from ppengine.gateway.publisher import Answerer
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.gateway.sessions import Session, Sessions
 from ppengine.protocol import frames
+from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.control import (
     Command,
     Failed,
@@ -33,6 +36,11 @@ from ppengine.protocol.control import (
     ToGateway,
     Welcome,
 )
+from ppengine.protocol.verb_table import Role, covers
+
+QUESTION_ROLES: dict[str, Role] = {"stacks": "operator"}
+"""Least roles of inspections that are more than reading: taking stacks stops a process for a moment."""
+_REVOKED = "the key of this console is not allowed any more"
 
 
 class Consoles:
@@ -43,6 +51,7 @@ class Consoles:
         config: EngineConfig,
         audit: AuditLog,
         sockets: Sockets,
+        access: AccessControl,
         events: EventLog,
         collector: Collector,
         engine: EngineLink,
@@ -51,7 +60,7 @@ class Consoles:
     ) -> None:
         """`local` answers questions here; `pulse` returns the newest step and the age of the core's report in ms."""
         self._config, self._sockets, self._events, self._collector = config, sockets, events, collector
-        self._engine, self._pulse = engine, pulse
+        self._access, self._engine, self._pulse = access, engine, pulse
         self._answer_control = Answerer(sockets.control, config.id, config.epoch)
         self._answer_bulk = Answerer(sockets.bulk, config.id, config.epoch)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
@@ -69,32 +78,49 @@ class Consoles:
 
     def on_control(self) -> None:
         """Take the waiting messages of `control`."""
-        for client, *parts in drain(self._sockets.control):
+        for message in received(self._sockets.control):
             try:
-                head, body = envelope.open_message(parts)
-                message = self._to_gateway.decode(body)
+                head, body = envelope.open_message(message.parts)
+                content = self._to_gateway.decode(body)
             except frames.ProtocolError as error:
                 self._collector.unreadable += 1
-                refusal = envelope.refusal(parts, error)
+                refusal = envelope.refusal(message.parts, error)
                 if refusal is not None:
-                    self._answer_control(client, refusal)
+                    self._answer_control(message.client, refusal)
                 continue
-            now = time.monotonic()
-            if isinstance(message, Hello):
-                self._on_hello(client, message, now)
-            elif isinstance(message, Ping):
-                known = self.sessions.ping(client, now)
-                step, age = self._pulse()
-                pong = Pong(nonce=message.nonce, step=step, core_age_ms=age, known=known)
-                self._answer_control(client, pong)
-            elif isinstance(message, Goodbye):
-                self.sessions.goodbye(client, now)
-            elif isinstance(message, Command):
-                self.commands.handle(client, head, message, self.sessions.get(client))
+            principal = self._access.principal(message.key)
+            if principal is not None:
+                self._handle(message, head, content, principal)
+            elif isinstance(content, Hello | Command):
+                identity = content.id[:128] if isinstance(content, Command) else ""
+                self._answer_control(message.client, Refused(id=identity, code="DENIED", text=_REVOKED))
+
+    def _handle(self, message: Received, head: frames.Header, content: object, principal: Principal) -> None:
+        """Handle one message of a key that is allowed now."""
+        client, now, session = message.client, time.monotonic(), self._session(message, head, principal)
+        if isinstance(content, Hello):
+            self._on_hello(message, head, content, principal)
+        elif isinstance(content, Ping):
+            known = session is not None and self.sessions.ping(client, now)
+            step, age = self._pulse()
+            self._answer_control(client, Pong(nonce=content.nonce, step=step, core_age_ms=age, known=known))
+        elif isinstance(content, Goodbye) and session is not None:
+            self.sessions.goodbye(client, now)
+        elif isinstance(content, Command):
+            self.commands.handle(client, head, content, session, sum(map(len, message.parts)))
+
+    def _session(self, message: Received, head: frames.Header, principal: Principal) -> Session | None:
+        """Return the session of a message. A routing id is no identity: another key's session is not this one's."""
+        session = self.sessions.get(message.client)
+        if session is None or session.principal.key != principal.key:
+            return None
+        session.principal = principal
+        session.age_s(head)
+        return session
 
     def on_bulk(self) -> None:
         """Take the waiting messages of `bulk`."""
-        for client, *parts in drain(self._sockets.bulk):
+        for client, parts, key, _ in received(self._sockets.bulk):
             try:
                 _, body = envelope.open_message(parts)
                 question = self._to_bulk.decode(body)
@@ -104,15 +130,34 @@ class Consoles:
                     self._answer_bulk(client, Failed(nonce=envelope.nonce(parts), code="PROTOCOL", text=str(error)))
                 continue
             if isinstance(question, Replay | Fetch | Inspect):
-                self.bulk.handle(client, question)
+                denial = self._denial(self._access.principal(key), question)
+                if denial:
+                    self._answer_bulk(client, Failed(nonce=question.nonce, code="DENIED", text=denial))
+                else:
+                    self.bulk.handle(client, question, key)
 
-    def _on_hello(self, client: bytes, hello: Hello, now: float) -> None:
+    def drop_revoked(self) -> None:
+        """Drop the open questions of keys that are not allowed any more."""
+        self.bulk.drop_revoked(lambda key: self._access.principal(key) is not None)
+
+    @staticmethod
+    def _denial(principal: Principal | None, question: Replay | Fetch | Inspect) -> str:
+        """Return why a question is refused; empty if it is not."""
+        if principal is None:
+            return _REVOKED
+        least = QUESTION_ROLES.get(question.what, "viewer") if isinstance(question, Inspect) else "viewer"
+        if covers(principal.role, least):
+            return ""
+        return f"key {principal.name} is {principal.role}; this question needs {least}"
+
+    def _on_hello(self, message: Received, head: frames.Header, hello: Hello, principal: Principal) -> None:
         if hello.proto_min > frames.PROTOCOL or hello.proto_max < frames.PROTOCOL_MIN:
             spoken = f"{frames.PROTOCOL_MIN} to {frames.PROTOCOL}"
             text = f"protocol {hello.proto_min} to {hello.proto_max} is not spoken here: {spoken} are"
-            self._answer_control(client, Refused(id="", code="UNSUPPORTED", text=text))
+            self._answer_control(message.client, Refused(id="", code="UNSUPPORTED", text=text))
             return
-        session = self.sessions.hello(client, hello, now)
+        session = self.sessions.hello(message.client, hello, time.monotonic(), principal, message.address)
+        session.age_s(head)
         welcome = Welcome(
             proto=min(frames.PROTOCOL, hello.proto_max),
             role=session.role,
@@ -124,11 +169,13 @@ class Consoles:
             max_frame_bytes=frames.MAX_FRAME_BYTES,
             capabilities=["snap", "snap1", "event", "replay", "fetch", "inspect"],
         )
-        self._answer_control(client, welcome)
+        self._answer_control(message.client, welcome)
 
     def _on_session(self, change: str, session: Session) -> None:
         mode = " read-only" if session.role == "viewer" else ""
-        self._events.say(f"console.{change}", f"{change}{mode} ({session.program})", by=session.user)
+        key = "" if session.principal.name in ("", OWNER) else f", key {session.principal.name}"
+        text = f"{change}{mode} ({session.program}{key})"
+        self._events.say(f"console.{change}", text, by=session.user)
         if change == "detached" and session.requests:
             self._engine.abort(session.requests)
             text = f"aborted with the console of {session.user}: {', '.join(session.requests)}"

@@ -18,7 +18,9 @@ from pathlib import Path
 import zmq
 
 from ppengine.common.config import EngineConfig
+from ppengine.common.curve import make_keypair
 from ppengine.gateway import departure, fault_record
+from ppengine.gateway.access import AccessControl
 from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.consoles import Consoles
@@ -41,6 +43,7 @@ from ppengine.protocol.control import (
     Reply,
 )
 from ppengine.protocol.kept_files import EngineEnd
+from ppengine.protocol.keys import adopt_server_key, keys_dir
 from ppengine.protocol.offline import FromFront
 from ppengine.protocol.reports import Recalled, ToCollector
 from ppengine.protocol.severity import log_level
@@ -65,10 +68,11 @@ class Gateway:
     """Everything between the engine and its consoles."""
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Open sockets and the audit log. Raises OSError, zmq.ZMQError, AuditError."""
+        """Open sockets and the audit log. Raises OSError, zmq.ZMQError, AuditError, KeyFileError."""
         self._config = config
         audit = AuditLog(Path(config.run_dir), config.name, config.id)
-        self._sockets = Sockets(context, config)
+        self._access = AccessControl(context, keys_dir())
+        self._sockets = Sockets(context, config, adopt_server_key(Path(config.run_dir), make_keypair))
         self._publisher = Publisher(self._sockets.state, config.id, config.epoch)
         self._journal = EventJournal(Path(config.run_dir), KEPT)
         self._events = EventLog(self._publish_event, journal=self._journal)
@@ -83,7 +87,7 @@ class Gateway:
         self._probe = StackProbe(self._engine.ask_agent)
         local = LocalAnswers(config, lambda: self._recorder.kept, self._collector.findings)
         self._consoles = Consoles(
-            config, audit, self._sockets, self._events, self._collector, self._engine, local, self._pulse
+            config, audit, self._sockets, self._access, self._events, self._collector, self._engine, local, self._pulse
         )  # fmt: skip
         self._succession = Succession(
             self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall,
@@ -148,6 +152,13 @@ class Gateway:
                 self._consoles.bulk.expire(now)
                 self._consoles.commands.expire(now)
                 self._on_faults()
+                self._access.turn(self._events.say)
+            if self._access.revoked():
+                poller.unregister(self._sockets.state)
+                del handlers[self._sockets.state]
+                self._cut_off()
+                handlers[self._sockets.state] = self._on_state
+                poller.register(self._sockets.state, zmq.POLLIN)
             self._succession.turn(now)
             self._publish(now)
             self._publisher.flush()
@@ -232,6 +243,12 @@ class Gateway:
     def _on_state(self) -> None:
         fresh = self._publisher.read_subscriptions()
         self._refresh |= fresh & {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
+
+    def _cut_off(self) -> None:
+        """End the service of revoked keys: on `state` by closing it, as a subscriber sends no message to refuse."""
+        self._sockets.reopen_state()
+        self._publisher.use(self._sockets.state)
+        self._consoles.drop_revoked()
 
     def _pulse(self) -> tuple[int, float | None]:
         self._take_report()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import ipaddress
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import zmq
 
+from ppengine.common import curve
 from ppengine.common.config import EngineConfig
 from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.protocol.frames import MAX_FRAME_BYTES
+from ppengine.protocol.keys import Keypair
 
 Socket = zmq.Socket[bytes]
 STATE_HWM = 20
 """Messages queued for one slow subscriber; then its newest are dropped."""
+HANDSHAKE_MS = 10_000
+"""Milliseconds for a peer to show its key; then its connection is closed."""
 BURST = 200
 """Messages taken from one socket before the next socket's turn."""
 _PATH_MOST = 107
@@ -23,21 +30,25 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 class Sockets:
     """Binds the public sockets, `collect` and `report`, connects to core and agent."""
 
-    def __init__(self, context: zmq.Context[Socket], config: EngineConfig) -> None:
-        """Open all. Raises OSError if a path is too long, and zmq.ZMQError."""
+    def __init__(self, context: zmq.Context[Socket], config: EngineConfig, server: Keypair) -> None:
+        """Open all; `server` is the keypair of the public ones.
+
+        Raises OSError if a path is too long, and zmq.ZMQError.
+        """
         longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len(
             "ipc://"
         )
         if longest > _PATH_MOST:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
+        self._context, self._config, self._server = context, config, server
         # A socket file's mode follows the umask; the 0700 folder guards it as well.
         before = os.umask(0o077)
         try:
-            self.state = self._bind(context, config, "state", zmq.XPUB, STATE_HWM)
-            self.control = self._bind(context, config, "control", zmq.ROUTER, 1000)
-            self.bulk = self._bind(context, config, "bulk", zmq.ROUTER, 100)
-            self.collect = self._bind(context, config, "collect", zmq.PULL, 1000)
-            self.report = self._bind(context, config, "report", zmq.PULL, 1000)
+            self.state = self._public("state", zmq.XPUB, STATE_HWM)
+            self.control = self._public("control", zmq.ROUTER, 1000)
+            self.bulk = self._public("bulk", zmq.ROUTER, 100)
+            self.collect = self._private("collect")
+            self.report = self._private("report")
         finally:
             os.umask(before)
         self.front = self._connect(context, config, "front")
@@ -48,19 +59,37 @@ class Sockets:
         for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
             socket.close(linger=linger_ms)
 
-    @staticmethod
-    def _bind(context: zmq.Context[Socket], config: EngineConfig, name: str, kind: int, hwm: int) -> Socket:
-        socket = context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    def reopen_state(self) -> None:
+        """Close `state` and bind it again: subscribers connect by themselves, and the ZAP handler sees each key."""
+        self.state.close(linger=0)
+        before = os.umask(0o077)
+        try:
+            self.state = self._public("state", zmq.XPUB, STATE_HWM)
+        finally:
+            os.umask(before)
+
+    def _public(self, name: str, kind: int, hwm: int) -> Socket:
+        socket = self._socket(kind)
         socket.setsockopt(zmq.SNDHWM, hwm)
-        socket.setsockopt(zmq.RCVHWM, 1000)
-        if kind != zmq.PULL:
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if kind == zmq.XPUB:
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        socket.bind(config.endpoint(name))
+        curve.be_server(socket, self._server)
+        socket.bind(self._config.endpoint(name))
+        return socket
+
+    def _private(self, name: str) -> Socket:
+        socket = self._socket(zmq.PULL)
+        socket.bind(self._config.endpoint(name))
+        return socket
+
+    def _socket(self, kind: int) -> Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RCVHWM, 1000)
         return socket
 
     @staticmethod
@@ -87,6 +116,37 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
             yield socket.recv_multipart(NOBLOCK)
         except zmq.Again:
             return
+
+
+class Received(NamedTuple):
+    """A message of a console. `key` is that of its connection, which it cannot choose; `address` empty: this host."""
+
+    client: bytes
+    parts: list[bytes]
+    key: str
+    address: str
+
+
+def received(socket: Socket) -> Iterator[Received]:
+    """Yield the waiting messages of a public ROUTER, at most a burst."""
+    for _ in range(BURST):
+        if not readable(socket):
+            return
+        try:
+            client, *parts = socket.recv_multipart(NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        key, address = client.get("User-Id"), client.get("Peer-Address")
+        yield Received(client.bytes, [part.bytes for part in parts], str(key), _remote(str(address)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _remote(address: str) -> str:
+    """Return the address of a TCP peer; a local socket has the process there, and that is none."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return ""
 
 
 def send(socket: Socket, frames: list[bytes]) -> bool:

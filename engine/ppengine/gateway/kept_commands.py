@@ -71,11 +71,16 @@ def line_of(entry: Entry, reply: Reply) -> Entry:
     )  # fmt: skip
 
 
-def repeats(known: Kept, command: Command) -> bool:
-    """Return whether `command` repeats a known one; of a predecessor's, the audit log has the verb and arguments."""
+def repeats(known: Kept, command: Command, principal: str) -> bool:
+    """Return whether `command` of `principal` repeats a known one.
+
+    The audit log has verb and arguments of a predecessor's commands.
+    """
+    if known.entry.principal != principal:
+        return False
     if known.command is not None:
         return (known.command.by, known.command.verb) == (command.by, command.verb)
-    first, second = known.entry, entry_of(command, "")
+    first, second = known.entry, entry_of(command, "", principal)
     same_args = msgspec.json.encode(first.args, order="sorted") == msgspec.json.encode(second.args, order="sorted")
     return (first.by, first.verb) == (second.by, second.verb) and same_args
 

@@ -25,6 +25,11 @@ class Publisher:
         self._prefixes: set[bytes] = set()
         self._events: list[Event] = []
 
+    def use(self, socket: Socket) -> None:
+        """Publish on another socket, to which nobody has subscribed yet."""
+        self._socket = socket
+        self._prefixes.clear()
+
     def read_subscriptions(self) -> set[bytes]:
         """Read the subscriptions; return the newly subscribed topics."""
         fresh = set()

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ppengine.gateway.roles import Role, authenticate
+from ppengine.gateway.keyring import Principal
 from ppengine.protocol.control import Hello
+from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Attended
+from ppengine.protocol.verb_table import Role
 
 ATTACHED_S = 10.0
 FORGET_S = 3600.0
 """Seconds after its last ping in which a session may still send commands."""
 _LINGERS_S = 60.0
 """Seconds for which a session is kept after its Goodbye."""
-MOST = 10_000
+MOST, OF_KEY_MOST = 10_000, 1000
+"""Sessions in all, and of one key; the oldest of them makes room."""
 _NAME_MOST = 64
+_EXPECTED = Principal("", "", "operator")
+"""Of a console that has not come to this gateway yet: its key is not known."""
 
 
 class Session(msgspec.Struct):
@@ -28,15 +34,35 @@ class Session(msgspec.Struct):
     client: bytes
     user: str
     program: str
-    role: Role
+    principal: Principal
+    """Owner of its key, with the role that the key has now."""
     seen: float
     """Time of the last sign of life, in monotonic seconds."""
+    read_only: bool = False
+    address: str = ""
+    """Address of a console on another host; empty: it shares the clocks of this one."""
+    clock_ns: int | None = None
+    """Least difference of this host's monotonic clock to that of a console elsewhere: that message was fastest."""
     passing: bool = False
     console: str = ""
     """Name of the console, which it keeps when its link breaks; empty: it has none."""
     attached: bool = False
     requests: list[str] = []
     """Requests that are aborted when the console detaches."""
+
+    @property
+    def role(self) -> Role:
+        """Rights of its commands."""
+        return "viewer" if self.read_only else self.principal.role
+
+    def age_s(self, head: Header) -> float:
+        """Return the age of a message in seconds; one from elsewhere is compared with the fastest so far."""
+        behind_ns = time.monotonic_ns() - head.mono_ns
+        if not self.address:
+            # The wall clock continues during a suspend, the monotonic one does not jump: the older age counts.
+            return max(time.time() - head.wall, behind_ns / 1e9)
+        self.clock_ns = behind_ns if self.clock_ns is None else min(self.clock_ns, behind_ns)
+        return (behind_ns - self.clock_ns) / 1e9
 
 
 class Sessions:
@@ -46,26 +72,36 @@ class Sessions:
         self._said = said
         self._sessions: dict[bytes, Session] = {}
 
-    def hello(self, client: bytes, hello: Hello, now: float) -> Session:
+    def hello(self, client: bytes, hello: Hello, now: float, principal: Principal, address: str = "") -> Session:
         """Open or renew the session of `client`."""
         known = self._sessions.pop(client, None)
         user, program = hello.user[:_NAME_MOST] or "unknown", hello.client[:_NAME_MOST]
         session = Session(
-            client=client, user=user, program=program, role=authenticate(hello), seen=now, passing=hello.passing,
-            console=hello.console[:_NAME_MOST],
+            client=client, user=user, program=program, principal=principal, seen=now, passing=hello.passing,
+            console=hello.console[:_NAME_MOST], read_only=hello.read_only, address=address,
         )  # fmt: skip
         # A console that comes back after its link broke has another routing id.
         before = self._of_console(session.console) if known is None else None
-        if before is not None and before.user == user:
+        if before is not None and before.user == user and before.principal.key in ("", principal.key):
             session.attached, session.requests = before.attached, before.requests
             del self._sessions[before.client]
-        if known is not None and known.user == user:
+        if known is not None and known.user == user and known.principal.key == principal.key:
             session.attached, session.requests = known.attached, known.requests
         self._sessions[client] = session
-        if len(self._sessions) > MOST:
-            self._leave(next(iter(self._sessions.values())))
-            del self._sessions[next(iter(self._sessions))]
+        self._make_room(principal.key)
         return session
+
+    def _make_room(self, key: str) -> None:
+        """Drop the oldest session of a key that has too many, so that it costs no other key; then of all."""
+        if len(self._sessions) <= OF_KEY_MOST:
+            return
+        own = [one for one in self._sessions.values() if one.principal.key == key]
+        surplus = own[0] if len(own) > OF_KEY_MOST else None
+        if surplus is None and len(self._sessions) > MOST:
+            surplus = next(iter(self._sessions.values()))
+        if surplus is not None:
+            self._leave(surplus)
+            del self._sessions[surplus.client]
 
     def expect(self, attended: Iterable[Attended], now: float) -> None:
         """Note requests of consoles that were attached to another gateway: each has ten seconds to come back."""
@@ -74,7 +110,7 @@ class Sessions:
             if session is None:
                 client = f"console {one.console}".encode()
                 session = Session(
-                    client=client, user=one.user, program="it did not come back", role="operator", seen=now,
+                    client=client, user=one.user, program="it did not come back", principal=_EXPECTED, seen=now,
                     console=one.console,
                 )  # fmt: skip
                 self._sessions[client] = session

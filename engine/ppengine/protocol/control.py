@@ -11,13 +11,14 @@ from typing import Literal
 import msgspec
 
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.verb_table import Role
 from ppengine.protocol.verbs import Verb
 
 # --- handshake and liveness ---------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
-    """First message of a console on `control`. `credentials` is reserved for keys."""
+    """First message of a console on `control`. Its key is that of its socket; `user` names a person behind it."""
 
     proto_min: int
     proto_max: int
@@ -28,14 +29,13 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     """Waits for something and leaves: not counted or reported as a console."""
     console: str = ""
     """Name of this console, the same after it has lost its link; empty: it has none."""
-    credentials: dict[str, str] = {}
 
 
 class Welcome(msgspec.Struct, tag="welcome", kw_only=True):
     """Answer to Hello. Drop events with a sequence up to `event_seq`; ask `Replay` for older ones."""
 
     proto: int
-    role: Literal["viewer", "operator", "admin"]
+    role: Role
     engine: str
     name: str
     epoch: str
@@ -86,7 +86,7 @@ class Command(msgspec.Struct, tag="command", kw_only=True):
 
 ErrorCode = Literal[
     "STALE_EPOCH", "EXPIRED", "CONFLICT", "DENIED", "UNSUPPORTED", "NOT_FOUND", "INVALID", "DOES_NOT_FIT",
-    "BUSY", "NO_CORE", "FAILED", "GONE", "PROTOCOL",
+    "BUSY", "NO_CORE", "FAILED", "GONE", "PROTOCOL", "RATE_LIMITED",
 ]  # fmt: skip
 
 

@@ -42,6 +42,8 @@ class EngineRecord(msgspec.Struct, kw_only=True):
     pipeline_parallel_size: int
     run_dir: str
     started_wall: float
+    server_key: str = ""
+    """Public key of the engine's sockets."""
 
 
 class RuntimeDirError(Exception):

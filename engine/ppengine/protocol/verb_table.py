@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "flag"]
+Role = Literal["viewer", "operator", "admin"]
+"""Rights of a key, each with those of the ones before it."""
 Target = Literal["submission", "request", "requests", "stage", "memory", "check", "engine"]
 
 
@@ -64,6 +66,8 @@ class Row:
     """Process that executes it. `faults`: the gateway's fault desk, only with `--allow-faults`."""
     needs: Literal["nothing", "loaded", "running"] = "running"
     """State that the core must have: none; has served once, even if degraded; served and not degraded."""
+    role: Role = "operator"
+    """Least role that may command it."""
     ends_engine: bool = False
     """Whether the loss of the core is its success. The gateway then ends the engine without a core, too."""
     ends_within_s: float = 60.0
@@ -82,6 +86,14 @@ class Row:
     def words(self) -> str:
         """Return the words before the arguments."""
         return self.written or self.name
+
+
+_RANK: dict[Role, int] = {"viewer": 0, "operator": 1, "admin": 2}
+
+
+def covers(role: Role, least: Role) -> bool:
+    """Return whether `role` has the rights of `least`."""
+    return _RANK[role] >= _RANK[least]
 
 
 _REQUEST = Argument("request", "request")
@@ -186,7 +198,7 @@ _ENGINE = (
         (Argument("undo", "flag", "--undo", "Accept requests again."),),
         key=Key("D", "drain", "drain or undo it"),
     ),
-    Row("stop", "stop the engine and all its processes", needs="nothing", ends_engine=True),
+    Row("stop", "stop the engine and all its processes", needs="nothing", role="admin", ends_engine=True),
 )  # fmt: skip
 
 _STAGES = (
@@ -233,14 +245,17 @@ _STAGES = (
 
 _FAULTS = (
     Row(
-        "fault", "break something on purpose, by KIND", runs="faults",
+        "fault", "break something on purpose, by KIND", runs="faults", role="admin",
         more="Only an engine that was started with --allow-faults does it; any other refuses (exit code 4).",
         arguments=(
             Argument("kind"),
             Argument("stage", "stage", "--stage", "The stage that it strikes.", metavar="K"),
         ),
     ),
-    Row("clear-faults", "end every fault on demand that can be ended", runs="faults", written="fault --clear"),
+    Row(
+        "clear-faults", "end every fault on demand that can be ended", runs="faults", role="admin",
+        written="fault --clear",
+    ),
 )  # fmt: skip
 
 ROWS: dict[str, Row] = {row.name: row for row in (_SUBMIT, *_REQUESTS, *_ENGINE, *_STAGES, *_FAULTS)}

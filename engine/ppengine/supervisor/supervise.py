@@ -11,7 +11,7 @@ import msgspec
 
 from ppengine.common.child_process import Child, is_unclean, spawn, tail
 from ppengine.common.config import EngineConfig
-from ppengine.protocol import discovery, kept_files
+from ppengine.protocol import discovery, kept_files, keys
 from ppengine.protocol.frames import PROTOCOL
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
@@ -274,6 +274,7 @@ class Supervisor:
             pipeline_parallel_size=config.stages,
             run_dir=config.run_dir,
             started_wall=config.started_wall,
+            server_key=keys.public_key(self._folder),
         )
 
     def _shut_down(self, grace: float) -> None:

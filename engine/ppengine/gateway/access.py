@@ -1,0 +1,41 @@
+"""Access to the public sockets: the live keyring, and the ZAP handler that asks it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from ppengine.gateway.keyring import Keyring, Principal
+from ppengine.gateway.zap import ZapHandler
+
+log = logging.getLogger("ppengine.gateway")
+
+
+class AccessControl:
+    """Make it before the sockets that it guards: a socket without a handler refuses everybody."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
+        """Read the keys in `folder` and start the handler. Raises zmq.ZMQError."""
+        self._keyring = Keyring(folder)
+        self._handler = ZapHandler(context, self._keyring.accepts)
+        self._revocations = self._keyring.revocations
+
+    def principal(self, key: str) -> Principal | None:
+        """Return the owner of a key that may attach now; None: it may not, and must get no service."""
+        return self._keyring.principal(key)
+
+    def revoked(self) -> bool:
+        """Return whether a key has lost its access since the last call."""
+        before, self._revocations = self._revocations, self._keyring.revocations
+        return before != self._revocations
+
+    def turn(self, say: Callable[[str, str], object]) -> None:
+        """Read changed files, report their problems, and replace a handler that has ended. Call it once a second."""
+        self._keyring.refresh()
+        for problem in self._keyring.take_problems():
+            say("keys.unreadable", problem)
+        if self._handler.revive():
+            log.error("the ZAP handler had ended, no console could attach; another one runs")
