@@ -713,12 +713,6 @@ def test_record_ends_well_on_ctrl_c(cli: Cli, fake: FakeGateway, tmp_path: Path)
     assert cli("replay", str(path)).code == 0
 
 
-def test_serve_refuses_a_remote_address(cli: Cli) -> None:
-    run = cli("serve", "tiny", "--bind", "tcp://0.0.0.0:5555")
-    assert run.code == 2
-    assert "remote consoles need keys" in run.err
-
-
 @pytest.mark.parametrize("arguments", [["serve", "tiny"], ["demo", "--headless"], ["bench", "tiny"]])
 def test_without_the_engine_extra_it_says_what_to_install(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str]

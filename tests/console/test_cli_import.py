@@ -52,7 +52,7 @@ def test_every_command_of_the_design_is_there() -> None:
     design = (
         "demo tour serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
         "release priority set-memory pause resume drain stop explain stacks streams continue restart-stage cordon "
-        "check record replay export bench fault help incidents finished"
+        "check record replay export bench fault help incidents finished key context"
     )
     assert set(COMMANDS) == set(design.split())
     for name in COMMANDS:
@@ -62,8 +62,8 @@ def test_every_command_of_the_design_is_there() -> None:
 
 
 def test_every_verb_takes_json_and_a_timeout() -> None:
-    """`bench` takes them, too, in a parser of its own: see tests/end_to_end/test_bench.py. `help` waits for nothing."""
-    for name in set(COMMANDS) - {"bench", "help"}:
+    """`bench` takes them, too, in a parser of its own: see tests/end_to_end/test_bench.py. `help`, `key` and `context` wait for nothing."""
+    for name in set(COMMANDS) - {"bench", "help", "key", "context"}:
         command = ppconsole.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         options = {word for parameter in command.params for word in parameter.opts}

@@ -51,7 +51,7 @@ def until(look: Callable[[], T], timeout: float = 20.0, what: str = "") -> T:
         time.sleep(0.005)
 
 
-def make_config(stages: int = 2, publish_hz: float = 10.0) -> EngineConfig:
+def make_config(stages: int = 2, publish_hz: float = 10.0, listen: str | None = None) -> EngineConfig:
     """Return the configuration of an engine whose folders are made in the runtime folder."""
     identity = f"t{os.getpid()}-{time.monotonic_ns() % 10**9}"
     run_dir = runtime_dir() / identity
@@ -63,7 +63,7 @@ def make_config(stages: int = 2, publish_hz: float = 10.0) -> EngineConfig:
         model=ModelConfig(path="/models/none"),
         parallel=ParallelConfig(pipeline=stages),
         memory=MemoryConfig(utilization=0.5, device_mib=64),
-        console=ConsoleConfig(publish_hz=publish_hz),
+        console=ConsoleConfig(publish_hz=publish_hz, listen=listen),
     )
     config = EngineConfig(
         id=identity, name="test", epoch="epoch-1", profile=profile, model_path="/models/none", model_type="llama",

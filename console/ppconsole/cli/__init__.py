@@ -26,6 +26,7 @@ COMMANDS = {
     "watch": "watching", "events": "watching", "show": "inspecting", "finished": "inspecting", "logs": "inspecting",
     "doctor": "doctor", "follow": "submitting",
     **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
+    "key": "key_commands", "context": "contexts",
     "explain": "inspecting", "incidents": "incidents", "stacks": "inspecting", "streams": "streams",
     "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "help": "helping",
 }  # fmt: skip

@@ -9,7 +9,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import find_any, print_json, say
+from ppconsole.cli.session import find_any, need_host, print_json, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EngineRecord
@@ -76,4 +76,6 @@ def _meant(engine: str | None) -> EngineRecord:
     from ppengine.protocol.discovery import EndedEngine
 
     found = find_any(engine)
-    return found.record if isinstance(found, EndedEngine) else found
+    record = found.record if isinstance(found, EndedEngine) else found
+    need_host(record, "incidents")
+    return record

@@ -153,9 +153,10 @@ def explain_command(common: Common) -> int:
     if isinstance(found, EndedEngine):
         return _explain_end(found, common.json)
     try:
-        snapshot = run(lambda: one_snapshot(Common(found.id, common.json, common.timeout or _EXPLAIN_S)))
+        named = common.engine if found.remote else found.id
+        snapshot = run(lambda: one_snapshot(Common(named, common.json, common.timeout or _EXPLAIN_S)))
     except exits.Failure as error:
-        if error.exit_code != exits.TIMEOUT:
+        if error.exit_code != exits.TIMEOUT or found.remote:
             raise
         return _explain_host(found, str(error), common.json)
     engine = snapshot.engine

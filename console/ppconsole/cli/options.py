@@ -49,7 +49,7 @@ def json_option(text: str = "Print JSON.") -> Callable[[Command], Command]:
 
 def engine_option(function: Command) -> Command:
     """Add `-e`."""
-    text = "Id, unique id prefix or name of the engine."
+    text = "Id, unique id prefix or name of the engine, or a context."
     return click.option("-e", "--engine", metavar="ENGINE", help=text)(function)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli import exits
-from ppconsole.cli.options import Common, engine_option, json_option, timeout_option
-from ppconsole.cli.session import attached, print_json, run
+from ppconsole.cli.options import engine_option, json_option, timeout_option
+from ppconsole.cli.session import print_json, run
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EndedEngine, EngineRecord
@@ -19,20 +19,32 @@ if TYPE_CHECKING:
 @click.command("attach")
 @click.argument("named", metavar="[ENGINE]", required=False)
 @engine_option
+@click.option("--server-key", metavar="KEY", help="Key of the engine at tcp://HOST:PORT: `ppconsole key ls` there.")
 @click.option("--read-only", is_flag=True, help="Watch; offer no verbs and send none.")
 @json_option("Print the engines to choose from as JSON: a screen has none.")
 @timeout_option("Give up if the engine does not answer within S seconds (exit code 5).")
-def attach_command(named: str | None, engine: str | None, read_only: bool, as_json: bool, timeout: float | None) -> int:
+def attach_command(
+    named: str | None,
+    engine: str | None,
+    server_key: str | None,
+    read_only: bool,
+    as_json: bool,
+    timeout: float | None,
+) -> int:
     """Open the console on ENGINE.
 
-    ENGINE may be left out: of several that run here, the screen lists them to choose from. Leaving never touches
-    the engine. One that has ended is shown as it was at its end, and its last hour can be played again.
+    ENGINE may be left out: of several that run here, the screen lists them to choose from. It may be a context, or
+    tcp://HOST:PORT on another host. Leaving never touches the engine. One that has ended is shown as it was at its
+    end, and its last hour can be played again.
     """
     from ppengine.protocol.discovery import EndedEngine
 
     if named and engine and named != engine:
         raise exits.Failure(f"two engines are named, {named} and -e {engine}; attach takes one", exits.USAGE)
-    record = _choose(named or engine, as_json)
+    wanted = named or engine
+    if server_key and not (wanted or "").startswith("tcp://"):
+        raise exits.Failure("--server-key belongs to an engine at tcp://HOST:PORT", exits.USAGE)
+    record = _choose(wanted, as_json, server_key)
     if isinstance(record, EndedEngine):
         return _attach_ended(record, as_json, read_only=read_only)
     if record is None:
@@ -69,8 +81,14 @@ def _attach_ended(ended: EndedEngine, as_json: bool, *, read_only: bool) -> int:
 
 async def _answers(record: EngineRecord, timeout: float) -> None:
     """Raise LinkLost unless the engine answers within `timeout` seconds."""
-    async with attached(Common(engine=record.id, timeout=timeout), passing=True):
-        pass
+    from ppconsole.link.engine_link import EngineLink
+
+    link = EngineLink(record, backlog=0, passing=True)
+    await link.start(lambda update: None)
+    try:
+        await link.attached(timeout)
+    finally:
+        await link.close()
 
 
 def open_console(record: EngineRecord, *, read_only: bool = False, note: str = "") -> int:
@@ -89,19 +107,22 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _choose(wanted: str | None, as_json: bool) -> EngineRecord | EndedEngine | None:
+def _choose(wanted: str | None, as_json: bool, server_key: str | None = None) -> EngineRecord | EndedEngine | None:
     """Return the engine to open; None if there are several to choose from on the screen. Raises Failure."""
     from ppengine.protocol.discovery import RuntimeDirError
 
+    from ppconsole.link.contexts import ContextError
     from ppconsole.link.find import NoEngine, SeveralEngines, find_any
 
     try:
-        return find_any(wanted)
+        return find_any(wanted, server_key)
     except SeveralEngines as several:
         if as_json or not has_terminal():
             _print_engines(several.records, as_json)
             raise exits.Failure(str(several), exits.USAGE) from None
         return None
+    except ContextError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
     except NoEngine as error:
         if as_json:
             print_json([])

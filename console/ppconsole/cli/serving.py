@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("profile")
 @click.option("--set", "settings", multiple=True, metavar="a.b=c", help="Change one key of the profile; repeatable.")
 @click.option("--name", help="Name of the engine; without it, the profile's.")
-@click.option("--bind", metavar="ADDRESS", help="Only `local` so far: sockets in a folder of this user.")
+@click.option("--listen", metavar="tcp://IP:PORT", help="Also for consoles on other hosts, whose keys are allowed.")
 @click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
 @click.option(
     "--journal", type=click.Choice(["on", "off"]), help="Keep requests on disk, so that they survive the core; else on."
@@ -34,7 +34,7 @@ def serve_command(
     profile: str,
     settings: Sequence[str],
     name: str | None,
-    bind: str | None,
+    listen: str | None,
     allow_faults: bool,
     journal: str | None,
     as_json: bool,
@@ -46,11 +46,9 @@ def serve_command(
     """
     from ppconsole.cli.launch import EngineProcess, need_engine
 
-    if bind not in (None, "local"):
-        text = f"--bind {bind}: remote consoles need keys, which are not built yet; leave it out to serve local ones"
-        raise exits.Failure(text, exits.USAGE)
     need_engine()
-    settings = [*settings, *([] if journal is None else [f"journal={journal}"])]
+    keys = {"journal": journal, "console.listen": listen}
+    settings = [*settings, *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within])
     try:

@@ -52,13 +52,14 @@ def _found() -> Iterator[None]:
     """Turn the errors of a search for an engine into a Failure with exit code 3 (none), 2 (several) or 1."""
     from ppengine.protocol.discovery import RuntimeDirError
 
+    from ppconsole.link.contexts import ContextError
     from ppconsole.link.find import NoEngine, SeveralEngines
 
     try:
         yield
     except NoEngine as error:
         raise exits.Failure(str(error), exits.NO_ENGINE) from None
-    except SeveralEngines as error:
+    except (SeveralEngines, ContextError) as error:
         raise exits.Failure(str(error), exits.USAGE) from None
     except RuntimeDirError as error:
         raise exits.Failure(str(error), exits.ERROR) from None
@@ -70,6 +71,13 @@ def find(wanted: str | None) -> EngineRecord:
 
     with _found():
         return find_engine(wanted)
+
+
+def need_host(record: EngineRecord, command: str) -> None:
+    """Raise Failure for an engine on another host: `command` reads files or processes of the engine's own."""
+    if record.remote:
+        text = f"{command} needs the engine's host, and {record.name} is attached by TCP; run it there"
+        raise exits.Failure(text, exits.USAGE)
 
 
 def find_any(wanted: str | None) -> EngineRecord | EndedEngine:
@@ -154,7 +162,8 @@ async def opened(
 
     found = find_any(common.engine)
     if not isinstance(found, EndedEngine):
-        async with attached(replace(common, engine=found.id), on_update, **options) as link:
+        chosen = common if found.remote else replace(common, engine=found.id)
+        async with attached(chosen, on_update, **options) as link:
             yield link
         return
     say(ended_text(found, time.time()))
@@ -168,10 +177,10 @@ async def opened(
 
 async def has_ended(record: EngineRecord, within_s: float = 0.0) -> bool:
     """Whether the engine's supervisor, and with it the engine, has ended, or does so within `within_s` seconds."""
-    from ppengine.protocol.discovery import process_start
+    from ppengine.protocol.discovery import alive
 
     end = asyncio.get_running_loop().time() + within_s
-    while process_start(record.pid) == record.pid_start:
+    while alive(record):
         if asyncio.get_running_loop().time() >= end:
             return False
         await asyncio.sleep(0.1)

@@ -30,7 +30,7 @@ from ppengine.protocol.control import (
     Reply,
     Welcome,
 )
-from ppengine.protocol.discovery import EngineRecord, process_start
+from ppengine.protocol.discovery import EngineRecord, alive
 from ppengine.protocol.frames import (
     PROTOCOL,
     PROTOCOL_MIN,
@@ -288,7 +288,7 @@ class Session:
                 async with asyncio.timeout(timing.ping_s):
                     await send(self._sockets.control, self.record, self.welcome.epoch, Ping(nonce=nonce))
             now = time.monotonic()
-            if process_start(self.record.pid) != self.record.pid_start:
+            if not alive(self.record):
                 raise SessionOver(f"engine {self.record.id} ({self.record.name}) has ended: pid {self.record.pid}")
             if now - self._last_pong > timing.lost_s:
                 raise SessionOver(f"no answer to pings for {now - self._last_pong:.0f} s")

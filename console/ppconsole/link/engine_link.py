@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Unpack
 
+import msgspec
 import zmq.asyncio
 from ppengine.protocol.control import (
     Command,
@@ -25,7 +26,7 @@ from ppengine.protocol.control import (
     Replayed,
     Welcome,
 )
-from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, process_start
+from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, alive
 from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
 from ppengine.protocol.kept_files import engine_folder, read_end
 from ppengine.protocol.recording import LinkState, Update
@@ -213,7 +214,7 @@ class EngineLink:
                 failures = 1 if self._up else failures + 1
                 self._up = False
                 self._commands.connection_lost(self._text)
-                if process_start(self.record.pid) != self.record.pid_start:
+                if not alive(self.record):
                     self._commands.over(f"engine {self.record.name} ({self.record.id}) ended before it answered")
                 self._note_end()
                 ceiling = min(self._timing.backoff_cap_s, self._timing.backoff_s * 2 ** min(failures - 1, 16))
@@ -226,7 +227,8 @@ class EngineLink:
 
     def _note_end(self) -> None:
         """Report, once, that the engine has ended; a successor of its name is looked for all the same."""
-        end = None if self._over is not None else read_end(self.record.id)
+        known = self._over is not None or self.record.remote
+        end = None if known else read_end(self.record.id)
         if end is not None:
             self._over = EndedEngine(self.record, end, engine_folder(self.record.id))
             self._emit(LinkState(state="ended", age_s=self._age(), text=end_words(end)))
@@ -245,7 +247,7 @@ class EngineLink:
             context, record, user=self.user, read_only=self.read_only, passing=self._passing, topic=self._topic,
             timing=self._timing, console=self._console,
         )  # fmt: skip
-        self.record = record
+        self.record = _named(record, session.welcome)
         self._enter(session)
         for command in self._commands.attached(session.welcome.epoch):
             with contextlib.suppress(LinkLost):
@@ -338,6 +340,13 @@ class EngineLink:
         """Report a fault of this program itself; the loop's own handler prints the traceback."""
         if not runner.cancelled() and (error := runner.exception()) is not None:
             self._emit(LinkState(state="lost", age_s=self._age(), text=f"the link failed: {error!r}; please report it"))
+
+
+def _named(record: EngineRecord, welcome: Welcome) -> EngineRecord:
+    """Return the record of an engine elsewhere with its id, name and epoch."""
+    if not record.remote:
+        return record
+    return msgspec.structs.replace(record, id=welcome.engine, name=welcome.name, epoch=welcome.epoch)
 
 
 def local_user() -> str:

@@ -1,4 +1,4 @@
-"""Which engine is meant: the flag, else PPCONSOLE_ENGINE, else the only one of this user on this host."""
+"""Which engine is meant: the flag, PPCONSOLE_ENGINE, the current context, the only one of this user on this host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord, ended_engines, list_engines
 
+from ppconsole.link.contexts import find_remote
 from ppconsole.model.endings import ended_text
 
 VARIABLE = "PPCONSOLE_ENGINE"
@@ -25,12 +26,19 @@ class SeveralEngines(Exception):
         self.records = list(records)
 
 
-def find_engine(wanted: str | None = None) -> EngineRecord:
-    """Return the live engine that `wanted` names by id, name or unique prefix of an id.
+def find_engine(wanted: str | None = None, server_key: str | None = None) -> EngineRecord:
+    """Return the live engine that `wanted` names by id, name, unique prefix of an id, context or tcp:// address.
 
-    Raises NoEngine, which says how the engine of that name ended, or SeveralEngines.
+    Raises NoEngine, which says how the engine of that name ended, SeveralEngines, or ContextError.
     """
     wanted = wanted or os.environ.get(VARIABLE) or None
+    remote = find_remote(wanted, server_key)
+    if remote is not None:
+        here = [one for one in list_engines() if wanted in (one.id, one.name)]
+        if here:
+            text = f"{wanted!r} is a context and an engine here; name it by {remote.address} or {here[0].id}"
+            raise SeveralEngines(text, here)
+        return remote
     try:
         return choose(list_engines(), wanted)
     except NoEngine as error:
@@ -42,11 +50,11 @@ def find_engine(wanted: str | None = None) -> EngineRecord:
         raise NoEngine(f"{text}; {look}" if wanted else f"{error}; the last one, {text}; {look}") from None
 
 
-def find_any(wanted: str | None = None) -> EngineRecord | EndedEngine:
+def find_any(wanted: str | None = None, server_key: str | None = None) -> EngineRecord | EndedEngine:
     """Return a live engine, otherwise the one that ended last and that `wanted` names. Raises as `find_engine`."""
     wanted = wanted or os.environ.get(VARIABLE) or None
     try:
-        return find_engine(wanted)
+        return find_engine(wanted, server_key)
     except NoEngine:
         ended = _ended(wanted) if wanted else None
         if ended is None:
@@ -88,6 +96,8 @@ def rediscover(record: EngineRecord) -> Callable[[], EngineRecord | None]:
     """Return a function that finds `record`'s engine again: by its id, else its successor by name, else None."""
 
     def again() -> EngineRecord | None:
+        if record.remote:
+            return record
         records = list_engines()
         for candidate in records:
             if candidate.id == record.id:

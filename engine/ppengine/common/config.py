@@ -14,6 +14,7 @@ from msgspec import Meta
 from ppengine.protocol.error_text import one_line, shown
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.kinds import check_kind, words_for
+from ppengine.protocol.tcp_address import TcpAddress, check_listen, parse_address
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -88,9 +89,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Watching. `bind` None: local sockets in a 0700 folder."""
+    """Watching."""
 
-    bind: str | None = None
+    listen: str | None = None
+    """`tcp://ADDRESS:PORT` for consoles on other hosts, the first of three ports; null: local sockets alone."""
     publish_hz: Annotated[float, Meta(ge=0.1, le=100)] = 10.0
     history_minutes: Annotated[int, Meta(ge=0, le=1440)] = 60
     """Minutes of snapshots and events that are kept on disk; 0: none, and no recordings of incidents."""
@@ -122,10 +124,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(
                 f"parallel.partition names {len(parallel.partition)} stages, parallel.pipeline is {parallel.pipeline}"
             )
-        if self.console.bind is not None:
-            raise ValueError(
-                f"console.bind is {shown(self.console.bind)}; remote sockets are not built yet: leave it out"
-            )
+        if self.console.listen is not None:
+            try:
+                check_listen(self.console.listen)
+            except ValueError as error:
+                raise ValueError(f"console.listen: {error}") from None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +152,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def endpoint(self, name: str) -> str:
         """Return the ipc endpoint of a socket: public `state control bulk`, private `front steps collect report`."""
         return f"ipc://{self.run_dir}/{name}"
+
+    @property
+    def listen(self) -> TcpAddress | None:
+        """The address for consoles on other hosts; None: there is none."""
+        listen = self.profile.console.listen
+        return None if listen is None else parse_address(listen)
 
     @property
     def stages(self) -> int:

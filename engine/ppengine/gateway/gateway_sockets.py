@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import os
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,11 +20,15 @@ from ppengine.protocol.keys import Keypair
 Socket = zmq.Socket[bytes]
 STATE_HWM = 20
 """Messages queued for one slow subscriber; then its newest are dropped."""
+TCP_BUFFER = 128 * 1024
+"""Bytes that the kernel holds for a TCP peer: a second at 1 Mbit/s, and not the half minute of its default."""
 HANDSHAKE_MS = 10_000
 """Milliseconds for a peer to show its key; then its connection is closed."""
 BURST = 200
 """Messages taken from one socket before the next socket's turn."""
 _PATH_MOST = 107
+_PORT_S = 2.0
+"""Seconds to wait for a port that is still in use."""
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -78,6 +83,11 @@ class Sockets:
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         curve.be_server(socket, self._server)
         socket.bind(self._config.endpoint(name))
+        listen = self._config.listen
+        if listen is not None:
+            socket.setsockopt(zmq.IPV6, int(listen.six))
+            socket.setsockopt(zmq.SNDBUF, TCP_BUFFER)
+            _bind_tcp(socket, listen.endpoint(name))
         return socket
 
     def _private(self, name: str) -> Socket:
@@ -116,6 +126,19 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
             yield socket.recv_multipart(NOBLOCK)
         except zmq.Again:
             return
+
+
+def _bind_tcp(socket: Socket, endpoint: str) -> None:
+    """Bind a port that a socket of this process, or of its predecessor, may hold for another moment."""
+    deadline = time.monotonic() + _PORT_S
+    while True:
+        try:
+            socket.bind(endpoint)
+            return
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                raise OSError(f"the port of {endpoint} cannot be used: {error.strerror}") from None
+        time.sleep(0.005)
 
 
 class Received(NamedTuple):

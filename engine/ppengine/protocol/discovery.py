@@ -44,6 +44,13 @@ class EngineRecord(msgspec.Struct, kw_only=True):
     started_wall: float
     server_key: str = ""
     """Public key of the engine's sockets."""
+    address: str = ""
+    """Its `tcp://HOST:PORT` if it listens; of a record without a pid, the engine is on another host."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the engine is reached by TCP alone: its files and processes are not here."""
+        return self.pid == 0
 
 
 class RuntimeDirError(Exception):
@@ -79,6 +86,11 @@ def process_start(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def alive(record: EngineRecord) -> bool:
+    """Return whether the supervisor of an engine runs; of an engine elsewhere that is not known, so it does."""
+    return record.remote or process_start(record.pid) == record.pid_start
 
 
 def write_record(record: EngineRecord) -> None:

@@ -12,7 +12,10 @@ from ppengine.checkpoint.model_spec import check_weights, read_spec
 from ppengine.common.config import ConfigError, EngineConfig, EngineName, Profile, build_profile
 from ppengine.common.partition import partition_layers
 from ppengine.protocol import discovery
+from ppengine.protocol.allowed_keys import allowed_path, read_allowed
+from ppengine.protocol.keys import KeyFileError
 from ppengine.protocol.kinds import check_kind
+from ppengine.protocol.tcp_address import parse_address
 from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.messaging import tell
 
@@ -28,6 +31,20 @@ def parse_profile(text: str) -> Profile:
     return build_profile(data, base=Path.cwd(), where="--profile-json")
 
 
+def check_keys(profile: Profile) -> None:
+    """Raise ConfigError for an engine that other hosts could reach and nobody there may use."""
+    listen = profile.console.listen
+    if listen is None or parse_address(listen).loopback:
+        return
+    try:
+        keys, _ = read_allowed(allowed_path())
+    except KeyFileError as error:
+        raise ConfigError(f"console.listen is {listen}, and its keys cannot be read: {error}") from None
+    if not keys:
+        text = "no key is allowed that could use it: ppconsole key allow NAME KEY --role ROLE"
+        raise ConfigError(f"console.listen is {listen}, which other hosts can reach, and {text}")
+
+
 def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = False) -> EngineConfig:
     """Return the configuration of a new boot of `profile` under `name` (None: the profile's).
 
@@ -39,6 +56,7 @@ def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = Fa
         check_kind("engine name", name, EngineName)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    check_keys(profile)
     folder = Path(profile.model.path)
     spec = read_spec(folder)
     if profile.model.load_format != "dummy":

@@ -275,6 +275,7 @@ class Supervisor:
             run_dir=config.run_dir,
             started_wall=config.started_wall,
             server_key=keys.public_key(self._folder),
+            address=config.profile.console.listen or "",
         )
 
     def _shut_down(self, grace: float) -> None:

@@ -1,0 +1,286 @@
+"""The port of an engine: clocks of other hosts, peers that waste connections, and a slow link."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+from monitor_helpers import Client, FakeCore, make_config, remove, started, until
+from ppconsole.link.contexts import remote_record
+from ppconsole.link.engine_link import EngineLink
+from ppengine.common.config import ConfigError, ConsoleConfig, ModelConfig, Profile
+from ppengine.common.curve import be_client, make_keypair
+from ppengine.protocol import frames
+from ppengine.protocol.allowed_keys import AllowedKey, allow, revoke
+from ppengine.protocol.control import Command, Hello, Ping, Pong, Refused
+from ppengine.protocol.keys import keys_dir, public_key
+from ppengine.protocol.recording import LinkState
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.tcp_address import check_listen, parse_address
+from ppengine.protocol.verbs import Pause
+from ppengine.supervisor.boot import check_keys
+
+REMOTE = make_keypair()
+ONE_WAY_S, BYTES_S = 0.1, 125_000
+"""Delay of each direction of the slow link, and its bytes a second: 1 Mbit/s."""
+
+
+def free_port():
+    """Return the first of three consecutive ports that nobody has."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            for number in (port + 1, port + 2):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return port
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Yield (config, context, core, address) of a gateway that listens on the loopback interface."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    allow(keys_dir() / "allowed", AllowedKey("operator", REMOTE.public, "far"))
+    address = parse_address(f"tcp://127.0.0.1:{free_port()}")
+    config = make_config(listen=str(address))
+    with zmq.Context() as context:
+        core = FakeCore(context, config)
+        with started("ppengine.gateway", config):
+            reader = Client(context, config, (frames.TOPIC_SNAPSHOT,))
+            until(lambda: Path(config.run_dir, "bulk").exists(), 30.0)
+            reader.open()
+            until(lambda: (core.report(), reader.snapshot())[1].engine.state == "serving", 30.0)
+            reader.close()
+            yield config, context, core, address
+        core.close()
+    remove(config)
+
+
+class Far(Client):
+    """A console that comes by TCP."""
+
+    def __init__(self, place, pair=REMOTE, topics=()):
+        config, context, _, self.address = place
+        super().__init__(context, config, topics, pair)
+
+    def open(self):
+        server_key = public_key(Path(self.config.run_dir))
+        for sock, name in ((self.control, "control"), (self.bulk, "bulk"), (self.state, "state")):
+            be_client(sock, self._keypair, server_key)
+            sock.connect(self.address.endpoint(name))
+        return self
+
+
+def shifted(config, seconds):
+    """Return a header of a host whose clocks differ by `seconds`."""
+    head = frames.header(config.id, config.epoch)
+    fields = {"mono_ns": head.mono_ns + int(seconds * 1e9), "wall": head.wall + seconds}
+    return frames.Header(**({name: getattr(head, name) for name in head.__struct_fields__} | fields))
+
+
+@pytest.mark.parametrize("seconds", [-1e6, 0.0, 1e6])
+def test_the_age_of_a_command_from_another_host_needs_no_common_clock(place, seconds):
+    config, _, core, _ = place
+    far = Far(place).open()
+    far.say(Hello(proto_min=1, proto_max=1, client="t", user="eve"), shifted(config, seconds))
+    assert far.hear().role == "operator"
+    far.say(Ping(nonce=1), shifted(config, seconds))
+    assert isinstance(far.hear(), Pong)
+    far.say(far.command(Pause(), "now"), shifted(config, seconds))
+    assert isinstance(message := core.next(), Command) and message.id == "now"
+    far.say(far.command(Pause(), "old", ttl_ms=1000), shifted(config, seconds - 5.0))
+    answer = far.hear()
+    assert isinstance(answer, Refused) and answer.code == "EXPIRED" and core.nothing()
+    far.close()
+
+
+def test_a_revoked_key_is_cut_off_the_port_and_others_go_on(place):
+    other = make_keypair()
+    allow(keys_dir() / "allowed", AllowedKey("viewer", other.public, "other"))
+    gone, stays = Far(place, REMOTE, (b"",)).open(), Far(place, other, (b"",)).open()
+    for one in (gone, stays):
+        one.hello()
+        one.snapshot()
+    revoke(keys_dir() / "allowed", "far")
+    assert gone.ask(gone.command(Pause(), "late")).code == "DENIED"
+    while gone.state.poll(0):
+        gone.state.recv_multipart()
+    assert not gone.state.poll(1200)
+    before = time.time()
+    until(lambda: stays.published()[1].wall > before, 5.0)
+    gone.close()
+    stays.close()
+
+
+def test_idle_connections_and_slow_handshakes_cost_others_nothing(place):
+    address = place[3]
+    crowd = [socket.create_connection((address.host, address.port)) for _ in range(500)]
+    try:
+        for number, one in enumerate(crowd):
+            # Half say nothing, half begin a greeting and never end it.
+            if number % 2:
+                one.send(b"\xff\x00\x00\x00\x00")
+        far = Far(place, REMOTE, (frames.TOPIC_SNAPSHOT,)).open()
+        begun = time.monotonic()
+        far.hello()
+        assert time.monotonic() - begun < 5.0 and far.snapshot().engine.state
+        until(lambda: closed(crowd[0]) and closed(crowd[1]), 20.0, "connections without a key are closed")
+        assert isinstance(far.ask(Ping(nonce=1)), Pong)
+        far.close()
+    finally:
+        for one in crowd:
+            one.close()
+
+
+def closed(one):
+    """Return whether the other side has closed a connection."""
+    one.settimeout(0.05)
+    try:
+        while one.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class Relay:
+    """Carries TCP connections to three ports with a delay and at a limited rate, as a long way does."""
+
+    def __init__(self, target):
+        self.target, self.port = target, free_port()
+        self.bytes = 0
+
+    async def __aenter__(self):
+        self._servers = [
+            await asyncio.start_server(lambda r, w, n=n: self._serve(r, w, self.target.port + n), "127.0.0.1",
+                                       self.port + n)
+            for n in range(3)
+        ]  # fmt: skip
+        self._free_at = {True: 0.0, False: 0.0}
+        self._tasks = set()
+        return self
+
+    async def __aexit__(self, *_):
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader, writer, port):
+        far_reader, far_writer = await asyncio.open_connection(self.target.host, port)
+        for down, source, sink in ((False, reader, far_writer), (True, far_reader, writer)):
+            line = asyncio.Queue(maxsize=64)
+            for work in (self._take(down, source, line), self._give(line, sink)):
+                task = asyncio.create_task(work)
+                self._tasks.add(task)
+
+    async def _take(self, down, source, line):
+        """Read at the rate of the link, which all connections share."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while data := await source.read(1500):
+                self.bytes += len(data)
+                self._free_at[down] = max(self._free_at[down], loop.time()) + len(data) / BYTES_S
+                await asyncio.sleep(self._free_at[down] - loop.time())
+                await line.put((loop.time() + ONE_WAY_S, data))
+        await line.put((0.0, b""))
+
+    async def _give(self, line, sink):
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while (item := await line.get())[1]:
+                await asyncio.sleep(item[0] - loop.time())
+                sink.write(item[1])
+                await sink.drain()
+        sink.close()
+
+
+async def test_a_console_over_100_ms_and_1_mbit_follows(place):
+    config, _, core, address = place
+    seen, states = [], []
+
+    def take(update):
+        if isinstance(update, Snapshot):
+            seen.append((time.monotonic(), update))
+        elif isinstance(update, LinkState):
+            states.append((update.state, update.text))
+
+    async with Relay(address) as relay:
+        near = parse_address(f"tcp://127.0.0.1:{relay.port}")
+        link = EngineLink(remote_record(near, public_key(Path(config.run_dir))), slow=True)
+        begun = time.monotonic()
+        await link.start(take)
+        try:
+            welcome = await link.attached(10.0)
+            attached_s = time.monotonic() - begun
+            while time.monotonic() < begun + 8.0:
+                core.report()
+                await asyncio.sleep(0.1)
+            asked = time.monotonic()
+            detail = await link.inspect("about")
+            asked_s = time.monotonic() - asked
+        finally:
+            await link.close()
+    gaps = [later[0] - earlier[0] for earlier, later in itertools.pairwise(seen)]
+    print(f"attached in {attached_s:.2f} s, a question {asked_s:.2f} s, largest gap {max(gaps):.2f} s, {relay.bytes} B")
+    assert welcome.role == "admin" and link.record.id == config.id and detail is not None
+    assert len(seen) >= 4 and max(gaps) < 2.0 and attached_s < 5.0
+    assert not [state for state in states if state[0] in ("lost", "stale")], states
+
+
+async def test_a_console_with_the_wrong_server_key_never_attaches(place):
+    link = EngineLink(remote_record(place[3], make_keypair().public))
+    await link.start(lambda update: None)
+    try:
+        with pytest.raises(Exception, match="not attached within"):
+            await link.attached(1.5)
+    finally:
+        await link.close()
+
+
+# --- what is refused before an engine starts ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("tcp://*:7400", "write it in full: tcp://0.0.0.0:PORT"), ("tcp://:7400", "write it in full"),
+        ("tcp://10.0.0.1", "it must be tcp://HOST:PORT"), ("tcp://10.0.0.1:0", "a port from 1 to 65533"),
+        ("tcp://10.0.0.1:65534", "a port from 1 to 65533"), ("ipc:///tmp/x", "it must be tcp://HOST:PORT"),
+        ("tcp://example.org:7400", "must be an IP address of this one"), ("tcp://10.0.0.1:7400\n", "it must be"),
+        ("tcp://999.0.0.1:7400", "must be an IP address"), ("", "it must be tcp"),
+    ],
+)  # fmt: skip
+def test_an_address_that_cannot_be_listened_on(text, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        check_listen(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://127.0.0.1:7400", "tcp://localhost:7400", "tcp://[::1]:1", "tcp://127.8.8.8:65533"]
+)
+def test_loopback_needs_no_other_key(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    check_keys(profile(text))
+    assert str(check_listen(text)) == text
+
+
+@pytest.mark.parametrize("text", ["tcp://0.0.0.0:7400", "tcp://10.0.0.1:7400", "tcp://[::]:7400"])
+def test_an_address_that_others_reach_needs_an_allowed_key(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"which other hosts can reach, and no key is allowed .* ppconsole key allow"):
+        check_keys(profile(text))
+    allow(keys_dir() / "allowed", AllowedKey("viewer", REMOTE.public, "far"))
+    check_keys(profile(text))
+
+
+def profile(listen):
+    return Profile(name="t", model=ModelConfig(path="x"), console=ConsoleConfig(listen=listen))
