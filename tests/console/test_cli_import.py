@@ -62,7 +62,7 @@ def test_every_command_of_the_design_is_there() -> None:
 
 
 def test_every_verb_takes_json_and_a_timeout() -> None:
-    """`bench` takes them, too, in a parser of its own: see tests/end_to_end/test_bench.py. `help`, `key` and `context` wait for nothing."""
+    """`bench` takes them, too, in a parser of its own: tests/end_to_end/test_bench.py. The others wait for nothing."""
     for name in set(COMMANDS) - {"bench", "help", "key", "context"}:
         command = ppconsole.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None

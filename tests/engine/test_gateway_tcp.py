@@ -12,6 +12,7 @@ import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
 from ppconsole.link.contexts import remote_record
 from ppconsole.link.engine_link import EngineLink
+from ppconsole.link.source import AccessDenied
 from ppengine.common.config import ConfigError, ConsoleConfig, ModelConfig, Profile
 from ppengine.common.curve import be_client, make_keypair
 from ppengine.protocol import frames
@@ -242,6 +243,19 @@ async def test_a_console_with_the_wrong_server_key_never_attaches(place):
     try:
         with pytest.raises(Exception, match="not attached within"):
             await link.attached(1.5)
+    finally:
+        await link.close()
+
+
+async def test_a_console_whose_key_is_not_allowed_hears_so_at_once(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
+    record = remote_record(place[3], public_key(Path(place[0].run_dir)))
+    link, begun = EngineLink(record), time.monotonic()
+    await link.start(lambda update: None)
+    try:
+        with pytest.raises(AccessDenied, match=r"on its host: ppconsole key allow NAME [0-9a-f]{64} --role operator"):
+            await link.attached(20.0)
+        assert time.monotonic() - begun < 3.0
     finally:
         await link.close()
 

@@ -134,20 +134,19 @@ class Session:
         try:
             sockets = Sockets(context, record, topic)
         except zmq.ZMQError as error:
-            raise SessionOver(f"engine {record.id} ({record.name}): no socket to it: {error}") from None
+            raise SessionOver(f"{record.label}: no socket to it: {error}") from None
         except KeyFileError as error:
             raise KeyRefused(str(error)) from None
         try:
             async with asyncio.timeout(timing.hello_s):
-                await send(sockets.control, record, record.epoch, hello)
-                welcome = await _answered(sockets)
+                welcome = await _shake_hands(sockets, record, hello)
         except TimeoutError:
             sockets.close()
-            text = f"engine {record.id} ({record.name}) does not answer within {timing.hello_s:g} s"
+            text = f"{record.label} does not answer within {timing.hello_s:g} s"
             raise SessionOver(text) from None
         except (ProtocolError, zmq.ZMQError) as error:
             sockets.close()
-            raise SessionOver(f"engine {record.id} ({record.name}): {error}") from None
+            raise SessionOver(f"{record.label}: {error}") from None
         except BaseException:
             sockets.close()
             raise
@@ -289,7 +288,7 @@ class Session:
                     await send(self._sockets.control, self.record, self.welcome.epoch, Ping(nonce=nonce))
             now = time.monotonic()
             if not alive(self.record):
-                raise SessionOver(f"engine {self.record.id} ({self.record.name}) has ended: pid {self.record.pid}")
+                raise SessionOver(f"{self.record.label} has ended: pid {self.record.pid}")
             if now - self._last_pong > timing.lost_s:
                 raise SessionOver(f"no answer to pings for {now - self._last_pong:.0f} s")
             age = now - self._last_snapshot
@@ -306,9 +305,9 @@ async def _break(monitor: zmq.asyncio.Socket) -> None:
     raise SessionOver("the engine's gateway closed the connection")
 
 
-async def _answered(sockets: Sockets) -> Welcome:
+async def _shake_hands(sockets: Sockets, record: EngineRecord, hello: Hello) -> Welcome:
     """Return the answer to Hello. Raises SessionOver if the engine refuses the console or its key."""
-    welcome = asyncio.create_task(_welcome(sockets.control))
+    welcome = asyncio.create_task(_welcome(sockets.control, record, hello))
     refusal = asyncio.create_task(refused(sockets.breaks[0]))
     try:
         await asyncio.wait((welcome, refusal), return_when=asyncio.FIRST_COMPLETED)
@@ -322,8 +321,9 @@ async def _answered(sockets: Sockets) -> Welcome:
     raise KeyRefused(f"the engine does not allow the key of this console; on its host: {allow}")
 
 
-async def _welcome(control: zmq.asyncio.Socket) -> Welcome:
+async def _welcome(control: zmq.asyncio.Socket, record: EngineRecord, hello: Hello) -> Welcome:
     codec = Codec(FromGateway)
+    await send(control, record, record.epoch, hello)
     while True:
         _, message = await receive(control, codec)
         if isinstance(message, Welcome):

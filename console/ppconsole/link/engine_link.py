@@ -202,7 +202,7 @@ class EngineLink:
     async def _run(self) -> None:
         context = zmq.asyncio.Context()
         failures = 0
-        self._emit(LinkState(state="connecting", text=f"connecting to {self.record.name} ({self.record.id})"))
+        self._emit(LinkState(state="connecting", text=f"connecting to {self.record.label}"))
         try:
             while True:
                 try:

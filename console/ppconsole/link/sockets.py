@@ -41,7 +41,7 @@ class Sockets:
         self._context = context
         self._record = record
         if not record.server_key:
-            raise KeyFileError(f"engine {record.id} ({record.name}) has no key: another version started it")
+            raise KeyFileError(f"{record.label} has no key: another version started it")
         self.keypair = client_keypair()
         self._linger_ms = 0
         self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HEARTBEAT)
@@ -49,7 +49,7 @@ class Sockets:
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
         self.state = self._subscribe()
         # libzmq reconnects by itself without a report, and messages under way are lost with the old connection.
-        self.breaks = [socket.get_monitor_socket(_MONITORED) for socket in (self.control, self.bulk)]
+        self.breaks = [socket.get_monitor_socket() for socket in (self.control, self.bulk)]
 
     def reopen_state(self) -> None:
         """Drop what a slow pipe holds: it would be old."""
@@ -85,6 +85,8 @@ class Sockets:
             # Nothing queues for an engine that is not there. Not for SUB: libzmq 4.3.5 would drop the pipe of a lost
             # connection at once, and abort the process if that came between two parts of a message (fq.cpp: !_more).
             socket.setsockopt(zmq.IMMEDIATE, 1)
+            # Before it connects: a refusal may come at once, and libzmq does not try again after it.
+            socket.get_monitor_socket(_MONITORED)
         socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         # A gateway that was replaced is there again within a second.

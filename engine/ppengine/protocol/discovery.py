@@ -52,6 +52,11 @@ class EngineRecord(msgspec.Struct, kw_only=True):
         """Whether the engine is reached by TCP alone: its files and processes are not here."""
         return self.pid == 0
 
+    @property
+    def label(self) -> str:
+        """Words for it in a message."""
+        return f"engine {self.id} ({self.name})" if self.id else f"engine {self.name}"
+
 
 class RuntimeDirError(Exception):
     """The runtime folder cannot be trusted; the text says why and what to do."""
