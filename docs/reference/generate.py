@@ -55,7 +55,18 @@ def cli_page() -> str:
         context.max_content_width = COLUMNS
         text = "\n".join(line.rstrip() for line in command.get_help(context).split("\n"))
         parts += [f"## `{name}`", f"```\n{text}\n```"]
+        if isinstance(command, click.Group):
+            parts += [part for word in command.list_commands(context) for part in _inner(command, word, context)]
     return "\n\n".join(parts)
+
+
+def _inner(group: click.Group, name: str, parent: click.Context) -> list[str]:
+    """Return heading and help of a command inside a group."""
+    command = group.commands[name]
+    context = click.Context(command, parent=parent, info_name=name, terminal_width=COLUMNS)
+    context.max_content_width = COLUMNS
+    text = "\n".join(line.rstrip() for line in command.get_help(context).split("\n"))
+    return [f"### `{group.name} {name}`", f"```\n{text}\n```"]
 
 
 def environment_page() -> str:

@@ -26,7 +26,7 @@ def context_command() -> None:
 
 @contextmanager
 def _contexts(*, write: bool) -> Iterator[Contexts]:
-    """Yield the contexts, and keep what was changed. Raises Failure."""
+    """Yield the contexts, and keep changes with `write`. Raises Failure."""
     from ppconsole.link.contexts import ContextError, read_contexts, write_contexts
 
     try:

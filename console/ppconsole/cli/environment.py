@@ -20,6 +20,6 @@ VARIABLES = (
     Variable("NOTIFY_SOCKET", "Socket of a service manager: `serve` says there when it serves, and that it lives"),
     Variable("NO_COLOR", "Set: no colours; bold, dim and reverse remain"),
     Variable("XDG_RUNTIME_DIR", "Its folder ppconsole/ has the engines that run; /tmp/ppconsole-UID if not set"),
-    Variable("XDG_CONFIG_HOME", "Its folder ppconsole/ has config.toml: thresholds; ~/.config if not set"),
+    Variable("XDG_CONFIG_HOME", "Its folder ppconsole/ has config.toml, keys and contexts; ~/.config if not set"),
     Variable("XDG_STATE_HOME", "Its folder ppconsole/ keeps options of prompts and panels; ~/.local/state if not set"),
 )

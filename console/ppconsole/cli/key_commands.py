@@ -81,7 +81,7 @@ def revoke_command(name: str) -> None:
 def list_command(as_json: bool) -> None:
     """List this user's public keys, and those that are allowed.
 
-    `server` is the key that consoles on other hosts pin. Exit code 1: a line of the file allows nobody.
+    `server` is the key that consoles on other hosts pin. Exit code 1: a line of the file is wrong and has no effect.
     """
     from ppengine.protocol.allowed_keys import allowed_path, read_allowed
     from ppengine.protocol.keys import own_keypair

@@ -66,12 +66,21 @@ class Navigator:
             "incidents": lambda: IncidentsScreen(console),
             "finished": lambda: FinishedScreen(console),
         }
-        if name == "engines":
+        if name in ("history", "incidents") and self._elsewhere():
+            self._console.report(f"{name}: kept on the engine's host; open a console there", bad=True)
+        elif name == "engines":
             self.open_engines()
         elif name == "history":
             self._open_history()
         else:
             self._app.push_screen(screens[name]())
+
+    def _elsewhere(self) -> bool:
+        """Return whether the engine is on another host, so that its kept files are not here."""
+        from ppconsole.link.engine_link import EngineLink
+
+        source = self._console.source
+        return isinstance(source, EngineLink) and source.record.remote
 
     def open_engines(self, *, must_choose: bool = False) -> None:
         """Open the list of engines, and attach to the one that is chosen. `must_choose`: without one, leave."""

@@ -101,7 +101,7 @@ class BulkDesk:
                 self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
 
     def drop_revoked(self, allowed: Callable[[str], bool]) -> None:
-        """Drop the open questions of keys that are not allowed any more: their answers go to nobody."""
+        """Drop the open questions of keys that are not allowed any more: their answers are dropped."""
         for number, known in list(self._open.items()):
             if not allowed(known.key):
                 del self._open[number]

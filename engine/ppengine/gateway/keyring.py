@@ -23,7 +23,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Keyring:
-    """Follows the files by their times. One that cannot be read allows nobody.
+    """Follows the files by their times. One that cannot be read allows no key.
 
     The ZAP thread and the gateway's loop both use it.
     """

@@ -26,7 +26,7 @@ class Publisher:
         self._events: list[Event] = []
 
     def use(self, socket: Socket) -> None:
-        """Publish on another socket, to which nobody has subscribed yet."""
+        """Publish on another socket, which has no subscriber yet."""
         self._socket = socket
         self._prefixes.clear()
 

@@ -22,7 +22,7 @@ MOST, OF_KEY_MOST = 10_000, 1000
 """Sessions in all, and of one key; the oldest of them makes room."""
 _NAME_MOST = 64
 _EXPECTED = Principal("", "", "operator")
-"""Of a console that has not come to this gateway yet: its key is not known."""
+"""Principal of a console that has not come to this gateway yet: its key is not known."""
 
 
 class Session(msgspec.Struct):

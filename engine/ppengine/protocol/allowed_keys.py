@@ -46,7 +46,7 @@ def check_name(name: str) -> str:
 
 
 def parse(text: str) -> tuple[list[AllowedKey], list[str]]:
-    """Return the keys, and a line for each line that is none: it allows nobody."""
+    """Return the keys, and a problem for each line that is none: it has no effect."""
     found: list[AllowedKey] = []
     problems = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -106,7 +106,7 @@ def read_keypair(path: Path) -> Keypair:
 def own_keypair(name: str, make: Callable[[], Keypair], folder: Path | None = None) -> Keypair:
     """Return the keypair `client` or `server` of this user, made at its first use. Raises KeyFileError.
 
-    `make` returns a new pair. Of several processes that make it at once, the first one's counts.
+    `make` returns a new pair. If several processes make it at once, the first one's counts.
     """
     path = (folder or keys_dir()) / f"{name}.key"
     with contextlib.suppress(FileNotFoundError):
@@ -141,7 +141,7 @@ def write_keypair(path: Path, pair: Keypair, *, replace: bool = True) -> None:
 
 
 def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """Write a 0600 file at once or not at all, whatever the umask. Raises KeyFileError."""
+    """Write a 0600 file at once or not at all, under any umask. Raises KeyFileError."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

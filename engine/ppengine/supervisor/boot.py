@@ -32,7 +32,7 @@ def parse_profile(text: str) -> Profile:
 
 
 def check_keys(profile: Profile) -> None:
-    """Raise ConfigError for an engine that other hosts could reach and nobody there may use."""
+    """Raise ConfigError for an engine that other hosts could reach while no key there is allowed."""
     listen = profile.console.listen
     if listen is None or parse_address(listen).loopback:
         return
