@@ -95,6 +95,11 @@ def client(place, keypair=None, topics=()):
         made.close()
 
 
+def core_reports(place, console):
+    """Wait until the gateway has a report of the core: without a fresh one it forwards nothing."""
+    until(lambda: (place[2].report(), console.ask(Ping(nonce=9)))[1].core_age_ms < 500.0, 10.0)
+
+
 def refused(config, pair, server_key, name="control"):
     """Return whether the library reports that the other side refuses a key."""
     with zmq.Context() as context, context.socket(zmq.SUB if name == "state" else zmq.DEALER) as socket:
@@ -162,6 +167,7 @@ def test_each_verb_needs_its_role(shared, role, verb):
     config, _, core = shared
     with client(shared, NAMED.get(role)) as console:
         assert console.hello().role == ("admin" if role == "owner" else role)
+        core_reports(shared, console)
         identity = f"{role}-{verb}"
         console.say(console.command(VERBS[verb], identity, dry_run=True))
         allowed = covers("admin" if role == "owner" else role, ROWS[verb].role)
@@ -219,6 +225,7 @@ def test_an_id_of_another_key_is_a_conflict(shared):
     with client(shared, NAMED["admin"]) as one, client(shared, NAMED["operator"]) as two:
         one.hello()
         two.hello()
+        core_reports(shared, one)
         one.say(one.command(Resume(), "shared-id"))
         while not isinstance(message := shared[2].next(), Command) or message.id != "shared-id":
             pass
@@ -301,6 +308,7 @@ def test_a_flood_of_commands_is_limited_and_costs_no_other_key(place):
         for _ in range(int(COMMANDS_MOST) + 400):
             codes.append(flood.hear().code)
         assert codes.count("RATE_LIMITED") > 50 and codes[: int(COMMANDS_MOST)] == ["DENIED"] * int(COMMANDS_MOST)
+        core_reports(place, own)
         own.say(own.command(Pause(), "other"))
         assert core.next().id == "other"
     audit = audit_file(Path(place[0].run_dir)).read_text()
@@ -313,6 +321,7 @@ def test_a_repeat_of_a_command_is_answered_beyond_the_limit(place):
         flood.hello()
         first = flood.command(Fault(kind="none"), "first")
         answer = flood.ask(first)
+        core_reports(place, flood)
         flood.say(flood.command(Pause(), "kept"))
         while not isinstance(message := core.next(), Command) or message.id != "kept":
             pass
@@ -330,14 +339,15 @@ def test_a_repeat_of_a_command_is_answered_beyond_the_limit(place):
 @contextmanager
 def public_sockets(accepts):
     """Yield (config, context, handler) of bound sockets whose keys `accepts` judges."""
-    config, server = make_config(), make_keypair()
-    with zmq.Context() as context:
-        handler = ZapHandler(context, accepts) if accepts else None
-        sockets = Sockets(context, config, server)
-        try:
-            yield config, context, handler, sockets, server
-        finally:
-            sockets.close()
+    config, server, context = make_config(), make_keypair(), zmq.Context()
+    handler = ZapHandler(context, accepts) if accepts else None
+    sockets = Sockets(context, config, server)
+    try:
+        yield config, context, handler, sockets, server
+    finally:
+        sockets.close()
+        # As the gateway ends: the handler closes its own socket. `destroy` would close it under its thread.
+        context.term()
     remove(config)
 
 

@@ -298,3 +298,17 @@ def test_an_address_that_others_reach_needs_an_allowed_key(text, tmp_path, monke
 
 def profile(listen):
     return Profile(name="t", model=ModelConfig(path="x"), console=ConsoleConfig(listen=listen))
+
+
+def test_a_port_in_use_ends_the_gateway_with_one_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    port = free_port()
+    config = make_config(listen=f"tcp://127.0.0.1:{port}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 1))
+        taken.listen()
+        with started("ppengine.gateway", config) as (process, _):
+            assert process.wait(30) == 1
+    remove(config)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
+    assert lines == [f"error: the port of tcp://127.0.0.1:{port + 1} cannot be used: Address already in use"]

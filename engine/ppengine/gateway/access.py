@@ -33,9 +33,9 @@ class AccessControl:
         return before != self._revocations
 
     def turn(self, say: Callable[[str, str], object]) -> None:
-        """Read changed files, report their problems, and replace a handler that has ended. Call it once a second."""
+        """Read changed files, report their news, and replace a handler that has ended. Call it once a second."""
         self._keyring.refresh()
-        for problem in self._keyring.take_problems():
-            say("keys.unreadable", problem)
+        for kind, text in self._keyring.take_news():
+            say(kind, text)
         if self._handler.revive():
             log.error("the ZAP handler had ended, no console could attach; another one runs")

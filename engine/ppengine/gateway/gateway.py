@@ -58,7 +58,7 @@ _AWAY_S, _SETTLE_S = 1.0, 1.0
 """A judgement that is later than the first, in seconds, waits once for the second."""
 SLOW_S, _SLACK_S = 1.0, 0.1
 """The slow topic's period and slack in seconds: it goes with a judgement, in one turn of the loop."""
-_LOGGED = ("audit.", "console.", "op.refused", "verdict.")
+_LOGGED = ("audit.", "console.", "keys.", "op.refused", "verdict.")
 """Events in the gateway's log; those of the core are in the core's."""
 _REFRESH_S = 0.05
 """Least seconds between two snapshots; a new subscriber gets one at once."""

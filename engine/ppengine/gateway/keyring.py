@@ -34,7 +34,7 @@ class Keyring:
         self._lock = threading.Lock()
         self._seen: object = None
         self._problems: list[str] = []
-        self._fresh: list[str] = []
+        self._news: list[tuple[str, str]] = []
         self._principals: dict[str, Principal] = {}
         self.revocations = 0
         """Number of changes by which a key lost its access."""
@@ -48,16 +48,18 @@ class Keyring:
                 return
             found, problems = self._read()
             lost = self._principals.keys() - found.keys()
+            if self._seen is not None:
+                self._news += [("keys.changed", text) for text in _changes(self._principals, found)]
             self._seen, self._principals = seen, found
             self.revocations += bool(lost)
-            self._fresh += [problem for problem in problems if problem not in self._problems]
+            self._news += [("keys.error", problem) for problem in problems if problem not in self._problems]
             self._problems = problems
 
-    def take_problems(self) -> list[str]:
-        """Return the problems of the files that are not reported yet."""
+    def take_news(self) -> list[tuple[str, str]]:
+        """Return kind and text of the events that are not reported yet: changes, and problems of the files."""
         with self._lock:
-            fresh, self._fresh = self._fresh, []
-        return fresh
+            news, self._news = self._news, []
+        return news
 
     def principal(self, key: str) -> Principal | None:
         """Return the owner of a key that may attach now; None: it may not."""
@@ -85,6 +87,13 @@ class Keyring:
         except KeyFileError as error:
             problems.append(f"{error}; consoles of this user are refused")
         return found, list(map(one_line, problems))
+
+
+def _changes(before: dict[str, Principal], after: dict[str, Principal]) -> list[str]:
+    """Return a line for each key that came, went or got another name or role."""
+    gone = [f"key {one.name} is revoked" for key, one in before.items() if key not in after]
+    here = [f"key {one.name} is {one.role}" for key, one in after.items() if before.get(key) != one]
+    return gone + here
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
