@@ -374,6 +374,13 @@ def test_a_handler_that_hangs_refuses():
         until(lambda: answers(sockets, config, server), 10.0)
 
 
+def test_refusals_cannot_fill_the_log(caplog):
+    with public_sockets(lambda key: False) as (config, _, _, _, server):
+        for _ in range(10):
+            assert refused(config, make_keypair(), server.public)
+    assert 1 <= caplog.text.count("refused key") < 10
+
+
 def test_a_handler_that_raises_refuses_and_goes_on():
     verdicts = iter([ValueError("x"), True])
 

@@ -137,7 +137,7 @@ def _bind_tcp(socket: Socket, endpoint: str) -> None:
             return
         except zmq.ZMQError as error:
             if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
-                raise OSError(f"the port of {endpoint} cannot be used: {os.strerror(error.errno)}") from None
+                raise OSError(f"the port of {endpoint} cannot be used: {os.strerror(error.errno or 0)}") from None
         time.sleep(0.005)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import zmq
@@ -16,6 +17,8 @@ log = logging.getLogger("ppengine.gateway")
 ENDPOINT = "inproc://zeromq.zap.01"
 _KEY_BYTES = 32
 _VERSION = b"1.0"
+_LOG_S = 1.0
+"""Least seconds between two lines about refusals: a stranger must not fill the disk."""
 
 
 class ZapHandler:
@@ -24,6 +27,7 @@ class ZapHandler:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], accepts: Callable[[str], bool]) -> None:
         """Start the thread. Raises zmq.ZMQError if the context has a handler."""
         self._context, self._accepts = context, accepts
+        self._unlogged, self._log_due = 0, 0.0
         self._thread = self._start()
 
     def _start(self) -> threading.Thread:
@@ -72,6 +76,15 @@ class ZapHandler:
             log.exception("the key %s cannot be checked: it is refused", key)
             accepted = False
         if not accepted:
-            log.warning("refused key %s from %s", key or "none", address.decode("ascii", "replace"))
+            self._log(key or "none", address.decode("ascii", "replace"))
             return [_VERSION, number, b"400", b"this key is not allowed", b"", b""]
         return [_VERSION, number, b"200", b"", key.encode(), b""]
+
+    def _log(self, key: str, address: str) -> None:
+        now = time.monotonic()
+        if now < self._log_due:
+            self._unlogged += 1
+            return
+        more = f", and {self._unlogged} others" if self._unlogged else ""
+        log.warning("refused key %s from %s%s", key, address, more)
+        self._unlogged, self._log_due = 0, now + _LOG_S
