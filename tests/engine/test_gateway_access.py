@@ -11,11 +11,23 @@ from monitor_helpers import Client, FakeCore, make_config, remove, started, unti
 from ppengine.common.curve import be_client, make_keypair
 from ppengine.gateway.audit import Entry, audit_file
 from ppengine.gateway.gateway_sockets import Sockets
-from ppengine.gateway.rate_limits import COMMANDS_MOST
+from ppengine.gateway.rate_limits import COMMANDS_MOST, QUESTIONS_MOST
 from ppengine.gateway.zap import ZapHandler
 from ppengine.protocol import frames
 from ppengine.protocol.allowed_keys import AllowedKey, allow, revoke
-from ppengine.protocol.control import Command, Failed, Hello, Inspect, Inspected, Ping, Pong, Refused, Welcome
+from ppengine.protocol.control import (
+    Command,
+    Failed,
+    Fetch,
+    Hello,
+    Inspect,
+    Inspected,
+    Ping,
+    Pong,
+    Refused,
+    Replay,
+    Welcome,
+)
 from ppengine.protocol.json_files import decode_json
 from ppengine.protocol.keys import Keypair, keys_dir, own_keypair, public_key
 from ppengine.protocol.verb_table import ROWS, covers
@@ -331,6 +343,20 @@ def test_a_repeat_of_a_command_is_answered_beyond_the_limit(place):
             pass
         assert flood.ask(flood.command(Pause(), "kept")).code == "BUSY"
         assert answer.code == "DENIED"
+
+
+def test_a_flood_of_questions_is_limited_and_fetches_are_not(shared):
+    with client(shared, NAMED["viewer"]) as flood, client(shared) as own:
+        answers = []
+        while len(answers) < QUESTIONS_MOST + 1000:  # in groups: unread answers above 100 are dropped
+            for number in range(50):
+                flood.say(Replay(nonce=number, after=0), socket=flood.bulk)
+            answers += [flood.hear(flood.bulk) for _ in range(50)]
+        limited = [answer for answer in answers if isinstance(answer, Failed)]
+        assert len(limited) > 50 and {answer.code for answer in limited} == {"RATE_LIMITED"}
+        assert isinstance(own.ask(Inspect(nonce=1, what="about"), socket=own.bulk), Inspected)
+        fetched = flood.ask(Fetch(nonce=1, request="r"), socket=flood.bulk)
+        assert getattr(fetched, "code", "") != "RATE_LIMITED"
 
 
 # --- the handler --------------------------------------------------------------------------------------------

@@ -101,6 +101,14 @@ def test_sessions_are_bounded():
     assert sessions.get(b"4") is None and sessions.get(b"5") is not None
 
 
+def test_a_routing_id_that_another_key_takes_over_ends_the_session_before():
+    said = []
+    sessions = Sessions(lambda what, session: said.append((what, list(session.requests))))
+    sessions.hello(b"1", hello(), 0.0, PRINCIPAL).requests = ["r-1"]
+    other = sessions.hello(b"1", hello(), 1.0, Principal("1" * 64, "other", "viewer"))
+    assert said == [("detached", ["r-1"])] and other.requests == [] and other.role == "viewer"
+
+
 def test_sessions_of_one_key_make_room_among_themselves():
     sessions = Sessions(lambda what, session: None)
     sessions.hello(b"first", hello(), 0.0, Principal("1" * 64, "other", "viewer"))

@@ -18,11 +18,13 @@ from ppengine.gateway.gateway_sockets import Received, Sockets, received
 from ppengine.gateway.keyring import Principal
 from ppengine.gateway.publisher import Answerer
 from ppengine.gateway.questions import LocalAnswers
+from ppengine.gateway.rate_limits import QUESTIONS_MOST, QUESTIONS_S, RateLimits
 from ppengine.gateway.sessions import Session, Sessions
 from ppengine.protocol import frames
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.control import (
     Command,
+    ErrorCode,
     Failed,
     Fetch,
     Goodbye,
@@ -64,6 +66,7 @@ class Consoles:
         self._answer_control = Answerer(sockets.control, config.id, config.epoch)
         self._answer_bulk = Answerer(sockets.bulk, config.id, config.epoch)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
+        self._questions = RateLimits(QUESTIONS_S, QUESTIONS_MOST)
         self.sessions = Sessions(self._on_session)
         self.commands = CommandDesk(config.epoch, audit, events, self.sessions, self._answer_control, engine)
         self.bulk = BulkDesk(
@@ -130,9 +133,9 @@ class Consoles:
                     self._answer_bulk(client, Failed(nonce=envelope.nonce(parts), code="PROTOCOL", text=str(error)))
                 continue
             if isinstance(question, Replay | Fetch | Inspect):
-                denial = self._denial(self._access.principal(key), question)
-                if denial:
-                    self._answer_bulk(client, Failed(nonce=question.nonce, code="DENIED", text=denial))
+                code, why = self._refusal(key, question)
+                if why:
+                    self._answer_bulk(client, Failed(nonce=question.nonce, code=code, text=why))
                 else:
                     self.bulk.handle(client, question, key)
 
@@ -140,15 +143,16 @@ class Consoles:
         """Drop the open questions of keys that are not allowed any more."""
         self.bulk.drop_revoked(lambda key: self._access.principal(key) is not None)
 
-    @staticmethod
-    def _denial(principal: Principal | None, question: Replay | Fetch | Inspect) -> str:
-        """Return why a question is refused; empty if it is not."""
+    def _refusal(self, key: str, question: Replay | Fetch | Inspect) -> tuple[ErrorCode, str]:
+        """Return code and reason for refusing a question; an empty reason: it is not refused."""
+        principal = self._access.principal(key)
         if principal is None:
-            return _REVOKED
+            return "DENIED", _REVOKED
         least = QUESTION_ROLES.get(question.what, "viewer") if isinstance(question, Inspect) else "viewer"
-        if covers(principal.role, least):
-            return ""
-        return f"key {principal.name} is {principal.role}; this question needs {least}"
+        if not covers(principal.role, least):
+            return "DENIED", f"key {principal.name} is {principal.role}; this question needs {least}"
+        wait_s = 0.0 if isinstance(question, Fetch) else self._questions.take(key, 0, time.monotonic())
+        return "RATE_LIMITED", f"key {principal.name} asks too much; the next in {wait_s:.2g} s" if wait_s else ""
 
     def _on_hello(self, message: Received, head: frames.Header, hello: Hello, principal: Principal) -> None:
         if hello.proto_min > frames.PROTOCOL or hello.proto_max < frames.PROTOCOL_MIN:

@@ -87,6 +87,8 @@ class Sessions:
             del self._sessions[before.client]
         if known is not None and known.user == user and known.principal.key == principal.key:
             session.attached, session.requests = known.attached, known.requests
+        elif known is not None and known.principal.key != principal.key:
+            self._leave(known)
         self._sessions[client] = session
         self._make_room(principal.key)
         return session
