@@ -10,7 +10,7 @@ from fake_gateway import sample_snapshot
 from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.reduce import add_output, reduce, set_filter
 from ppconsole.model.rows import visible_requests
-from ppconsole.model.sorting import Order
+from ppconsole.model.sorting import ARRIVAL, Order
 from ppconsole.model.state import MAX_EVENTS, MAX_OUTPUT_CHARACTERS, ConsoleState
 from ppengine.protocol.control import Fetched
 from ppengine.protocol.finished import FinishedInfo
@@ -45,11 +45,18 @@ def test_a_request_that_has_ended_keeps_its_row_for_five_seconds() -> None:
         ended("r-a", now - 1.0, 60.0, reason="length", model_limit=256),
     ):  # fmt: skip
         state = reduce(state, event, 10.0)
-    assert ids(state) == ["r-a", "r-8f2c", "r-b", "r-19aa", "r-77d0"], "by age; one is live again, one is too old"
+    rest = ids(state)[3:]
+    assert ids(state)[:3] == ["r-8f2c", "r-19aa", "r-77d0"], "one is live again, one is too old"
+    assert sorted(rest) == ["r-a", "r-b"], "those that have ended come last"
+    for order in (Order("out", True), Order("out"), Order(ARRIVAL, True)):
+        assert sorted(ids(replace(state, order=order))[3:]) == ["r-a", "r-b"], order
     rows = {row.id: row for row in visible_requests(state)}
     assert rows["r-b"].finish_reason == "abort by eve" and rows["r-b"].state == "finished"
     assert rows["r-a"].finish_reason == "length: the model's limit of 256 tokens" and rows["r-77d0"].state != "finished"
-    assert ids(set_filter(state, "reason:abort")) == ["r-b"] and ids(set_filter(state, "state:fin")) == ["r-a", "r-b"]
+    assert ids(set_filter(state, "reason:abort")) == ["r-b"] and sorted(ids(set_filter(state, "state:fin"))) == [
+        "r-a",
+        "r-b",
+    ]
     for number in range(6):
         state = reduce(state, ended(f"r-{number}", now - 0.1), 10.0)
     done = [row.id for row in visible_requests(state) if row.state == "finished"]

@@ -65,6 +65,20 @@ async def test_space_marks_a_request_and_goes_to_the_next() -> None:
         assert marked(rig) == [], "the stages have the focus"
 
 
+async def test_space_skips_a_request_that_has_ended() -> None:
+    async with console() as rig:
+        await rig.pilot.press("end")
+        picture = copy.deepcopy(rig.source.picture)
+        picture.requests[0].state = "finished"
+        rig.source.send(picture)
+        rig.app.tick()
+        await rig.pilot.press("space", "space")
+        assert marked(rig) == [], "the last live one was marked, and unmarked: the ended row is not selected"
+        assert rig.app.main.selection.request() == NAMES[7]
+        await rig.pilot.press("down", "space")
+        assert any(f"{NAMES[0]} has ended" in note.text for note in rig.app.notes) and marked(rig) == []
+
+
 async def test_a_mark_belongs_to_its_request_and_goes_with_it() -> None:
     async with console() as rig:
         await rig.pilot.press("down", "space", "space", "S", "i", "R")

@@ -1,8 +1,6 @@
-"""Which requests are shown, in which order. Those that have just ended are among them for some seconds."""
+"""Which requests are shown, in which order. Those that have just ended are the last ones for some seconds."""
 
 from __future__ import annotations
-
-from bisect import bisect_left
 
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
@@ -16,11 +14,12 @@ ENDED_S, ENDED_MOST = 5.0, 4
 
 
 def visible_requests(state: ConsoleState) -> list[RequestInfo]:
-    """Return the requests that pass the filter, in the order of the table."""
+    """Return the requests that pass the filter, in the order of the table; those that have ended come last."""
     if state.snapshot is None:
         return []
-    listed = _with_ended(state.snapshot.requests, just_ended(state, state.snapshot))
-    return arranged([request for request in listed if state.wanted.matches(request)], state.order, FIELDS)
+    listed = [*state.snapshot.requests, *just_ended(state, state.snapshot)]
+    wanted = [request for request in listed if state.wanted.matches(request)]
+    return sorted(arranged(wanted, state.order, FIELDS), key=lambda request: request.state == "finished")
 
 
 def just_ended(state: ConsoleState, snapshot: Snapshot) -> list[RequestInfo]:
@@ -35,16 +34,6 @@ def just_ended(state: ConsoleState, snapshot: Snapshot) -> list[RequestInfo]:
             if ended.id not in listed:
                 found.setdefault(ended.id, _row_of(ended, snapshot.sampled_at))
     return list(found.values())
-
-
-def _with_ended(requests: list[RequestInfo], ended: list[RequestInfo]) -> list[RequestInfo]:
-    """Return the requests with those that have ended at their places by age, the oldest first."""
-    if not ended:
-        return requests
-    rows = list(requests)
-    for row in ended:
-        rows.insert(bisect_left(rows, -row.age_s, key=lambda each: -each.age_s), row)
-    return rows
 
 
 def _row_of(ended: FinishedInfo, now: float) -> RequestInfo:

@@ -17,14 +17,14 @@ class Marking:
         """Whether the marks changed after the filter: Esc then clears them first."""
 
     def toggle(self, request: str | None) -> None:
-        """Mark or unmark the selected request, and select the next one."""
+        """Mark or unmark the selected request, and select the next live one."""
         if self._selection.on_stages:
             self._console.report("Space marks a request; Tab goes to the requests", bad=True)
+        elif request is not None and not self._selection.toggle_marks([request]):
+            self._console.report(f"{request} has ended", bad=True)
         elif request is not None:
-            if not self._selection.toggle_marks([request]):
-                self._console.report(f"{request} has ended", bad=True)
             self.newest = True
-            self._selection.move(1)
+            self._selection.move_to_next_live()
 
     def toggle_shown(self) -> None:
         """Mark all requests that the filter shows; where all are marked, unmark them."""

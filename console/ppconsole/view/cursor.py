@@ -26,17 +26,17 @@ class Cursor(Generic[Id]):
         self._before: Sequence[Id] = ()
         """The ids of the last look."""
 
-    def sync(self, ids: Sequence[Id], first: int = 0) -> Id | None:
+    def sync(self, ids: Sequence[Id]) -> Id | None:
         """Find the id again among `ids` (in display order); return the selected one, None if there is none.
 
-        `first`: the position that is selected before a choice.
+        Before a choice the first one is selected.
         """
         before, self._before = self._before, ids
         if self.id in ids:
             self.index, self._listed = ids.index(self.id), True
             return self.id
         if not self._chosen:
-            self.id, self.index = (ids[first], first) if ids else (None, 0)
+            self.id, self.index = (ids[0], 0) if ids else (None, 0)
             return self.id
         if not self._listed or not ids:
             return None

@@ -49,9 +49,8 @@ class Selection:
         return lost or ""
 
     def _sync(self, arranged: Sequence[RequestInfo]) -> str | None:
-        """Find the selected request again, and note when it is lost. The first live one is selected at first."""
-        live = (at for at, request in enumerate(arranged) if request.state != "finished")
-        found = self.requests.sync([request.id for request in arranged], next(live, 0))
+        """Find the selected request again, and note when it is lost."""
+        found = self.requests.sync([request.id for request in arranged])
         if self.requests.lost != self._noted:
             self._noted, self._noted_at = self.requests.lost, self._model.now()
         return found
@@ -82,7 +81,12 @@ class Selection:
         if self.on_stages:
             self.stages.move(self._stage_ids(), by)
         else:
-            self.requests.move(self._request_ids(), by)
+            self.requests.move([request.id for request in self._model.arranged()], by)
+
+    def move_to_next_live(self) -> None:
+        """Select the next request, unless it has ended."""
+        live = [request.id for request in self._model.arranged() if request.state != "finished"]
+        self.requests.move(live, 1)
 
     def picked(self, arranged: Sequence[RequestInfo], followed: str | None) -> board.Picked:
         """Anchor both cursors again, with the selected request in view, and return what they select."""
@@ -90,9 +94,6 @@ class Selection:
         self.on_stages = self.frame.stages > 0 and (self.on_stages or not self.frame.requests)
         top = self.requests.window(len(arranged), self.frame.requests)
         return board.Picked(request, self.stage(), self.on_stages, followed, top, self.marked_ids())
-
-    def _request_ids(self) -> list[str]:
-        return [request.id for request in self._model.arranged()]
 
     def _stage_ids(self) -> list[int]:
         return [stage.index for stage in board.shown_stages(self._model.shown, self.frame)]
