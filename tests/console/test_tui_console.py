@@ -104,7 +104,7 @@ async def console(
     assert source.closed
 
 
-async def test_the_selection_follows_the_request_through_insert_remove_and_sort():
+async def test_the_selection_follows_the_request_through_insert_and_remove():
     async with console() as rig:
         await rig.pilot.press("down", "down")
         assert rig.app.main.selection.request() == "r-0002"
@@ -115,8 +115,6 @@ async def test_the_selection_follows_the_request_through_insert_remove_and_sort(
         rig.app.tick()
         assert rig.app.main.selection.request() == "r-0002"
         assert any(line.startswith("> r-0002") for line in rig.board("left").splitlines())
-        await rig.pilot.press("S", "i")
-        assert rig.app.main.selection.request() == "r-0002"
         picture = copy.deepcopy(picture)
         picture.requests = [each for each in picture.requests if each.id != "r-0002"]
         rig.source.send(picture)
@@ -163,9 +161,10 @@ async def test_the_reason_of_an_end_is_shown_in_its_row_and_the_row_goes():
         rig.source.send(picture)
         rig.app.tick()
         row = next(line for line in rig.board("left").splitlines() if gone.id in line)
-        assert row.startswith("> r-0002") and row.rstrip().endswith("abort by eve") and " done " in row
+        assert row.startswith("  r-0002") and row.rstrip().endswith("abort by eve") and " done " in row
         assert "REQ 7 " in rig.board("left"), "the head counts those that live"
-        await rig.pilot.press("a")
+        assert rig.app.main.selection.request() == "r-0003", "it took the place"
+        await rig.pilot.press("end", "a")
         assert not rig.source.commands
         assert any("r-0002 has ended: abort by eve" in note.text for note in rig.app.notes)
         picture = copy.deepcopy(picture)
@@ -173,7 +172,47 @@ async def test_the_reason_of_an_end_is_shown_in_its_row_and_the_row_goes():
         rig.source.send(picture)
         rig.app.tick()
         assert "r-0002" not in rig.board("left").partition("LOG")[0]
-        assert any(line.startswith("> r-0003") for line in rig.board("left").splitlines())
+        assert any(line.startswith("> r-0007") for line in rig.board("left").splitlines())
+
+
+def in_view(rig):
+    """The head of the request table, and the signs and ids of the rows below it."""
+    rows = rig.board("left").splitlines()
+    at = next(number for number, row in enumerate(rows) if row.startswith("  REQ "))
+    return rows[at], [row[:8] for row in rows[at + 1 :] if row[2:4] == "r-"]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 16)])
+async def test_a_sort_shows_the_first_rows_and_the_head_has_those_in_view(size):
+    async with console(snapshots.snapshot(2, 19), size=size) as rig:
+        await rig.pilot.press("end")
+        count = len(in_view(rig)[1])
+        assert in_view(rig)[1][-1] == "> r-0012" and f"  {20 - count}-19/19" in in_view(rig)[0]
+        for keys, first in ((("S", "i"), "r-0000"), (("R",), "r-0012"), ((*":sort arrival", "enter"), "r-0000")):
+            await rig.pilot.press("end", *keys)
+            head, rows = in_view(rig)
+            assert rows[0] == f"> {first}" and f"  1-{count}/19" in head, keys
+        await rig.pilot.press("end", "up", "space", "S", "i")
+        head, rows = in_view(rig)
+        assert rows[0] == "  r-0000" and f"1 marked  1-{count}/19" in head
+        assert rig.app.main.selection.request() == "r-0012", "with marks the sort moves the view alone"
+        await rig.pilot.press("up")
+        assert any(row[2:] == "r-0011" for row in in_view(rig)[1]), "the next key goes on from the selected row"
+
+
+async def test_the_cursor_and_the_view_stay_when_the_selected_request_ends():
+    async with console(snapshots.snapshot(2, 19)) as rig:
+        await rig.pilot.press("S", "b", "down")
+        before = in_view(rig)[1]
+        picture = copy.deepcopy(rig.source.picture)
+        gone = next(each for each in picture.requests if each.id == before[1][2:])
+        gone.state, gone.blocks = "finished", 0
+        rig.source.send(picture)
+        rig.app.tick()
+        after = in_view(rig)[1]
+        assert after[:2] == [before[0], f"> {before[2][2:]}"], "the next row took its place"
+        await rig.pilot.press("end")
+        assert in_view(rig)[1][-1] == f"> {gone.id}", "its own row is the last one, and can be chosen"
 
 
 async def test_four_stages_have_a_row_each_on_the_smallest_screen():

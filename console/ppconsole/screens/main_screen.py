@@ -208,7 +208,7 @@ class MainScreen(LineScreen):
         """Select a row; sort by a column title, and reverse the order at the next click."""
         found = self._spot(event)
         if found.sort is not None:
-            self._model.sort_by(found.sort)
+            self.sort(found.sort)
         elif found.stage is not None:
             self.selection.stages.choose(found.stage)
             self.selection.on_stages = True
@@ -245,12 +245,14 @@ class MainScreen(LineScreen):
         return self._model.state.order
 
     def sort(self, column: str) -> None:
-        """Sort the requests."""
+        """Sort the requests, and show the first ones."""
         self._model.sort_by(column)
+        self.selection.begin_order()
 
     def action_reverse(self) -> None:
-        """Reverse the order."""
+        """Reverse the order, and show the first requests."""
         self._model.reverse_sort()
+        self.selection.begin_order()
         self.paint()
 
     def action_freeze(self) -> None:

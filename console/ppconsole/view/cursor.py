@@ -11,7 +11,7 @@ Id = TypeVar("Id")
 class Cursor(Generic[Id]):
     """Follows one id through sorting, inserting and removing.
 
-    When a chosen id disappears, the one that took its place is selected, and `lost` has the old one.
+    When a chosen id disappears or ends, the one that took its place is selected, and `lost` has the old one.
     """
 
     def __init__(self) -> None:
@@ -19,20 +19,23 @@ class Cursor(Generic[Id]):
         self.index = 0
         self.top = 0
         self.lost: Id | None = None
-        """The chosen id that disappeared, until the next choice."""
+        """The chosen id that disappeared or ended, until the next choice."""
         self._chosen = False
         self._listed = False
         """Whether the chosen id has been listed."""
         self._before: Sequence[Id] = ()
-        """The ids of the last look."""
+        """The live ids of the last look."""
 
-    def sync(self, ids: Sequence[Id]) -> Id | None:
+    def sync(self, ids: Sequence[Id], live: int | None = None) -> Id | None:
         """Find the id again among `ids` (in display order); return the selected one, None if there is none.
 
-        Before a choice the first one is selected.
+        Before a choice the first one is selected. `live`: the number of ids before those that have ended; None: all.
+        An id that ends is followed no further; one that had ended when it was chosen is.
         """
-        before, self._before = self._before, ids
-        if self.id in ids:
+        alive = ids[:live]
+        before, self._before = self._before, alive
+        has_ended = bool(alive) and self.id in before and self.id not in alive
+        if self.id in ids and not has_ended:
             self.index, self._listed = ids.index(self.id), True
             return self.id
         if not self._chosen:
@@ -41,7 +44,7 @@ class Cursor(Generic[Id]):
         if not self._listed or not ids:
             return None
         self.lost = self.id
-        self.id = self._successor(before, ids)
+        self.id = self._successor(before, alive or ids)
         self.index = ids.index(self.id)
         return self.id
 
@@ -51,11 +54,11 @@ class Cursor(Generic[Id]):
         nearest = (*before[self.index :], *reversed(before[: self.index]))
         return next((each for each in nearest if each in left), ids[-1])
 
-    def move(self, ids: Sequence[Id], delta: int) -> None:
+    def move(self, ids: Sequence[Id], delta: int, live: int | None = None) -> None:
         """Select the id `delta` positions further on; from one that is not listed, begin at its former place."""
         if not ids:
             return
-        if self.sync(ids) is None:
+        if self.sync(ids, live) is None:
             delta = 0 if delta > 0 else delta
         self.index = max(0, min(len(ids) - 1, self.index + delta))
         self.choose(ids[self.index])

@@ -90,6 +90,7 @@ _REQUESTS = Section("REQUESTS", {
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it; for 5 s, how it ended",
     "* »": "in front of a row: marked, marked and selected; verbs act on all that are marked",
     "3 marked": "number of marked requests, with those that the filter hides",
+    "1-10/19": "rows in view, of all rows of the table; if not all fit",
     "▲ ▼": "sorted by this column: smallest, largest first; beside WHY if there is no room for the column",
 })  # fmt: skip
 _FILTER = Section("FILTER  words after / and --filter; all must hold", {

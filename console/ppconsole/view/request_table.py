@@ -84,7 +84,9 @@ def rows(
 ) -> list[Row]:  # fmt: skip
     """Return the header and the rows `[top, top + height)` of `arranged`. Only visible rows are formatted."""
     placed = place(columns(width, why_least), width)
-    lines = [_title(placed, state, arranged, len(marked))]
+    last = min(top + height, len(arranged))
+    in_view = f"{top + 1}-{last}/{len(arranged)}" if last - top < len(arranged) else ""
+    lines = [_title(placed, state, arranged, len(marked), in_view)]
     snapshot = state.snapshot
     if not arranged or snapshot is None:
         some = snapshot is not None and bool(snapshot.requests)
@@ -99,14 +101,23 @@ def rows(
     return lines
 
 
-def _title(placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo], marked: int) -> Row:
-    """Return the header row: how many there are, the sorted column, how many are `marked`, the filter."""
+def _title(
+    placed: Sequence[Placed], state: ConsoleState, arranged: Sequence[RequestInfo], marked: int, in_view: str
+) -> Row:
+    """Return the header row: how many there are, the sorted column, how many are `marked`, the filter.
+
+    `in_view`: the rows in view, of all rows; empty if all are. They yield to marks and filter.
+    """
     total = state.snapshot.requests_total if state.snapshot else 0
     live = sum(request.state != "finished" for request in arranged)
     shown = f"{live}/{total}" if live != total else f"{total}"
     marks, wanted = f"{marked} marked" if marked else "", f"/{state.filter}" if state.filter else ""
     why = [TITLES["why"], marks, hidden_sort(placed, state.order), wanted]
-    titles = {"id": f"{TITLES['id']} {shown}", "why": "  ".join(part for part in why if part)}
+    text = "  ".join(part for part in why if part)
+    room = next((each.width for each in placed if each.column.key == "why"), 0) - (state.order.column == "why")
+    if in_view and width_of(text) + 2 + len(in_view) <= room:
+        text += f"  {in_view}"
+    titles = {"id": f"{TITLES['id']} {shown}", "why": text}
     return sorted_header(placed, *state.order, titles)
 
 

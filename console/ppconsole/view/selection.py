@@ -26,6 +26,8 @@ class Selection:
         self.on_stages = False
         self.frame: Frame = frame(80, 24, 1, False)
         self._model = model
+        self._at_top = False
+        """Whether the first rows are in view and not the selected one: after a sort, while requests are marked."""
         self._noted: str | None = None
         """The lost request that was seen last, since `_noted_at`."""
         self._noted_at = 0.0
@@ -50,7 +52,7 @@ class Selection:
 
     def _sync(self, arranged: Sequence[RequestInfo]) -> str | None:
         """Find the selected request again, and note when it is lost."""
-        found = self.requests.sync([request.id for request in arranged])
+        found = self.requests.sync(*_ids(arranged))
         if self.requests.lost != self._noted:
             self._noted, self._noted_at = self.requests.lost, self._model.now()
         return found
@@ -77,23 +79,45 @@ class Selection:
 
     def move(self, by: int) -> None:
         """Move in the table that has the focus."""
-        self.marked.lost = False
+        self.marked.lost = self._at_top = False
         if self.on_stages:
             self.stages.move(self._stage_ids(), by)
         else:
-            self.requests.move([request.id for request in self._model.arranged()], by)
+            self._move_request(by)
 
     def move_to_next_live(self) -> None:
         """Select the next request, unless it has ended."""
-        live = [request.id for request in self._model.arranged() if request.state != "finished"]
-        self.requests.move(live, 1)
+        self._at_top = False
+        ids, live = _ids(self._model.arranged())
+        self.requests.move(ids[:live], 1)
+
+    def begin_order(self) -> None:
+        """Show the first rows of a new order. The first one is selected, unless requests are marked."""
+        self._at_top = bool(self.marked_ids())
+        if not self._at_top:
+            self.requests.forget()
+            self._move_request(0)
+
+    def _move_request(self, by: int) -> None:
+        ids, live = _ids(self._model.arranged())
+        self.requests.move(ids, by, live)
 
     def picked(self, arranged: Sequence[RequestInfo], followed: str | None) -> board.Picked:
-        """Anchor both cursors again, with the selected request in view, and return what they select."""
+        """Anchor both cursors again; return what they select. After a sort the selected request may be out of view."""
         request = self._sync(arranged) if self.frame.requests else None
         self.on_stages = self.frame.stages > 0 and (self.on_stages or not self.frame.requests)
-        top = self.requests.window(len(arranged), self.frame.requests)
-        return board.Picked(request, self.stage(), self.on_stages, followed, top, self.marked_ids())
+        marked = self.marked_ids()
+        self._at_top = self._at_top and bool(marked)
+        if self._at_top:
+            self.requests.top = 0
+        else:
+            self.requests.window(len(arranged), self.frame.requests)
+        return board.Picked(request, self.stage(), self.on_stages, followed, self.requests.top, marked)
 
     def _stage_ids(self) -> list[int]:
         return [stage.index for stage in board.shown_stages(self._model.shown, self.frame)]
+
+
+def _ids(arranged: Sequence[RequestInfo]) -> tuple[list[str], int]:
+    """Return the ids of requests, and how many of these are live: the others are the last ones."""
+    return [request.id for request in arranged], sum(request.state != "finished" for request in arranged)
