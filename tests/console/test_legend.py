@@ -15,6 +15,7 @@ from ppconsole.cli.streams import device_lines, ledger_lines
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
 from ppconsole.view import (
+    banner,
     board,
     diagnosis,
     drilldown,
@@ -226,6 +227,17 @@ def test_help_finds_a_name_of_the_legend_on_all_its_screens(cli: Cli) -> None:
     assert done.code == 0 and any("why it waits" in rows["WHY"] for rows in json.loads(done.out).values())
     done = cli("help", "I>Q")
     assert done.code == 2 and "I>Q" in done.err and "help columns" in done.err
+
+
+def test_help_finds_each_badge_and_a_name_with_any_number() -> None:
+    for badge in (*banner.FAULT_WORDS.values(), "FAULT", *(state.upper() for state in marks.ENGINE)):
+        assert help_page.find(badge), badge
+    for name, meaning in {
+        "peak": "output tokens", "healed": "is over", "+1": "in flight", "+2": "in flight", "r0": "revision",
+        "m5": "micro-batch", "11-19/240": "rows in view",
+    }.items():  # fmt: skip
+        assert any(meaning in text for found in help_page.find(name) for text in found.rows.values()), name
+    assert not help_page.find("rx")
 
 
 @pytest.mark.parametrize("screen", legend.SCREENS)

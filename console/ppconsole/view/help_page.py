@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from ppconsole.view.legend import COMMANDS, SCREENS, Section
 
 TEXT_WIDTH = 100
 _KEY_CELL = 20
+_NUMBER = re.compile(r"\d+")
 
 
 class Page(NamedTuple):
@@ -52,9 +54,14 @@ def of_sections(sections: Sequence[Section], width: int) -> Page:
 def find(name: str) -> tuple[Section, ...]:
     """Return the entries of the legend with this name, a column, letter or abbreviation, each with its screens.
 
-    A name in capitals is found in small letters, too, if nothing else has that name.
+    A name in capitals is found in small letters, too, if nothing else has that name, and then with any number: `r0`
+    has the entry of `r7`.
     """
-    return _entries(name, str) or _entries(name, str.casefold)
+    return _entries(name, str) or _entries(name, str.casefold) or _entries(name, _with_any_number)
+
+
+def _with_any_number(text: str) -> str:
+    return _NUMBER.sub("0", text)
 
 
 def _entries(name: str, form: Callable[[str], str]) -> tuple[Section, ...]:

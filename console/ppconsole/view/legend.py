@@ -19,10 +19,16 @@ class Section(NamedTuple):
 
 
 _BANNER = Section("BANNER", {
-    "SERVING": "state of the engine; also LOADING PAUSED DRAINING RESIZING DEGRADED STOPPED",
+    "SERVING": "normal state of the engine", "LOADING": "stages load", "PAUSED": "pause is in effect",
+    "DRAINING": "new requests are refused, the others finish", "RESIZING": "a memory change is under way",
+    "DEGRADED": "a stage is lost; requests wait", "STOPPED": "the engine ends",
+    "STUCK STUCK?": "a stage or the core is stuck: d shows the cause; ? if it is not known",
+    "SLOW": "a stage is slower than its own past", "FAULT": "another fault, or one healed seconds ago",
     "ENDED": "the engine has ended; the second line has time, reason and author",
     "REPLAY": "position in a past, minutes of all, speed", "vs": "figures since the marked moment",
     "last fault": "the newest incident, for an hour after it: I lists them",
+    "healed": "the fault is over, and how long it lasted", "+1": "one more fault, operation or cordon",
+    "peak": "most output tokens a second in the last two minutes",
     "CORDON": "cordoned stages: no request begins", "live": "state of the link and age of the newest sample",
     "waiting above 100": "a figure that is past its threshold in config.toml",
     "RO RW": "read-only console, or one that may send verbs", "util": "memory utilization: share of each device",
@@ -88,6 +94,7 @@ _REQUESTS = Section("REQUESTS", {
     "FILL": "computed share of its prompt and its output so far", "HIT": "prompt tokens from the prefix cache",
     "PRE": "preemptions",
     "WHY": "why it waits; while it runs, its micro-batch and the stage that has it; for 5 s, how it ended",
+    "+1": "behind WHY: one more of its steps is in flight",
     "* »": "in front of a row: marked, marked and selected; verbs act on all that are marked",
     "3 marked": "number of marked requests, with those that the filter hides",
     "1-10/19": "rows in view, of all rows of the table; if not all fit",
