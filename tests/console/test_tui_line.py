@@ -59,7 +59,7 @@ async def test_the_mode_shows_at_the_very_key(monkeypatch, key, name, placeholde
 
 async def test_a_colon_begins_a_command_on_the_prompt_line_too():
     async with console() as rig:
-        await rig.pilot.press("i", *":set max-tokens 12", "enter")
+        await rig.pilot.press("i", *":set max-tokens=12", "enter")
         assert rig.app.settings.prompt.summary() == "12 tok · T 0.8" and rig.source.acted() == []
         await rig.pilot.press(*":", "enter", *"hi", "enter")
         assert line(rig).is_open, "for the next prompt"
@@ -79,7 +79,7 @@ async def test_set_changes_shows_and_resets_the_options_of_prompts():
     async with console() as rig:
         assert label(rig) == "PROMPT 256 tok · T 0.8 › "
         await rig.pilot.press("colon", *"set max-tokens 64", "enter", "colon", *"set temperature 0", "enter")
-        await rig.pilot.press("colon", *"set top_p 0.9", "enter", "colon", *"set stop 'the end' END", "enter")
+        await rig.pilot.press("colon", *"set top_p=0.9", "enter", "colon", *"set stop 'the end' END", "enter")
         rig.app.paint()
         assert label(rig) == "PROMPT 64 tok · T 0 · top-p 0.9 · stop 'the end' 'END' › "
         wanted = SamplingParams(max_tokens=64, temperature=0.0, top_p=0.9, stop=["the end", "END"])
@@ -105,6 +105,8 @@ async def test_set_changes_shows_and_resets_the_options_of_prompts():
         ("max-tokens 0", "max_tokens is 0; it must be at least 1"),
         ("max-tokens many", "'many' is not a valid integer"),
         ("max-tokens", "set max-tokens VALUE"),
+        ("max-tokens=", "set max-tokens VALUE"),
+        ("max-tokens=many", "'many' is not a valid integer"),
         ("min-tokens 300", "it must be 0 to max_tokens (256)"),
         ("ignore-eos maybe", "it must be on, off or default"),
         ("colour red", "'colour' is not an option of a prompt; the options are max-tokens"),

@@ -53,7 +53,10 @@ class PromptOptions:
         return {_ARGUMENTS[name].name: _plain(name, value) for name, value in {**BASE, **self.chosen}.items()}
 
     def changed(self, *lines: Sequence[str]) -> PromptOptions:
-        """Return the options after `set` with the words of each line. Raises OptionError."""
+        """Return the options after `set` with the words of each line, `NAME VALUE` or `NAME=VALUE`.
+
+        Raises OptionError.
+        """
         made = self
         for words in lines:
             made = made._with(words)
@@ -61,10 +64,11 @@ class PromptOptions:
         return made
 
     def _with(self, words: Sequence[str]) -> PromptOptions:
-        name, values = words[0].lstrip("-").replace("_", "-"), words[1:]
+        written, _, first = words[0].partition("=")
+        name, values = written.lstrip("-").replace("_", "-"), ([first] if first else []) + list(words[1:])
         argument = _ARGUMENTS.get(name)
         if argument is None:
-            raise OptionError(f"{words[0]!r} is not an option of a prompt; the options are {', '.join(NAMES)}")
+            raise OptionError(f"{written!r} is not an option of a prompt; the options are {', '.join(NAMES)}")
         if not values:
             raise OptionError(f"{name} lacks a value; it is written: set {name} VALUE, or set {name} {_RESET}")
         others = {key: value for key, value in self.chosen.items() if key != name}
