@@ -183,7 +183,7 @@ def test_a_request_that_ended_or_moved_on_meanwhile_is_a_conflict_and_the_others
     accepted = world.say(many(Abort, seen, revisions=seen.values()))[0]
     world.run()
     end = world.last(accepted.id)
-    assert end.text == "2 of 4 requests; not: r1 r2"
+    assert end.text == "2 of 4 requests; ended meanwhile: r2; not: r1"
     assert [(each.request, each.code) for each in end.conflicts] == [("r1", "CONFLICT"), ("r2", "NOT_FOUND")]
     assert end.conflicts[0].text.startswith("r1 has moved on: revision 2, you saw 1")
     assert end.conflicts[1].text.startswith("request r2 has finished (abort")

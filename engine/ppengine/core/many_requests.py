@@ -43,6 +43,8 @@ class _Run:
     conflicts: list[Conflict]
     ahead: deque[tuple[RequestVerb, int | None]]
     """Verbs that have not begun, with the revisions that their requests must have."""
+    ended: list[str] = field(default_factory=list)
+    """Those of the conflicts that were live at the revision of the command, and are not any more."""
     applied: int = 0
     step: int | None = None
     """Newest step at which an effect happened."""
@@ -169,6 +171,8 @@ class ManyRequests:
                 effects = self._verbs.begin(verb, able, run.by)
             except (CommandError, NotPossible) as error:
                 run.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
+                if error.code == "NOT_FOUND" and revision is not None:
+                    run.ended.append(verb.request)
             else:
                 run.left.append((verb.request, effects))
         return budget
@@ -207,9 +211,12 @@ def _pairs(many: Many) -> list[tuple[RequestVerb, int | None]]:
 
 
 def _end_text(run: _Run) -> str:
-    """Return how many requests were changed, and the first that were not."""
-    refused = _some([each.request for each in run.conflicts], _CONFLICTS_SHOWN)
-    return f"{run.applied} of {run.count} requests" + (f"; not: {refused}" if refused else "")
+    """Return how many requests were changed, and the first that were not; apart those that had ended by then."""
+    gone = set(run.ended)
+    others = [each.request for each in run.conflicts if each.request not in gone]
+    ended, refused = _some(run.ended, _CONFLICTS_SHOWN), _some(others, _CONFLICTS_SHOWN)
+    text = f"{run.applied} of {run.count} requests" + (f"; ended meanwhile: {ended}" if ended else "")
+    return text + (f"; not: {refused}" if refused else "")
 
 
 def _lines(many: Many, draft: _Draft, free: Room, block_bytes: int) -> list[str]:
