@@ -27,7 +27,7 @@ unit: $(VENV)/.test
 
 # Tests that share an engine go to one worker, the long ones first (tests/end_to_end/conftest.py).
 end-to-end: $(VENV)/.test
-	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 6 ? $$(nproc) / 2 : 3 )) --dist loadgroup --no-loadscope-reorder tests/end_to_end
+	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadgroup --no-loadscope-reorder tests/end_to_end
 
 check: $(VENV)/.test
 	@nice $(BIN)/ruff check . && nice $(BIN)/ruff format --check . && nice $(BIN)/mypy && nice $(BIN)/lint-imports

@@ -66,6 +66,8 @@ class LineScreen(Screen[None]):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return blank lines, which boards cover: one strip for all, in place of one a line that Textual keeps."""
+        if self.gutter.height:  # the tour's caption is a border
+            return super().render_lines(crop)
         return [Strip.blank(crop.width, self.rich_style)] * crop.height
 
     def made_line(self, classes: str = "") -> PromptLine:
