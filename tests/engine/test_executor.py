@@ -76,6 +76,11 @@ def test_traceback_is_quoted_by_its_last_line(tmp_path: Path) -> None:
     assert describe_exit(1, tmp_path / "log") == "RuntimeError: 3 is odd"
 
 
+def test_a_warning_from_before_is_no_reason_of_an_end(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("2026-11-23 19:11:56.297 WARNING foreign-device: got CUDA error 400\n")
+    assert describe_exit(3, tmp_path / "log") == "exit code 3"
+
+
 def test_silent_ends_are_told_by_their_code(tmp_path: Path) -> None:
     assert describe_exit(3, tmp_path / "none") == "exit code 3"
     assert describe_exit(-signal.SIGSEGV, None) == "killed by SIGSEGV"

@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 
-_ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} INFO ")
+_ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} (?:INFO|WARNING) ")
 
 
 class _OneLine(logging.Formatter):
@@ -23,7 +23,7 @@ class _OneLine(logging.Formatter):
 
 
 def is_routine(line: str) -> bool:
-    """Return whether a log line is routine."""
+    """Return whether a log line is no reason for an end: a note, or a warning of something that went on."""
     return _ROUTINE.match(line) is not None
 
 
