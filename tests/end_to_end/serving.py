@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,6 +263,15 @@ class KvRange:
                 words = file.read((last - first) * 8)
                 total += sum(1 for (word,) in struct.iter_unpack("<Q", words) if word >> 63)
         return total * PAGE
+
+
+def audited(engine: Served) -> dict[str, list[str]]:
+    """Return the outcomes of each command in the audit log."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in (engine.engine.run_dir / "audit.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        found[entry["id"]].append(entry["outcome"])
+    return found
 
 
 def process_state(pid: int) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from ppengine.protocol.verbs import (
     Submit,
     SwapOut,
 )
-from serving import Served
+from serving import Served, audited
 
 from profiles import small
 
@@ -96,15 +95,6 @@ async def kill(op: Operator) -> float:
     op.engine.find_pids()
     assert op.engine.pids["core"] != gone
     return took
-
-
-def audited(engine: Served) -> dict[str, list[str]]:
-    """Return the outcomes of each command in the audit log."""
-    found = defaultdict(list)
-    for line in (engine.engine.run_dir / "audit.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        found[entry["id"]].append(entry["outcome"])
-    return found
 
 
 def one_end(engine: Served) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import resource
 import signal
 import socket
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ppengine.gateway.audit import ENDS
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Pause, Resume, Submit
-from serving import Served
+from serving import Served, audited
 
 from profiles import small
 
@@ -93,15 +92,6 @@ async def kill(op: Operator) -> float:
     op.engine.find_pids()
     assert op.engine.pids["gateway"] != gone
     return took
-
-
-def audited(engine: Served) -> dict[str, list[str]]:
-    """Return the outcomes of each command in the audit log."""
-    found = defaultdict(list)
-    for line in (engine.engine.run_dir / "audit.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        found[entry["id"]].append(entry["outcome"])
-    return found
 
 
 def without_gap(op: Operator) -> None:

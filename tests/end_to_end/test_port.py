@@ -27,7 +27,7 @@ from serving import Ran, Served
 
 
 def free_port() -> int:
-    """Return the first of three consecutive ports that nobody has."""
+    """Return the first of three consecutive free ports."""
     while True:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
             first = stack.enter_context(socket.socket())

@@ -25,7 +25,7 @@ from ppengine.protocol.keys import read_keypair, write_keypair
 
 CONNECTS, TRIPS, ROUNDS, PUBLISHED, SUBSCRIBERS = 60, 50, 3, 50, 20
 SNAPSHOT = os.urandom(8200)
-"""Of the size that a snapshot with 256 requests has."""
+"""A message as large as a snapshot with 256 requests."""
 KINDS = ("plain", "curve")
 
 

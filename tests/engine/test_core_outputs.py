@@ -220,7 +220,7 @@ def test_questions_beyond_the_most_that_may_wait_are_answered_at_once(
 @pytest.mark.parametrize("sampling", [{}, {"stop": ["lo", "zz"]}, {"stop": ["ll"], "min_tokens": 9}, {"n": 2}])
 @pytest.mark.parametrize("ending", [None, "length", "stop"])
 def test_a_restored_output_reads_as_it_did(desk: Desk, sampling: dict[str, object], ending: str | None) -> None:
-    """Of a live one, and of one that ended by its length, a stop text or a stop token."""
+    """A live request, and one that ended by its length, a stop text or a stop token."""
     desk.open(**sampling)
     for letter in "hello world":
         if desk.say(letter)[0]:

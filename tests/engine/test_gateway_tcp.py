@@ -31,7 +31,7 @@ ONE_WAY_S, BYTES_S = 0.1, 125_000
 
 
 def free_port():
-    """Return the first of three consecutive ports that nobody has."""
+    """Return the first of three consecutive free ports."""
     while True:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
             first = stack.enter_context(socket.socket())
