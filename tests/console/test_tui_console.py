@@ -419,7 +419,8 @@ async def test_a_lost_link_greys_disables_and_comes_back():
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 16), (120, 50)])
-async def test_messages_take_rows_of_their_own_and_cover_nothing(size):
+async def test_messages_take_rows_of_their_own_and_cover_nothing(size, monkeypatch):
+    monkeypatch.setattr("ppconsole.app.GOOD_S", 60.0)  # A slow machine types longer than a message is shown.
     async with console(size=size) as rig:
         before = rig.board("left").splitlines()
         rig.app.report("abort: the engine said no, and this is why: " + "word " * 14, bad=True)

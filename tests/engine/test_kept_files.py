@@ -125,6 +125,16 @@ def test_the_newest_ten_stay_and_those_with_a_fault_longest():
     assert gone == {"000003", "000005", "000007"}, "the oldest that were stopped on request and had no incident"
 
 
+def test_an_end_on_request_is_kept_after_ten_faults():
+    begun = time.time() - 1000
+    for number in range(discovery.ENDED_MOST + 1):
+        clean = number == discovery.ENDED_MOST
+        engine(f"{number:06x}", end=ended("x", clean=clean, wall=begun + number))
+        remove_engine(f"{number:06x}")
+    left = [one.record.id for one in ended_engines()]
+    assert left == [f"{number:06x}" for number in range(discovery.ENDED_MOST, 0, -1)], "the oldest fault went"
+
+
 def test_an_engine_without_kept_files_leaves_none():
     (discovery.runtime_dir() / "bbbbbb").mkdir()
     (discovery.runtime_dir() / "bbbbbb" / "core.log").write_text("x")

@@ -22,8 +22,8 @@ import msgspec
 from ppengine.protocol import kept_files
 from ppengine.protocol.json_files import read_json_file
 
-ENDED_MOST = 10
-"""Ended engines whose files are kept; those with a fault stay longest."""
+ENDED_MOST, NEWEST_KEPT = 10, 3
+"""Ended engines whose files are kept: the newest ones anyway, and of the others those with a fault stay longest."""
 
 
 class EngineRecord(msgspec.Struct, kw_only=True):
@@ -121,7 +121,7 @@ def remove_engine(engine_id: str) -> None:
     shutil.rmtree(folder / engine_id, ignore_errors=True)
     shutil.rmtree(ring_dir(engine_id), ignore_errors=True)
     ended = ended_engines()
-    for surplus in sorted(ended, key=_worth)[: max(0, len(ended) - ENDED_MOST)]:
+    for surplus in sorted(ended[NEWEST_KEPT:], key=_worth)[: max(0, len(ended) - ENDED_MOST)]:
         shutil.rmtree(surplus.folder, ignore_errors=True)
 
 
