@@ -126,7 +126,7 @@ def test_a_core_that_is_killed_is_restarted(start: Start, reports: Path) -> None
     os.kill(pids["core"], signal.SIGKILL)
     wait_until(lambda: engine.find_processes(5)["core"] != pids["core"], "another core")
     assert {**engine.pids, "core": 0} == {**pids, "core": 0}
-    assert f"exited|core|None|{pids['core']}|-9" in reports.read_text()
+    wait_until(lambda: f"exited|core|None|{pids['core']}|-9" in reports.read_text(), "the fact of its death")
     os.kill(pids["stage1"], signal.SIGKILL)
     wait_until(lambda: engine.find_processes(5)["stage1"] != pids["stage1"], "it has the orders of the new one", 10)
     engine.process.terminate()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 from pathlib import Path
 
 import zmq
@@ -32,8 +33,12 @@ for socket, name in zip(sockets, ("state", "control", "bulk"), strict=True):
 collect = context.socket(zmq.PULL)
 collect.bind(config.endpoint("collect"))
 codec = Codec(ToCollector)
+stop: list[int] = []
+signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
 with Path(os.environ["STANDIN_REPORTS"]).open("a") as file:
-    while True:
+    while collect.poll(0 if stop else 20) or not stop:  # As the real one, it reads what is there before it leaves.
+        if not collect.poll(0):
+            continue
         report = codec.decode(collect.recv())
         if isinstance(report, Exited):
             where = None if report.place is None else report.place.stage
