@@ -14,7 +14,7 @@ MODEL = profiles_dir() / "models" / "tiny"
 VOCABULARY = 2048
 MOST = 128
 """Tokens that the reference knows of each prompt."""
-_PROMPTS = [
+PROMPTS = [
     *reference.prompts(6, VOCABULARY, low=4, high=40, seed=3),
     *reference.prompts(2, VOCABULARY, low=200, high=320, seed=4),
 ]
@@ -85,7 +85,7 @@ class Load:
                 await asyncio.sleep(0.2)  # an engine that is lost refuses at once: no flood of that
 
     async def _one(self) -> None:
-        prompt = self._random.randrange(len(_PROMPTS))
+        prompt = self._random.randrange(len(PROMPTS))
         count = self._random.randint(MOST // 4, MOST)
         sampling: dict[str, Any] = {"max_tokens": count}
         greedy = self._random.random() < 0.8
@@ -93,7 +93,7 @@ class Load:
             sampling |= {"temperature": 0.8, "top_p": 0.9, "seed": self._random.randrange(1000)}
         name = ""
         try:
-            name = await self._op.submit(_PROMPTS[prompt], **sampling)
+            name = await self._op.submit(PROMPTS[prompt], **sampling)
             self.names.append(name)
             tokens, _, reason = await self._op.output(name, timeout=3600)
         except (Exception, AssertionError) as error:  # noqa: BLE001 - whatever ends it is what is counted
@@ -116,11 +116,11 @@ _known: dict[int, list[int]] = {}
 def expected(prompt: int) -> list[int]:
     """Return the greedy tokens that transformers gives after a prompt."""
     if prompt not in _known:
-        _known[prompt] = reference.greedy(MODEL, _PROMPTS[prompt], MOST)
+        _known[prompt] = reference.greedy(MODEL, PROMPTS[prompt], MOST)
     return _known[prompt]
 
 
 def learn() -> None:
     """Ask the reference for all prompts: not while an engine is being timed."""
-    for prompt in range(len(_PROMPTS)):
+    for prompt in range(len(PROMPTS)):
         expected(prompt)

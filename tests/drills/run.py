@@ -3,6 +3,7 @@
     python tests/drills/run.py [--kinds a,b] [--stages 2,4] [--positions first,last] [--held-out] [--write]
     python tests/drills/run.py --controls          loads, pauses, resizes ...: no alarm at all
     python tests/drills/run.py --soak 60           minutes of all that, one engine
+    python tests/drills/run.py --chaos 30          minutes of kills, stops and full disks under 64 clients
 
 What was measured is kept, so that a run that was broken off goes on where it was.
 """
@@ -22,6 +23,7 @@ sys.path[1:1] = [str(HERE.parent / "end_to_end"), str(HERE.parent / "engine")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import chaos  # noqa: E402
 import controls  # noqa: E402
 import report  # noqa: E402
 import soak  # noqa: E402
@@ -34,6 +36,8 @@ def main() -> int:
     """Run what was asked for. Exit code 1: a negative control or the soak raised an alarm or had wrong tokens."""
     options = _options()
     options.table or learn()
+    if options.chaos:
+        return asyncio.run(chaos.chaos(options.chaos, options.clients, options.seed))
     if options.soak:
         return asyncio.run(soak.soak(options.soak, options.seed))
     kept = Kept(options.results)
@@ -138,7 +142,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--controls", action="store_true", help="the negative controls instead")
     parser.add_argument("--only", type=names, default=[], help="only these controls")
     parser.add_argument("--soak", type=float, metavar="MINUTES", nargs="?", const=60.0, help="the soak instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the soak")
+    parser.add_argument("--chaos", type=float, metavar="MINUTES", nargs="?", const=30.0, help="chaos instead")
+    parser.add_argument("--clients", type=int, default=64, help="of the chaos")
+    parser.add_argument("--seed", type=int, default=0, help="of the soak and the chaos")
     parser.add_argument("--table", action="store_true", help="run nothing, print what was measured")
     parser.add_argument("--results", type=Path, default=Path("drills.jsonl"), help="where results are kept")
     parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
