@@ -1,5 +1,8 @@
 """The last hour on disk: readable while it is written, bounded in minutes and bytes, and never a reason to stop."""
 
+import resource
+import secrets
+import signal
 import time
 
 import pytest
@@ -103,6 +106,25 @@ def test_a_disk_error_costs_a_segment_and_never_raises(tmp_path, clock):
     clock.now += SEGMENT_S
     history.write(snapshot(2))
     assert not history.problem and frames(segments(folder)[0])[0].engine.step == 2
+
+
+def test_a_full_disk_costs_what_does_not_fit_and_never_raises(tmp_path, clock):
+    """Not even when the file is closed with what did not fit; a limit on the size of files stands in for the disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    history = History(tmp_path / "history", "e", "n", 60, 2**20)
+    try:
+        history.write(snapshot(1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        for step in range(2, 400):
+            history.write(snapshot(step, text=secrets.token_hex(200)))
+        assert "too large" in history.problem
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    clock.now += SEGMENT_S
+    history.write(snapshot(400))
+    assert history.problem == "" and [one.engine.step for one in frames(segments(tmp_path / "history")[-1])] == [400]
 
 
 def test_the_minutes_around_an_incident_stay(tmp_path, clock):

@@ -52,7 +52,7 @@ class History:
                     self._recorder.flush()
         except (OSError, RecordingError) as error:
             self.problem = str(error)
-            self._end()
+            self.close()
 
     def around(self, begin: float, end: float, folder: Path) -> None:
         """Link the segments between two times (Unix seconds) into `folder`; they stay when the hour is over."""

@@ -166,9 +166,11 @@ class Recorder:
         self._raw.flush()
 
     def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
-        self._raw.close()
+        """Finish the file. Raises OSError when the disk is full; the file is closed all the same."""
+        try:
+            self._file.close()
+        finally:
+            self._raw.close()
 
     def _frame(self, message: msgspec.Struct) -> None:
         body = encode(message)
