@@ -221,6 +221,8 @@ class FakeGateway:
         self.hz = hz
         self.snapshot = snapshot or sample_snapshot()
         self.silent = self.deaf = self.coreless = self.loses = False
+        self.overdue = 0
+        """Fetches that are answered as overdue."""
         self.words = ["Once", " upon", " a", " time", " there", " was", " a", " fox."]
         self.word_s = 0.02
         self.commands: list[Command] = []
@@ -533,6 +535,9 @@ class FakeGateway:
         self._waiting_fetches = rest
 
     def _fetched(self, fetch: Fetch, now: float) -> Fetched | Failed:
+        if self.overdue:
+            self.overdue -= 1
+            return Failed(nonce=fetch.nonce, code="EXPIRED", text="the core gave no answer in time")
         if self.coreless:
             return Failed(nonce=fetch.nonce, code="NO_CORE", text="the engine core has ended: killed by SIGKILL")
         if fetch.request not in self._outputs:

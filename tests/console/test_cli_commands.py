@@ -652,16 +652,15 @@ def test_a_stream_ends_with_its_engine(
     assert re.fullmatch(rf"error: engine fake \({fake.id}\) is gone, and r-\w+ with it: \d+ tokens came", last), err
 
 
-def test_a_stream_whose_core_does_not_answer_says_so(
-    cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ppconsole.cli.submitting.LEAVES_S", 0.2)
-    fake.coreless = True
+def test_a_stream_waits_while_the_core_is_away(cli: Cli, fake: FakeGateway) -> None:
+    fake.overdue = 3
     run = cli("submit", "Once")
-    assert (run.code, run.err.splitlines()[-1]) == (
-        1,
-        "error: the engine core has ended: killed by SIGKILL (NO_CORE)",
-    )
+    assert run.code == 0 and run.out, run.err
+    assert run.err.count("the core gave no answer in time; the stream waits") == 1 and fake.overdue == 0
+    fake.coreless = True
+    run = cli("submit", "Once", "--timeout", "1")
+    assert run.code == 5
+    assert run.err.count("the engine core has ended: killed by SIGKILL; the stream waits") == 1
 
 
 def test_submit_timeout_leaves_the_request(cli: Cli, fake: FakeGateway) -> None:

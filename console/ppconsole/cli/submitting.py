@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ppconsole.link.engine_link import EngineLink
 
 
-LEAVES_S = 5.0
-"""A supervisor whose core has ended takes all of the engine along in less."""
+AGAIN_S = 0.25
+"""Seconds until a stream asks a core again that is stopped or away."""
 GONE_S = 1.0
 """How often a stream without a link looks whether there is an engine that it could come back to."""
 
@@ -223,7 +223,7 @@ class _Stream:
         from ppconsole.link.source import LinkLost, QueryFailed
         from ppconsole.model.safe import clean
 
-        tokens, text = 0, ""
+        tokens, text, silent = 0, "", False
         while True:
             try:
                 part = await self._link.fetch(
@@ -233,10 +233,17 @@ class _Stream:
                 await self._back(str(error))
                 continue
             except QueryFailed as error:
-                # Without a core the rest is about to leave. An engine without the request may be a successor.
-                if await has_ended(self._engine, LEAVES_S if error.code == "NO_CORE" else 0.0):
+                # An engine without the request may be a successor of ours.
+                if await has_ended(self._engine):
                     raise self._gone() from None
-                raise
+                if not error.passing:
+                    raise
+                if not silent:
+                    say(f"{error}; the stream waits")
+                silent = True
+                await asyncio.sleep(AGAIN_S)
+                continue
+            silent = False
             end = part.offset + len(part.token_ids)
             self._came += end - tokens
             tokens, text = end, text + part.text

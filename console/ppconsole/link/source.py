@@ -72,6 +72,11 @@ class QueryFailed(Exception):
         super().__init__(text)
         self.code = code
 
+    @property
+    def passing(self) -> bool:
+        """Whether the same question may have an answer later: the process that knows it is stopped, away or busy."""
+        return self.code in ("EXPIRED", "NO_CORE", "RATE_LIMITED")
+
 
 class Source(Protocol):
     """A stream of updates, and, where `live`, a way to act.

@@ -79,6 +79,9 @@ class Following:
                 await asyncio.sleep(RETRY_S)
                 continue
             except QueryFailed as error:
+                if error.passing:
+                    await asyncio.sleep(RETRY_S)
+                    continue
                 console.report(f"{request}: {error}", bad=True)
                 self.request = None
                 return

@@ -95,7 +95,7 @@ class BulkDesk:
         for number, known in list(self._open.items()):
             if known.deadline < now:
                 del self._open[number]
-                self._fail(known.client, known.nonce, "FAILED", f"the {known.answerer} gave no answer")
+                self._fail(known.client, known.nonce, "EXPIRED", f"the {known.answerer} gave no answer in time")
             elif known.unsent_since is not None and now - known.unsent_since > CORE_FULL_S and not self._core_away():
                 del self._open[number]
                 self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
