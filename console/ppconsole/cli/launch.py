@@ -25,13 +25,17 @@ def need_engine() -> None:
 
 
 class EngineProcess:
-    """A supervisor in a session of its own, so that Ctrl-C reaches us first. It ends when we do, however we end."""
+    """A supervisor in a session of its own, so that Ctrl-C reaches us first. It ends when we do, however we end.
 
-    def __init__(self, arguments: Sequence[str], *, silent: bool = False) -> None:
+    `kept`: a keeper starts it, and another one after one that is killed.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, silent: bool = False, kept: bool = False) -> None:
         read_end, self._lifeline = os.pipe()
+        module = "ppengine.supervisor.keeper" if kept else "ppengine.supervisor"
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ppengine.supervisor", *arguments, "--lifeline", str(read_end)],
+                [sys.executable, "-m", module, *arguments, "--lifeline", str(read_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if silent else None,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--journal", type=click.Choice(["on", "off"]), help="Keep requests on disk, so that they survive the core; else on."
 )
+@click.option("--restart", is_flag=True, help="Start another supervisor if it is killed: requests go on.")
 @json_option("Print the engine's announcements as JSON lines.")
 @timeout_option("End it if it does not serve within S seconds (exit code 5).")
 def serve_command(
@@ -37,6 +38,7 @@ def serve_command(
     listen: str | None,
     allow_faults: bool,
     journal: str | None,
+    restart: bool,
     as_json: bool,
     timeout: float | None,
 ) -> int:
@@ -50,7 +52,7 @@ def serve_command(
     keys = {"journal": journal, "console.listen": listen}
     settings = [*settings, *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     within = [] if timeout is None else [f"--within={timeout}"]
-    engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within])
+    engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within], kept=restart)
     try:
         passed = asyncio.run(_relay(engine, as_json))
         code = _exit_code(engine.wait(30.0), "the engine's supervisor", passed)

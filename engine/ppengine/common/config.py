@@ -148,6 +148,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     started_wall: float
     allow_faults: bool = False
     """Started with `--allow-faults`: it can be broken on demand."""
+    keeper: tuple[int, int] | None = None
+    """Pid and start time of the process that starts another supervisor if this one is killed; None: nothing does."""
 
     def endpoint(self, name: str) -> str:
         """Return the ipc endpoint of a socket: public `state control bulk`, private `front steps collect report`."""

@@ -44,5 +44,7 @@ def core(case: Case) -> list[Verdict]:
     evidence += [f"last words: {core.exit_detail}"] if core.exit_detail else []
     evidence += stack
     line = code_line(core) if stack else ""
-    summary = f"the engine core {how}{line}" if line else f"the engine core (pid {core.pid or 'unknown'}) {how}"
+    name = "the engine core" if core.role == "core" else "the supervisor"
+    summary = f"{name} {how}{line}" if line else f"{name} (pid {core.pid or 'unknown'}) {how}"
+    summary += "" if core.role == "core" else ": all processes of the engine ended with it"
     return [Verdict(stage=None, cause="core", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]

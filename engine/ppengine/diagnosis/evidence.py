@@ -143,6 +143,8 @@ class WireLoss(msgspec.Struct, frozen=True, kw_only=True):
 class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's side. `report_age_s` None: it has not reported yet."""
 
+    role: str = "core"
+    """`supervisor`: it has ended, and the core with it."""
     pid: int | None = None
     exit_code: int | None = None
     exit_detail: str = ""

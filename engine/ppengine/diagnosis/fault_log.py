@@ -86,7 +86,7 @@ class FaultLog:
         self.served: Serving | None = None
         """The newest fact that the engine serves again after a fault or a restart."""
         self._core: Exited | None = None
-        """The newest end of a core."""
+        """The newest end of a core, or of the supervisor, with which the core ends."""
         self._core_shown_ns: int | None = None
         """Time of the first judgement with it."""
         self._link: LinkBroke | None = None
@@ -102,7 +102,7 @@ class FaultLog:
                 if fact.place is not None:
                     end = self._end(fact.place, fact.generation)
                     end.exited = min(end.exited or fact, fact, key=lambda one: one.mono_ns)
-                elif fact.role == "core" and (self._core is None or fact.mono_ns > self._core.mono_ns):
+                elif fact.role in ("core", "supervisor") and (self._core is None or fact.mono_ns > self._core.mono_ns):
                     self._core, self._core_shown_ns = fact, None
             case Lost():
                 end = self._end(fact.place, fact.generation)
@@ -126,7 +126,10 @@ class FaultLog:
         return None if over else end
 
     def core_end(self, now_ns: int) -> Exited | None:
-        """Return the newest end of a core if it is news at `now_ns`: another one has not served, or too short."""
+        """Return the newest end of a core or a supervisor if it is news at `now_ns`.
+
+        It is until another one serves, and for a moment longer.
+        """
         end = self._core
         if end is None:
             return None

@@ -80,8 +80,9 @@ class EvidenceTracker:
         seen = replace(seen, frozen=core_frozen)
         if (gone := faults.core_end(now_ns)) is not None:
             seen = replace(
-                seen, pid=gone.pid, exit_code=gone.exit_code, exit_detail=gone.detail, process_state=None,
-                stopped_for_s=None, frozen=CoreEvidence().frozen, dead_for_s=(now_ns - gone.mono_ns) / 1e9,
+                seen, role=gone.role, pid=gone.pid, exit_code=gone.exit_code, exit_detail=gone.detail,
+                process_state=None, stopped_for_s=None, frozen=CoreEvidence().frozen,
+                dead_for_s=(now_ns - gone.mono_ns) / 1e9,
             )  # fmt: skip
         seen = replace(seen, stack=known.get(seen.pid or 0))
         return Evidence(

@@ -99,6 +99,7 @@ class Collector:
         """Make an event of the end of a watcher, once: its fact comes again to each new gateway."""
         how = f"(pid {exited.pid}) has ended, {exited.detail or f'exit code {exited.exit_code}'}"
         texts = {
+            "supervisor": f"the supervisor {how}, and all processes of the engine with it; they are restarted",
             "agent": f"the agent {how}: the stages are not sampled",
             "gateway": f"the gateway {how}; it is restarted",
             "core": f"the engine core {how}" if is_unclean(exited.exit_code) else "",

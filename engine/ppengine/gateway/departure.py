@@ -13,10 +13,13 @@ GRACE_S = 3.0
 _AFTER_KILL_S = 2.0
 
 
-def clear_away(engine: str, processes: dict[int, int], grace_s: float = GRACE_S) -> list[int]:
+def clear_away(
+    engine: str, processes: dict[int, int], grace_s: float = GRACE_S, *, keep_files: bool = False
+) -> list[int]:
     """Wait for `processes` (pid to start time), kill those that stay, remove the engine's files.
 
-    Returns the killed pids. A pid that another process has taken over is left alone.
+    `keep_files`: another supervisor needs them. Returns the killed pids. A pid that another process has taken over is
+    left alone.
     """
     _wait(processes, grace_s)
     killed = []
@@ -25,7 +28,8 @@ def clear_away(engine: str, processes: dict[int, int], grace_s: float = GRACE_S)
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
     _wait(processes, _AFTER_KILL_S)
-    discovery.remove_engine(engine)
+    if not keep_files:
+        discovery.remove_engine(engine)
     return killed
 
 

@@ -42,6 +42,7 @@ from ppengine.protocol.control import (
     Inspected,
     Reply,
 )
+from ppengine.protocol.discovery import runs
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.keys import adopt_server_key, keys_dir
 from ppengine.protocol.offline import FromFront
@@ -312,17 +313,16 @@ class Gateway:
     # --- the end --------------------------------------------------------------------------------------------
 
     def leave(self, orphaned: bool) -> None:
-        """Publish the end. `orphaned`: the supervisor is gone; clear away processes and files."""
+        """Publish the end. `orphaned`: the supervisor is gone; clear away processes and files.
+
+        The files stay if another supervisor is started, and nothing is published, because the engine goes on.
+        """
+        kept = orphaned and runs(self._config.keeper)
         # The last answers of the core may wait here; open commands then get an end.
         self._on_collect()
         self._take_report()
-        self._guarded(self._diagnose)
-        self._consoles.commands.core_lost("the engine stops")
-        self._events.say("engine.stopped", "the supervisor is gone" if orphaned else "the gateway was stopped")
-        consoles = self._consoles.sessions.count(time.monotonic())
-        last = self._collector.snapshot(consoles, self._incidents.newest, stopped=True)
-        self._publisher.snapshot(last, [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW])
-        self._history.write(last)
+        if not kept:
+            self._publish_end("the supervisor is gone" if orphaned else "the gateway was stopped")
         self._history.close()
         self._incidents.close()
         self._journal.close()
@@ -330,7 +330,18 @@ class Gateway:
             self._engine.faults.close()
         self._sockets.close(linger_ms=500)
         if orphaned:
-            why = f"its supervisor (pid {self._parent}) ended and noted no reason: SIGKILL or a crash"
-            kept_files.write_end(self._config.id, EngineEnd(wall=time.time(), reason=why, clean=False))
-            for pid in departure.clear_away(self._config.id, self._collector.processes.others()):
+            if not kept:
+                why = f"its supervisor (pid {self._parent}) ended and noted no reason: SIGKILL or a crash"
+                kept_files.write_end(self._config.id, EngineEnd(wall=time.time(), reason=why, clean=False))
+            for pid in departure.clear_away(self._config.id, self._collector.processes.others(), keep_files=kept):
                 log.warning("killed pid %d, which had not left with its supervisor", pid)
+
+    def _publish_end(self, why: str) -> None:
+        """Publish the last event and the last snapshot."""
+        self._guarded(self._diagnose)
+        self._consoles.commands.core_lost("the engine stops")
+        self._events.say("engine.stopped", why)
+        consoles = self._consoles.sessions.count(time.monotonic())
+        last = self._collector.snapshot(consoles, self._incidents.newest, stopped=True)
+        self._publisher.snapshot(last, [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW])
+        self._history.write(last)

@@ -46,6 +46,8 @@ class EngineRecord(msgspec.Struct, kw_only=True):
     """Public key of the engine's sockets."""
     address: str = ""
     """Its `tcp://HOST:PORT` if it listens; of a record without a pid, the engine is on another host."""
+    keeper: tuple[int, int] | None = None
+    """Pid and start time of the process that starts another supervisor if this one is killed."""
 
     @property
     def remote(self) -> bool:
@@ -94,8 +96,16 @@ def process_start(pid: int) -> int | None:
 
 
 def alive(record: EngineRecord) -> bool:
-    """Return whether the supervisor of an engine runs; of an engine elsewhere that is not known, so it does."""
-    return record.remote or process_start(record.pid) == record.pid_start
+    """Return whether an engine goes on: its supervisor runs, or the process that starts another one.
+
+    An engine elsewhere goes on as far as is known here.
+    """
+    return record.remote or process_start(record.pid) == record.pid_start or runs(record.keeper)
+
+
+def runs(process: tuple[int, int] | None) -> bool:
+    """Return whether the process with this pid and start time runs."""
+    return process is not None and process_start(process[0]) == process[1]
 
 
 def write_record(record: EngineRecord) -> None:
@@ -134,7 +144,7 @@ def list_engines() -> list[EngineRecord]:
             record = read_json_file(path, EngineRecord)
             if record.id != path.stem:
                 continue
-            if process_start(record.pid) == record.pid_start:
+            if alive(record):
                 found.append(record)
             else:
                 remove_engine(record.id)
@@ -157,7 +167,7 @@ def ended_engines() -> list[EndedEngine]:
             record = read_json_file(folder / "record.json", EngineRecord)
             if record.id != folder.name:
                 continue
-            gone, run_dir = process_start(record.pid) != record.pid_start, Path(record.run_dir)
+            gone, run_dir = not alive(record), Path(record.run_dir)
             if gone and not run_dir.exists():
                 kept_files.keep(record.id, run_dir)  # The host was restarted: nothing was left to clear away.
             end = kept_files.read_end(record.id)

@@ -1,5 +1,6 @@
 """Entry point: `python -m ppengine.supervisor PROFILE [--set a.b=c]... [--name NAME] [--allow-faults]
-[--within S]`.
+[--within S] [--kept]`,
+or `--resume ID --after CODE` behind one that was killed.
 
 On stdout one JSON line when the engine can be attached to, `{"event": "started", "id", "name", "run_dir"}`, and one at
 the end, `{"event": "stopped", "code", "reason"}`; messages for humans on stderr. Exit codes: 0 stopped as asked,
@@ -17,11 +18,12 @@ from ppengine.common import lifeline
 from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.protocol.discovery import RuntimeDirError
 from ppengine.protocol.error_text import PREFIX, one_line
+from ppengine.supervisor.announcements import announce, tell
 from ppengine.supervisor.boot import engine_config, parse_profile
-from ppengine.supervisor.claims import ClaimError
+from ppengine.supervisor.claims import ClaimError, identity
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.launch.local import LocalExecutor
-from ppengine.supervisor.messaging import announce, tell
+from ppengine.supervisor.resume import resume
 from ppengine.supervisor.supervise import End, Supervisor
 from ppengine.supervisor.wakeup import Wakeup
 
@@ -46,8 +48,14 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
+    if options.resume is not None:
+        config, before = resume(options.resume, options.after)
+        return Supervisor(config, _executor(config.profile), wakeup, follows=before).run()
     profile = _profile(options)
-    config = engine_config(profile, options.name, allow_faults=options.allow_faults)
+    keeper = identity(os.getppid()) if options.kept else None
+    if keeper is not None and profile.parallel.executor != "local":
+        raise ConfigError(f"--restart needs stages of this host: parallel.executor is {profile.parallel.executor}")
+    config = engine_config(profile, options.name, allow_faults=options.allow_faults, keeper=keeper)
     return Supervisor(config, _executor(profile), wakeup, within_s=options.within).run()
 
 
@@ -78,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow-faults", action="store_true", help="let operators break it on demand: for drills")
     parser.add_argument("--within", type=float, metavar="S", help="end it if it does not serve within S seconds")
     parser.add_argument("--profile-json", metavar="TEXT", help="a profile as JSON, in place of PROFILE")
+    parser.add_argument("--kept", action="store_true", help="its parent starts another one if this one is killed")
+    parser.add_argument("--resume", metavar="ID", help="go on with the engine of a supervisor that was killed")
+    parser.add_argument("--after", type=int, default=-9, metavar="CODE", help="its exit code, below 0 for a signal")
     lifeline.add_argument(parser)
     return parser
 

@@ -16,8 +16,8 @@ from ppengine.protocol.allowed_keys import allowed_path, read_allowed
 from ppengine.protocol.keys import KeyFileError
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.tcp_address import parse_address
+from ppengine.supervisor.announcements import tell
 from ppengine.supervisor.claims import new_id
-from ppengine.supervisor.messaging import tell
 
 
 def parse_profile(text: str) -> Profile:
@@ -45,7 +45,9 @@ def check_keys(profile: Profile) -> None:
         raise ConfigError(f"console.listen is {listen}, which other hosts can reach, and {text}")
 
 
-def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = False) -> EngineConfig:
+def engine_config(
+    profile: Profile, name: str | None, *, allow_faults: bool = False, keeper: tuple[int, int] | None = None
+) -> EngineConfig:
     """Return the configuration of a new boot of `profile` under `name` (None: the profile's).
 
     Reads the model's config.json and, unless the weights are dummies, the headers of its weight files.
@@ -82,4 +84,5 @@ def engine_config(profile: Profile, name: str | None, *, allow_faults: bool = Fa
         ring_dir=str(discovery.ring_dir(engine_id)),
         started_wall=time.time(),
         allow_faults=allow_faults,
+        keeper=keeper,
     )

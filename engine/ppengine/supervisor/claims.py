@@ -1,8 +1,9 @@
 """Folders of one engine, and whose they are: names are claimed, and what dead engines left is swept.
 
-A claimed folder holds `.owner`, "pid start-time" of its supervisor. Claiming and sweeping take turns under a lock on
-the runtime folder, so that two supervisors that start at once neither share a name nor sweep each other. The folder of
-rings is shared by all runtime folders of a user, so it appears by a rename, its owner already inside.
+A claimed folder holds `.owner`, "pid start-time" of its supervisor, or of the keeper that restarts it. Claiming and
+sweeping take turns under a lock on the runtime folder, so that two supervisors that start at once neither share a name
+nor sweep each other. The folder of rings is shared by all runtime folders of a user, so it appears by a rename, its
+owner already inside.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ppengine.protocol import discovery
 LONGEST_SOCKET = "control"
 _SOCKET_PATH_BYTES = 107
 _OWNER = ".owner"
-_ID = re.compile(r"[0-9a-f]{6}")
+ENGINE_ID = re.compile(r"[0-9a-f]{6}")
 
 
 class ClaimError(Exception):
@@ -63,7 +64,7 @@ def claim(config: EngineConfig) -> None:
             )
         try:
             for path in (Path(config.run_dir), Path(config.ring_dir)):
-                _make(path)
+                _make(path, config.keeper or identity(os.getpid()))
             (Path(config.run_dir) / "engine.json").write_bytes(msgspec.json.encode(config))
         except OSError as error:
             discovery.remove_engine(config.id)
@@ -106,18 +107,23 @@ def _folders(parent: Path, prefix: str) -> list[Path]:
     """Return this user's engine folders in `parent`: `prefix` and an id, and no link."""
     found = []
     for path in sorted(parent.glob(f"{prefix}*")):
-        if _ID.fullmatch(path.name.removeprefix(prefix)) and path.is_dir() and not path.is_symlink():
+        if ENGINE_ID.fullmatch(path.name.removeprefix(prefix)) and path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):
                 if path.stat().st_uid == os.getuid():
                     found.append(path)
     return found
 
 
-def _make(path: Path) -> None:
+def identity(pid: int) -> tuple[int, int]:
+    """Return pid and start time of a process; a start of 0 if it is gone."""
+    return pid, discovery.process_start(pid) or 0
+
+
+def _make(path: Path, owner: tuple[int, int]) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.mkdir(mode=0o700)
     try:
-        (draft / _OWNER).write_text(f"{os.getpid()} {discovery.process_start(os.getpid())}\n")
+        (draft / _OWNER).write_text(f"{owner[0]} {owner[1]}\n")
         draft.rename(path)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
@@ -125,9 +131,9 @@ def _make(path: Path) -> None:
 
 
 def _owned(path: Path) -> bool:
-    """Return whether the supervisor that made `path` runs."""
+    """Return whether the process that owns `path` runs."""
     try:
         pid, start = (path / _OWNER).read_text().split()
-        return discovery.process_start(int(pid)) == int(start)
+        return discovery.runs((int(pid), int(start)))
     except (OSError, ValueError):
         return False

@@ -1,17 +1,14 @@
-"""Messages of the supervisor: reports to gateway and core, orders from the core, JSON lines on stdout."""
+"""Messages of the supervisor: reports to gateway and core, orders from the core."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import time
 from collections import deque
 
 import zmq
 
 from ppengine.common.config import EngineConfig
-from ppengine.protocol.error_text import LINE_MOST, one_line
 from ppengine.protocol.facts import Exited
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
@@ -101,15 +98,3 @@ class Link:
     def close(self) -> None:
         """Close both sockets at once."""
         self._context.destroy(linger=0)
-
-
-def announce(event: str, **fields: object) -> None:
-    """Write one machine-readable line to stdout, if anyone still reads it."""
-    with contextlib.suppress(OSError):
-        print(json.dumps({"event": event, **fields}), flush=True)
-
-
-def tell(text: str) -> None:
-    """Write one printable line for a human to stderr, if anyone still reads it."""
-    with contextlib.suppress(OSError):
-        print(one_line(text, LINE_MOST), file=sys.stderr, flush=True)

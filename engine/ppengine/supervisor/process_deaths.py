@@ -1,4 +1,4 @@
-"""The rule by which a gateway or a core that ends is restarted: at once, then with a back-off, and not for ever."""
+"""The rule by which gateway, core and supervisor are restarted: at once, then with a back-off, and not for ever."""
 
 from __future__ import annotations
 

@@ -42,6 +42,10 @@ class ServiceManager:
             os.environ.pop(name, None)
         return manager
 
+    def resume(self) -> None:
+        """Feed the watchdog from now on: it runs since a supervisor before this one was ready."""
+        self._ready = True
+
     def ready(self, text: str) -> None:
         """Say that the service has started."""
         self._ready = True

@@ -17,9 +17,10 @@ from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
 from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor import process_deaths
+from ppengine.supervisor.announcements import announce, tell
 from ppengine.supervisor.claims import ClaimError, claim
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
-from ppengine.supervisor.messaging import Link, announce, tell
+from ppengine.supervisor.messaging import Link
 from ppengine.supervisor.process_deaths import ProcessDeaths
 from ppengine.supervisor.service_manager import ServiceManager
 from ppengine.supervisor.wakeup import Wakeup
@@ -54,7 +55,10 @@ class End(NamedTuple):
 
 
 class Supervisor:
-    """Owns the processes of one boot. `run` is everything. `within_s`: seconds that it gets until it serves."""
+    """Owns the processes of one boot. `run` is everything. `within_s`: seconds that it gets until it serves.
+
+    `follows`: the supervisor that was killed and whose engine this one resumes.
+    """
 
     def __init__(
         self,
@@ -63,12 +67,14 @@ class Supervisor:
         wakeup: Wakeup,
         modules: Modules | None = None,
         within_s: float | None = None,
+        follows: ProcessInfo | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
         self._wakeup = wakeup
         self._modules = modules or Modules()
         self._within_s = within_s
+        self._follows = follows
         self._folder = Path(config.run_dir)
         self._children: dict[str, Child] = {}
         self._agents = 1
@@ -109,7 +115,8 @@ class Supervisor:
         return end
 
     def _boot(self) -> None:
-        claim(self._config)
+        if self._follows is None:
+            claim(self._config)
         try:
             discovery.keep_record(self._record())
         except OSError as error:
@@ -118,7 +125,12 @@ class Supervisor:
         self._spawn("gateway", self._modules.gateway)
         self._spawn("core", self._modules.core)
         self._spawn("agent", self._modules.agent)
-        self._executor.start(self._config)
+        if self._follows is None:
+            self._executor.start(self._config)
+        else:
+            self._manager.resume()
+            self._link.note_end(self._follows)
+            self._executor.resume(self._config)
 
     def _spawn(self, role: str, module: str) -> None:
         args = ["--engine", str(self._folder / "engine.json")]
@@ -168,7 +180,7 @@ class Supervisor:
             self._manager.ready(f"serving {self._config.name} ({self._config.id})")
         elif answer is not None and answer.code == "DOES_NOT_FIT":
             self._end = End(FITS_NOT, answer.message)
-        elif answer is not None and answer.state == "degraded":
+        elif answer is not None and answer.state == "degraded" and self._boots:
             # A stage that failed while loading is about to end, and says better than the core what was wrong.
             self._degraded = True
         if not self._served and not self._degraded:
@@ -205,7 +217,7 @@ class Supervisor:
             self._end = End(0, "stopped by command")
         elif self._can_restart(info):
             self._end = self._lose(info.role, text, log)
-        elif info.role in (*VITAL, "gateway") or (info.role == "stage" and not self._served and info.exit_code != 0):
+        elif info.role in (*VITAL, "gateway") or (info.role == "stage" and self._boots and info.exit_code != 0):
             self._end = End(code, text, log)
         else:
             again = info.role == "agent" and self._agents < MOST_AGENTS
@@ -219,8 +231,13 @@ class Supervisor:
     def _can_restart(self, info: ProcessInfo) -> bool:
         """Return whether another gateway or core can go on where this one ended."""
         if info.role == "core":
-            return self._served and is_unclean(info.exit_code)
+            return not self._boots and is_unclean(info.exit_code)
         return info.role == "gateway" and self._published
+
+    @property
+    def _boots(self) -> bool:
+        """Whether the engine has never served, so that the loss of any part ends it."""
+        return not self._served and self._follows is None
 
     def _lose(self, role: str, text: str, log: Path) -> End | None:
         """Plan the restart of gateway or core; return the end of the engine if there is none."""
@@ -276,6 +293,7 @@ class Supervisor:
             started_wall=config.started_wall,
             server_key=keys.public_key(self._folder),
             address=config.profile.console.listen or "",
+            keeper=config.keeper,
         )
 
     def _shut_down(self, grace: float) -> None:

@@ -7,10 +7,10 @@ import time
 from ppengine.common import lifeline
 from ppengine.common.config import EngineConfig, ModelConfig, Profile
 from ppengine.protocol import discovery
+from ppengine.supervisor.announcements import announce, tell
 from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.launch.local import LocalExecutor
 from ppengine.supervisor.launch.ray_launcher import RayExecutor
-from ppengine.supervisor.messaging import announce, tell
 from ppengine.supervisor.supervise import Modules, Supervisor
 from ppengine.supervisor.wakeup import Wakeup
 

@@ -18,6 +18,12 @@ class Executor(Protocol):
     def start(self, config: EngineConfig) -> None:
         """Start every stage without waiting for any. Raises ExecutorError."""
 
+    def resume(self, config: EngineConfig) -> None:
+        """Prepare to start stages when the core orders them, in an engine whose supervisor was killed.
+
+        `poll` returns them with generation 0 until then. Raises ExecutorError, OSError.
+        """
+
     def poll(self) -> list[ProcessInfo]:
         """Return all stages in order, as far as they are known; those that ended have an exit code. Never blocks."""
 

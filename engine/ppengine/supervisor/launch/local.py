@@ -25,7 +25,7 @@ class _Place(NamedTuple):
     replaced: bool = False
     """The launcher ended it for its successor: its end is no fault."""
     failed: ProcessInfo | None = None
-    """The report if the process could not be made."""
+    """The report while there is no process: it could not be made, or was not ordered yet."""
 
     def info(self, stage: int) -> ProcessInfo | None:
         """Return the report of this stage, None until there is one."""
@@ -60,6 +60,16 @@ class LocalExecutor:
         self._wanted = [FIRST_GENERATION] * config.stages
         for stage in range(config.stages):
             self._order(stage)
+
+    def resume(self, config: EngineConfig) -> None:
+        """Load what stages need; the core orders each, since only it knows the generation."""
+        self._folder = Path(config.run_dir)
+        self._places = [
+            _Place(0, failed=ProcessInfo(role="stage", stage=stage, rank=0, pid=0, generation=0))
+            for stage in range(config.stages)
+        ]
+        self._wanted = [0] * config.stages
+        self._server = ForkServer(self._module, self._folder)
 
     def poll(self) -> list[ProcessInfo]:
         """Return the reports of all stages, forked or failed, in order."""

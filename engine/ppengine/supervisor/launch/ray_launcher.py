@@ -46,6 +46,10 @@ class RayExecutor:
             args = ["--engine", str(folder / "engine.json"), "--words", str(theirs.fileno())]
             self._driver = spawn(self._module, args, log=folder / "ray.log", hand_over=(theirs.fileno(),))
 
+    def resume(self, config: EngineConfig) -> None:
+        """Refuse: the actors end with their driver, and their places with them."""
+        raise ExecutorError("parallel.executor is ray: only a supervisor with local stages can be restarted")
+
     def poll(self) -> list[ProcessInfo]:
         """Return the driver and, as soon as Ray has placed them, the stages."""
         if self._driver is None:

@@ -1,0 +1,103 @@
+"""An engine whose supervisor was killed and whose keeper runs: it stays, and only the keeper's child resumes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.protocol import discovery
+from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
+from ppengine.supervisor.claims import ClaimError, claim, identity, sweep
+from ppengine.supervisor.resume import resume
+
+GONE = (2**22 + 1, 1)
+"""No process has such a pid."""
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(discovery, "ring_dir", lambda engine: tmp_path / f"rings-{engine}")
+
+
+def config(keeper: tuple[int, int] | None) -> EngineConfig:
+    return EngineConfig(
+        id="abc123", name="kept", epoch="e" * 32, profile=Profile(name="kept", model=ModelConfig(path="/nowhere")),
+        model_path="/nowhere", model_type="llama", layers=[(0, 1)], max_model_len=8,
+        run_dir=str(discovery.runtime_dir() / "abc123"), ring_dir=str(discovery.ring_dir("abc123")), started_wall=1.0,
+        keeper=keeper,
+    )  # fmt: skip
+
+
+def killed(keeper: tuple[int, int] | None) -> EngineConfig:
+    """Make the folders of an engine whose supervisor has just been killed."""
+    made = config(keeper)
+    claim(made)
+    for file in (Path(made.run_dir) / ".owner",) if keeper is None else ():
+        file.write_text(f"{GONE[0]} {GONE[1]}\n")
+    record = EngineRecord(
+        id=made.id, name=made.name, epoch=made.epoch, pid=GONE[0], pid_start=GONE[1], state_endpoint="",
+        control_endpoint="", bulk_endpoint="", proto=1, model="m", pipeline_parallel_size=1, run_dir=made.run_dir,
+        started_wall=1.0, keeper=keeper,
+    )  # fmt: skip
+    discovery.write_record(record)
+    discovery.keep_record(record)
+    return made
+
+
+def test_it_stays_while_its_keeper_runs():
+    made = killed(identity(os.getpid()))
+    sweep()
+    assert [one.id for one in list_engines()] == ["abc123"] and Path(made.run_dir).exists()
+    assert ended_engines() == []
+
+
+@pytest.mark.parametrize("keeper", [None, GONE])
+def test_it_goes_without_a_keeper(keeper):
+    made = killed(keeper)
+    sweep()
+    assert list_engines() == [] and not Path(made.run_dir).exists()
+    assert [one.record.id for one in ended_engines()] == ["abc123"]
+
+
+def test_another_engine_cannot_have_its_name():
+    killed(identity(os.getpid()))
+    with pytest.raises(ClaimError, match="an engine named 'kept' runs already"):
+        claim(msgspec.structs.replace(config(None), id="abc124"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "error"),
+    [
+        ("../abc", "an engine id is six lowercase hex digits"),
+        ("abc124", "engine abc124 cannot be resumed: .*abc124/engine.json"),
+        ("abc123", "engine abc123 cannot be resumed: this process's parent did not start it"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(engine, error):
+    killed(identity(os.getpid()))
+    with pytest.raises(ClaimError, match=error):
+        resume(engine, -9)
+
+
+def test_a_child_of_the_keeper_waits_for_what_is_left_and_removes_old_sockets():
+    made = killed(identity(os.getpid()))
+    folder = Path(made.run_dir)
+    for name in ("state", "control", "bulk"):
+        (folder / name).touch()
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m ppengine.core", str(folder)])
+    code = (
+        "import ppengine.supervisor.resume as r, sys; r.LEAVE_S = 0.3; from pathlib import Path;"
+        f"from ppengine.protocol import discovery; discovery.ring_dir = lambda engine: Path({made.ring_dir!r});"
+        "config, before = r.resume('abc123', -9); print(config.name, before.pid, before.detail)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == f"kept {GONE[0]} killed by SIGKILL"
+    assert left.wait(5) == -9, "what did not leave by itself is killed"
+    assert not any((folder / name).exists() for name in ("state", "control", "bulk"))
