@@ -9,7 +9,7 @@ from ppengine.protocol.reports import GilSample
 
 WINDOW_NS = 3_000_000_000
 LEAST_PROBES = 15
-"""Least number of probes in a window: ten a second are made."""
+"""Least number of probes in a window: at least ten a second are made."""
 LONG_MS = 8.0
 """Least wait that counts as a hold; see `stage/gil_probe.py`."""
 TURNS = 0.85

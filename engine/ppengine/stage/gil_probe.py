@@ -3,6 +3,9 @@
 The thread sleeps for a known time without the GIL. If it is late, it has waited for the GIL, but for
 the time in which it had no core. A long wait may also be for a main thread that holds the GIL and
 has no core, so that time of the main thread is left out of it.
+
+A sleep begins while the GIL is free, so a short one finds less than half of the holds. Sleeps of many
+lengths find all. They count while the main thread always has a core; while it has not, short ones do.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ _TURN_NS, _LONG_NS = 4_000_000, 8_000_000
 """A wait of 4 ms is about the turn (5 ms) that Python grants a thread; one of 8 ms is for a thread that grants none."""
 _GOLDEN = 0.618034
 _LEAST_MS, _SPREAD_MS = 40, 80
-_PROBE_MS = 20
-"""Sleep that is measured: the shorter, the less time without a core of the main thread lies outside of the wait."""
+_SHORT_MS = 20
+"""The shorter a sleep, the less time without a core of the main thread lies outside of the wait."""
+_QUIET_NS = 1_000_000
+"""Most time without a core of the main thread in a long sleep that counts."""
 
 
 class GilProbe:
@@ -29,36 +34,37 @@ class GilProbe:
 
     def __init__(self, ring: Recorder) -> None:
         self._ring = ring
-        self._turn, self._measures = 0.0, False
+        self._turn, self._crowded = 0.0, False
         # One system call a look: the files stay open. A kernel may have none.
         self._own = _open("/proc/thread-self/schedstat")
         alone = threading.get_native_id() == os.getpid()
         self._main = None if alone else _open("/proc/self/schedstat")
 
     def sleep_ms(self) -> int:
-        """Return the milliseconds of the next sleep: 20 for one that is measured, between two of 40 to 120.
+        """Return the milliseconds of the next sleep: 40 to 120, and 20 behind one in which the main thread had no core.
 
-        These are spread, so that no holder keeps time with the probe.
+        Long ones are spread, so that no holder keeps time with the probe.
         """
-        self._measures = not self._measures
-        if self._measures:
-            return _PROBE_MS
+        if self._crowded:
+            self._crowded = False
+            return _SHORT_MS
         self._turn = (self._turn + _GOLDEN) % 1.0
         return _LEAST_MS + int(_SPREAD_MS * self._turn)
 
     @contextmanager
     def asleep(self, ms: int) -> Iterator[None]:
-        """Count a block that sleeps for `ms`, if it is measured; one that ends early is left out."""
-        if ms != _PROBE_MS:
-            yield
-            return
+        """Count a block that sleeps for `ms`; one that ends early is left out."""
         own_ns, main_ns, begun_ns = _waited_ns(self._own), _waited_ns(self._main), monotonic_ns()
         yield
         late_ns = monotonic_ns() - begun_ns - ms * 1_000_000
         if late_ns < 0:
             return
         late_ns -= _waited_ns(self._own) - own_ns
-        held_ns = late_ns - (_waited_ns(self._main) - main_ns)
+        main_late_ns = _waited_ns(self._main) - main_ns
+        self._crowded = ms != _SHORT_MS and main_late_ns > _QUIET_NS
+        if self._crowded:
+            return
+        held_ns = late_ns - main_late_ns
         ring = self._ring
         ring.count(Word.GIL_PROBES, 1)
         if late_ns >= _TURN_NS:
