@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import stage
 from ppengine.diagnosis import PHASE_BUDGET_S, diagnose, stuck_limit_s
-from ppengine.diagnosis.evidence import CoreEvidence, Evidence
+from ppengine.diagnosis.evidence import CoreEvidence, Evidence, WireLoss
 from ppengine.diagnosis.phrases import exit_words
 
 PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
@@ -178,6 +178,20 @@ def test_a_message_between_core_and_stage_that_is_lost(finished, words):
     stages = with_stage(healthy(2), 0, retired_step=7, **changes)
     verdict = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=5.0))[0]
     assert (verdict.stage, verdict.cause) == (0, "link") and words in verdict.summary
+
+
+@pytest.mark.parametrize("known", ["death", "wire"])
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_the_steps_that_stages_left_with_a_lost_one_are_not_lost_messages(k, known):
+    """Stage `k` is lost in step 8. Its neighbours closed their edges, theirs in turn; all idle."""
+    left = {"op_age_s": 5.0, "finished_step": 7, "retired_step": 7, "unretired_age_s": 5.0}
+    stages, losses = [stage(index, **left) for index in range(4)], ()
+    if known == "death":
+        stages = with_stage(stages, k, exit_code=-9, dead_for_s=5.0, op="forward", op_step=8)
+    else:
+        losses = (WireLoss(stage=k, peer=(k + 1) % 4, text="lost stage", closed=True),)
+    found = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=5.0, losses=losses))
+    assert roots(found) == [(k, "dead" if known == "death" else "link")]
 
 
 def test_a_phase_over_its_budget_is_told():

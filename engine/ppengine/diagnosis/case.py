@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ppengine.diagnosis.budgets import SPINS, holds_gil, wants_core
+from ppengine.diagnosis.budgets import SPINS, holds_gil, is_lost, wants_core
 from ppengine.diagnosis.device_evidence import device_lines
 from ppengine.diagnosis.evidence import Evidence, StageEvidence
 from ppengine.diagnosis.phrases import percent, seconds, stack_lines
@@ -27,6 +27,15 @@ class Case(NamedTuple):
             for verdict in self.found
             if verdict.root and (verdict.stage is not None or verdict.cause == "core")
         }
+
+    @property
+    def edges_close(self) -> bool:
+        """Whether a stage is lost, or a wire that is not healed.
+
+        The neighbours then leave their steps and edges, and theirs in turn. All idle until a generation begins.
+        """
+        evidence = self.evidence
+        return any(map(is_lost, evidence.stages)) or any(loss.healed_s is None for loss in evidence.losses)
 
     def stage(self, number: int) -> StageEvidence:
         """Return one stage."""

@@ -173,11 +173,13 @@ def _in_own_code(stage: StageEvidence) -> bool:
     return not really_waits(stage) or (stage.op in ("receive", "token_return") and bool(stage.edges))
 
 
-def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict:
-    """Return the verdict on a stage that waits for no known cause."""
+def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict | None:
+    """Return the verdict on a stage that waits for no known cause; None if it has left its step."""
     k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
     if root.op == "idle" and last is not None and _left_out(root, last):
         return _without(root, last, since)
+    if root.op == "idle" and case.edges_close:
+        return None
     if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
         if finished >= oldest:
             text = f"stage {k} finished step {oldest}, and the core has no report of it"
