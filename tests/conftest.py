@@ -6,11 +6,15 @@ barriers that waited for threads of each other.
 
 import atexit
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,3 +42,18 @@ if not Path("/dev/nvidiactl").exists():
     with contextlib.suppress(ModuleNotFoundError):
         import triton.language  # noqa: F401
     del os.environ["TRITON_INTERPRET"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are imported, and leave the modules out of later collections: none of them goes.
+
+    There are more than a million objects with torch and transformers, and each full collection looked at all.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
