@@ -19,6 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engine"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# These imports need the folders above.
+import preloaded
+from serving import Served
+
+Served.launch = staticmethod(preloaded.fork)
 HERE = Path(__file__).parent
 
 

@@ -18,11 +18,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import yaml
-from engines import Engine, wait_until
+from engines import Engine, Launch, run_module, wait_until
 from operators import Operator
 from ppconsole.link.engine_link import EngineLink
 from ppengine.common.config import EngineConfig, Profile
@@ -56,6 +56,9 @@ class Ran:
 class Served:
     """One engine in a runtime folder of its own. Use it in a `with`; leaving asserts that nothing is left."""
 
+    launch: ClassVar[Launch] = staticmethod(run_module)
+    """Starts the supervisor. Tests fork it instead (`preloaded`), drills and tests on GPUs do not."""
+
     def __init__(self, profile: Profile | dict[str, Any], *options: str) -> None:
         self.runtime = Path(tempfile.mkdtemp(prefix="pp-", dir="/tmp"))
         self.file = self.runtime / "profile.yaml"
@@ -66,13 +69,15 @@ class Served:
         # An actor does not say in its command line which stage it is; Ray's driver says that it is one.
         self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages
         self._serves_s = 250 if parallel["executor"] == "ray" else 100
+        self._forks = parallel["executor"] == "local"
         self.code = 0
         """The exit code that the engine is expected to end with."""
         self.start()
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
-        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file), *self.options])
+        launch = self.launch if self._forks else run_module
+        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file), *self.options], launch=launch)
         try:
             self.find_pids()
             wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", self._serves_s)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 from ppengine.common import lifeline
 
@@ -32,13 +32,46 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = 20.0) -
     return answer
 
 
+class Running(Protocol):
+    """The part of `subprocess.Popen` that tests use."""
+
+    pid: int
+    stdout: TextIO
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[list[str], dict[str, str], TextIO, int], Running]
+"""Starts a module: words of its command line, environment, stderr, and a descriptor that it inherits by number."""
+
+
+def run_module(words: list[str], env: dict[str, str], errors: TextIO, line: int) -> Running:
+    """Start `python -m` with these words, as users do."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=env,
+        pass_fds=(line,),
+        start_new_session=True,
+        text=True,
+    )
+
+
 class Engine:
     """A supervisor under test, in a session of its own, in the runtime folder `runtime`.
 
     It ends with the tests' process, however that ends.
     """
 
-    def __init__(self, runtime: Path, command: list[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, runtime: Path, command: list[str], env: dict[str, str] | None = None, launch: Launch = run_module
+    ) -> None:
         self.runtime = runtime
         runtime.mkdir(exist_ok=True)
         self.errors = runtime / f"errors.{time.monotonic_ns()}"
@@ -46,16 +79,8 @@ class Engine:
         read_end, write_end = lifeline.open_pipe()
         self._lifeline: int | None = write_end
         with self.errors.open("w") as errors, os.fdopen(read_end):
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *command, "--lifeline", str(read_end)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": path, **(env or {})},
-                pass_fds=(read_end,),
-                start_new_session=True,
-                text=True,
-            )
+            environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": path, **(env or {})}
+            self.process = launch([*command, "--lifeline", str(read_end)], environment, errors, read_end)
         self.event = self.read()
         self.pids: dict[str, int] = {}
 
