@@ -114,8 +114,9 @@ def main() -> None:
     # The first title finds its room, which is that of command line and environment; a supervisor has another one.
     _title("preloaded", sys.argv[1:])
     gc.disable()
-    for name in (f"{SUPERVISOR}.__main__", FORKSERVER, STAGE):
+    for name in (f"{SUPERVISOR}.__main__", FORKSERVER):
         importlib.import_module(name)
+    importlib.import_module(STAGE).preload()
     gc.enable()
     gc.collect()
     gc.freeze()

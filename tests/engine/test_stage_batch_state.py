@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import fork
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
 from ppengine.stage.batch_state import BatchState
 
@@ -80,3 +83,19 @@ def test_what_the_core_must_not_send_is_refused() -> None:
     state.release([0])
     with pytest.raises(ValueError, match="slot 0 is not registered"):
         state.plan([Row(0, 0, 1, True, 1)])
+
+
+def main() -> None:
+    """Print, in a process forked from a fork server, the modules that the first plan of a stage loads."""
+    before = set(sys.modules)
+    state = BatchState(64, SIZE)
+    state.register([register(0, [1])])
+    state.plan([Row(0, 0, 1, True, 1)])
+    print(sorted(set(sys.modules) - before), flush=True)
+
+
+def test_the_first_step_of_a_stage_loads_nothing_that_the_fork_server_could(tmp_path: Path) -> None:
+    child = fork("test_stage_batch_state", [], tmp_path / "log")
+    assert child.wait(30) == 0
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "[]"
+    child.close()

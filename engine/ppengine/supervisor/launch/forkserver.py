@@ -45,7 +45,9 @@ def main() -> None:
     lifeline.adopt(options.lifeline)
     # A collection finds next to nothing while modules load, and takes a sixth of the time.
     gc.disable()
-    importlib.import_module(options.module)
+    preload = getattr(importlib.import_module(options.module), "preload", None)
+    if preload is not None:
+        preload()
     gc.enable()
     # Python warns of a fork beside threads, here that of the lifeline, which holds no lock that a stage needs.
     warnings.simplefilter("ignore", DeprecationWarning)
