@@ -12,7 +12,7 @@ from ppengine.common import logs
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.keyring import Principal
 from ppengine.gateway.publisher import Publisher
-from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, MOST, OF_KEY_MOST, Sessions
+from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, OF_KEY_MOST, Sessions
 from ppengine.protocol import frames
 from ppengine.protocol.control import Hello, Replay
 from ppengine.protocol.log_tail import tail
@@ -93,9 +93,12 @@ def test_a_second_hello_cannot_keep_a_role_that_it_gave_up():
     assert sessions.get(b"1").role == "viewer"
 
 
-def test_sessions_are_bounded():
+def test_sessions_are_bounded(monkeypatch):
+    """With fewer than there may be: each new one looks at all."""
+    monkeypatch.setattr("ppengine.gateway.sessions.MOST", 400)
+    monkeypatch.setattr("ppengine.gateway.sessions.OF_KEY_MOST", 40)
     sessions = Sessions(lambda what, session: None)
-    for number in range(MOST + 5):
+    for number in range(400 + 5):
         owner = Principal(f"{number % 20:064x}", f"k{number % 20}", "operator")
         sessions.hello(b"%d" % number, hello(), 0.0, owner)
     assert sessions.get(b"4") is None and sessions.get(b"5") is not None

@@ -121,7 +121,9 @@ class Sessions:
 
     def _of_console(self, console: str) -> Session | None:
         """Return the session of a console by its name."""
-        return next((one for one in self._sessions.values() if console and one.console == console), None)
+        if not console:
+            return None
+        return next((one for one in self._sessions.values() if one.console == console), None)
 
     def ping(self, client: bytes, now: float) -> bool:
         """Note a sign of life; return False for a console that has not said Hello to this gateway."""
