@@ -127,12 +127,23 @@ def test_a_keyring_follows_its_files_and_counts_revocations(folder):
     assert not ring.accepts(TWO) and ring.accepts(own) and ring.revocations == 2
     *changes, error = ring.take_news()
     assert [text for _, text in changes] == [
-        "key owner is admin", "key eve is viewer", "key bob is operator", "key eve is revoked", "key bob is revoked",
+        "key eve is viewer", "key bob is operator", "key eve is revoked", "key bob is revoked",
     ]  # fmt: skip
     assert error[0] == "keys.error" and "mode 0644" in error[1] and "none of its keys" in error[1]
     assert ring.take_news() == []
     (folder / "client.key").unlink()
     assert not ring.accepts(own)
+
+
+def test_the_key_that_the_first_console_makes_is_no_change_and_another_one_is(folder):
+    ring = Keyring(folder)
+    own = own_keypair("client", make_keypair)
+    assert ring.accepts(own.public) and ring.take_news() == []
+    (folder / "client.key").unlink()
+    assert not ring.accepts(own.public)
+    other = own_keypair("client", make_keypair)
+    assert ring.accepts(other.public)
+    assert [text for _, text in ring.take_news()] == ["key owner is revoked", "key owner is admin"]
 
 
 def test_limits_are_of_each_key_and_fill_again():

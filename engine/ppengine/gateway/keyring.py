@@ -36,6 +36,8 @@ class Keyring:
         self._problems: list[str] = []
         self._news: list[tuple[str, str]] = []
         self._principals: dict[str, Principal] = {}
+        self._had_own = False
+        """Whether the user's own key has been read: the first console makes it, which changes no rights."""
         self.revocations = 0
         """Number of changes by which a key lost its access."""
         self.refresh()
@@ -49,7 +51,9 @@ class Keyring:
             found, problems = self._read()
             lost = self._principals.keys() - found.keys()
             if self._seen is not None:
-                self._news += [("keys.changed", text) for text in _changes(self._principals, found)]
+                changes = _changes(self._principals, found, first_own=not self._had_own)
+                self._news += [("keys.changed", text) for text in changes]
+            self._had_own = self._had_own or any(one.name == OWNER for one in found.values())
             self._seen, self._principals = seen, found
             self.revocations += bool(lost)
             self._news += [("keys.error", problem) for problem in problems if problem not in self._problems]
@@ -89,11 +93,14 @@ class Keyring:
         return found, list(map(one_line, problems))
 
 
-def _changes(before: dict[str, Principal], after: dict[str, Principal]) -> list[str]:
-    """Return a line for each key that came, went or got another name or role."""
+def _changes(before: dict[str, Principal], after: dict[str, Principal], *, first_own: bool) -> list[str]:
+    """Return a line for each key that came, went or got another name or role.
+
+    `first_own`: the user's own key was never there before, so that it is no change of keys.
+    """
     gone = [f"key {one.name} is revoked" for key, one in before.items() if key not in after]
-    here = [f"key {one.name} is {one.role}" for key, one in after.items() if before.get(key) != one]
-    return gone + here
+    new = (one for key, one in after.items() if before.get(key) != one)
+    return gone + [f"key {one.name} is {one.role}" for one in new if not (first_own and one.name == OWNER)]
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
