@@ -32,6 +32,18 @@ def test_quantiles_are_at_most_a_bucket_off(seen):
     for share, quantile in ((0.5, found.p50), (0.9, found.p90), (0.99, found.p99)):
         exact = values[math.ceil(share * len(values)) - 1]
         assert exact / WIDTH <= quantile <= exact * WIDTH
+        assert values[0] <= quantile <= values[-1], "never outside of the durations that were seen"
+
+
+def test_a_quantile_is_not_above_the_largest_duration_of_the_last_five_minutes():
+    """The middle of the bucket of 26 s is 26.6 s."""
+    histogram = Histogram()
+    histogram.add(40.0, 1, 0.0)
+    for second in range(100):
+        histogram.add(26.0, 1, 150.0 + second)
+    assert 26.0 < histogram.quantiles(250.0).p99 <= 40.0
+    assert histogram.quantiles(301.0).p99 == 26.0, "the slice of the larger one is over"
+    assert histogram.quantiles(301.0, 1e3).p50 == 26_000.0
 
 
 def test_a_histogram_forgets_after_five_minutes_and_is_bounded():
@@ -152,21 +164,27 @@ def test_the_quantiles_of_one_request_are_its_own():
 def test_the_gaps_of_a_request_are_bounded_and_a_bucket_off_at_most(seen):
     gaps = TokenGaps(0.0)
     for value in seen:
-        gaps.counts[bucket_of(value)] = gaps.counts.get(bucket_of(value), 0) + 1
+        gaps.add(value, bucket_of(value), 0.0)
     found, values = gaps.final_ms(), sorted(seen)
     for share, quantile in zip((0.5, 0.99), found, strict=True):
         exact = values[math.ceil(share * len(values)) - 1] * 1e3
         assert exact / WIDTH <= quantile <= exact * WIDTH
+        assert values[0] * 1e3 <= quantile <= values[-1] * 1e3
     assert {bucket_of(10.0**power) for power in range(-30, 31)} <= set(range(-320, 321))
 
 
 def test_quantiles_of_a_live_request_are_computed_once_a_second():
     gaps = TokenGaps(0.0)
-    gaps.counts = {bucket_of(0.02): 1}
+
+    def add(gap, count):
+        for _ in range(count):
+            gaps.add(gap, bucket_of(gap), 0.0)
+
+    add(0.02, 1)
     assert gaps.quantiles_ms(5.0) == (near(20), near(20))
-    gaps.counts = {bucket_of(0.05): 9}
+    add(0.05, 9)
     assert gaps.quantiles_ms(5.9) == (near(20), near(20)) and gaps.quantiles_ms(6.1) == (near(50), near(50))
-    gaps.counts = {bucket_of(0.07): 9}
+    add(0.07, 1000)
     assert gaps.final_ms() == (near(70), near(70)), "at its end it has all"
 
 

@@ -1,4 +1,7 @@
-"""Times between the tokens of one request, in buckets 4.4 % wide: bounded memory, and quantiles at most 2.2 % off."""
+"""Times between the tokens of one request, in buckets 4.4 % wide: bounded memory, and quantiles at most 2.2 % off.
+
+A quantile is never outside of the durations that were seen: the middle of the last bucket can be above the largest.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,48 @@ def bucket_of(seconds: float) -> int:
     return max(_LEAST, min(bucket, _MOST))
 
 
-def quantiles_of(counts: Mapping[int, int], shares: Sequence[float]) -> list[float]:
-    """Return the quantiles of counts by bucket, in seconds. `shares` are in order; there must be a count."""
+def quantiles_of(counts: Mapping[int, int], shares: Sequence[float], least: float, most: float) -> list[float]:
+    """Return the quantiles of counts by bucket, in seconds. `shares` are in order; there must be a count.
+
+    `least`, `most`: the smallest and the largest duration.
+    """
     total, below, values = sum(counts.values()), 0, list[float]()
     for bucket in sorted(counts):
         below += counts[bucket]
         while len(values) < len(shares) and below >= shares[len(values)] * total:
-            values.append(2 ** ((bucket + 0.5) / _PER_OCTAVE))
+            values.append(max(least, min(2 ** ((bucket + 0.5) / _PER_OCTAVE), most)))
     return values
 
 
 class TokenGaps:
     """Counts of the gaps of one request. `last`: time of its newest token, in seconds of the clock."""
 
-    __slots__ = ("_at", "_known", "counts", "last")
+    __slots__ = ("_at", "_known", "counts", "last", "least", "most")
 
     def __init__(self, last: float) -> None:
         self.last = last
         self.counts: dict[int, int] = {}
         """Gaps by bucket: as many keys as there are different gaps, in practice tens, at most 641."""
+        self.least, self.most = math.inf, 0.0
+        """The smallest and the largest gap, in seconds."""
         self._known: tuple[float, float] | None = None
         self._at = 0.0
+
+    def add(self, gap: float, bucket: int, now: float) -> None:
+        """Count a gap that ends now. `bucket`: that of the gap, which many requests share."""
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        if gap < self.least:
+            self.least = gap
+        if gap > self.most:
+            self.most = gap
+        self.last = now
 
     def quantiles_ms(self, now: float) -> tuple[float, float] | None:
         """Return median and 99th percentile, those of a second ago at most; None before the second token."""
         if not self.counts:
             return None
         if self._known is None or now - self._at >= _FRESH_S:
-            median, high = quantiles_of(self.counts, (0.5, 0.99))
+            median, high = quantiles_of(self.counts, (0.5, 0.99), self.least, self.most)
             self._known, self._at = (median * 1e3, high * 1e3), now
         return self._known
 
