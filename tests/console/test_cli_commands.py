@@ -491,6 +491,18 @@ def test_submit_streams_text_and_counts(cli: Cli, fake: FakeGateway) -> None:
     assert verb.priority == 0
 
 
+def test_clients_that_wait_and_go_are_no_consoles_and_those_that_watch_are(cli: Cli, fake: FakeGateway) -> None:
+    def passing(*words: str) -> list[bool]:
+        fake.hellos.clear()
+        assert cli(*words).code == 0
+        return [hello.passing for hello in fake.hellos]
+
+    assert passing("submit", "Once") == passing("submit", "Once", "--detach") == passing("pause") == [True]
+    request = cli("submit", "Once", "--detach").out.strip()
+    assert passing("follow", request) == [True]
+    assert passing("watch", "--count", "1") == [False]
+
+
 def test_submit_of_a_request_that_is_lost_with_the_core_fails(cli: Cli, fake: FakeGateway) -> None:
     fake.loses = True
     run = cli("submit", "Once", "--max-tokens", "20")

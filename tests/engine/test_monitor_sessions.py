@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import msgspec
 import pytest
 from monitor_helpers import PRINCIPAL
+from ppengine.gateway.consoles import Consoles
 from ppengine.gateway.sessions import ATTACHED_S, Session, Sessions
 from ppengine.protocol.control import Hello
 
@@ -57,3 +61,21 @@ def test_who_is_only_passing_is_neither_counted_nor_told_of() -> None:
     assert sessions.count(1.0) == 1
     assert sessions.count(ATTACHED_S + 1) == 0
     assert told == ["attached alice", "detached alice"]
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_the_end_of_a_passing_client_aborts_its_requests_and_is_no_event_of_a_console(passing: bool) -> None:
+    events: list[tuple[str, str]] = []
+    aborted: list[list[str]] = []
+    consoles = SimpleNamespace(
+        _events=SimpleNamespace(say=lambda kind, text, by: events.append((kind, text))),
+        _engine=SimpleNamespace(abort=aborted.append),
+    )
+    sessions = Sessions(lambda change, session: Consoles._on_session(cast(Consoles, consoles), change, session))
+    hello = msgspec.structs.replace(HELLO, passing=passing)
+    sessions.hello(b"submit", hello, 0.0, PRINCIPAL).requests = ["r-1"]
+    sessions.goodbye(b"submit", 0.0)
+    client = "client" if passing else "console"
+    assert aborted == [["r-1"]]
+    assert [kind for kind, _ in events] == ["console.detached"] * (not passing) + ["request.abort_on_detach"]
+    assert events[-1][1] == f"aborted with the {client} of alice: r-1"

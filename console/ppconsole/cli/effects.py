@@ -75,7 +75,7 @@ def carry_out(verb: Verb, common: Common, effect: Effect) -> int:
 
 
 async def _carry_out(verb: Verb, common: Common, effect: Effect) -> int:
-    async with attached(common, slow=True) as link:
+    async with attached(common, slow=True, passing=True) as link:
         return await send(link, verb, common, effect)
 
 

@@ -233,5 +233,5 @@ async def one_snapshot(common: Common) -> Snapshot:
 async def attached_with_snapshot(common: Common) -> AsyncIterator[tuple[EngineLink, Snapshot]]:
     """Attach to a live engine, and yield the link and the first snapshot. Raises Failure, LinkLost."""
     first = _First(common)
-    async with attached(common, first.take) as link:
+    async with attached(common, first.take, passing=True) as link:
         yield link, await first.get()

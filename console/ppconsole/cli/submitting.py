@@ -58,7 +58,7 @@ def follow_command(request: str, common: Common) -> int:
     """
 
     async def follow() -> int:
-        async with attached(common, slow=True) as link, asyncio.timeout(common.timeout):
+        async with attached(common, slow=True, passing=True) as link, asyncio.timeout(common.timeout):
             return await _Stream(link, request, common.json).all_samples()
 
     return run(follow)
@@ -92,7 +92,7 @@ async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason:
 
     from ppconsole.link.source import LinkLost
 
-    async with attached(common, slow=True) as link:
+    async with attached(common, slow=True, passing=True) as link:
         try:
             async with asyncio.timeout(common.timeout):
                 answer = await submit(link, verb, reason=reason, dry_run=dry_run)

@@ -48,8 +48,8 @@ class EngineLink:
     """A `Source` on a running engine. Never gives up by itself: `lost` is a state, not an end.
 
     `backlog`: how many older events to ask for when it attaches. `slow`: one snapshot a second instead of ten, and
-    what follows upon another in less than `GATHER_S` waits for it. `passing`: no console, but somebody who waits for
-    something and goes.
+    what follows upon another in less than `GATHER_S` waits for it. `passing`: no console, but a client that waits for
+    something and goes, such as `submit`.
     """
 
     live = True

@@ -179,8 +179,10 @@ class Consoles:
         mode = " read-only" if session.role == "viewer" else ""
         key = "" if session.principal.name in ("", OWNER) else f", key {session.principal.name}"
         text = f"{change}{mode} ({session.program}{key})"
-        self._events.say(f"console.{change}", text, by=session.user)
+        if not session.passing:
+            self._events.say(f"console.{change}", text, by=session.user)
         if change == "detached" and session.requests:
             self._engine.abort(session.requests)
-            text = f"aborted with the console of {session.user}: {', '.join(session.requests)}"
+            client = "client" if session.passing else "console"
+            text = f"aborted with the {client} of {session.user}: {', '.join(session.requests)}"
             self._events.say("request.abort_on_detach", text, by=session.user)

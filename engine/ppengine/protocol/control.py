@@ -26,7 +26,8 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     user: str
     read_only: bool = False
     passing: bool = False
-    """Waits for something and leaves: not counted or reported as a console."""
+    """Waits for something and leaves, as `submit` and verbs of the command line do: no console, so not counted or
+    reported as one."""
     console: str = ""
     """Name of this console, the same after it has lost its link; empty: it has none."""
 
