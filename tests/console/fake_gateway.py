@@ -94,6 +94,7 @@ from ppengine.protocol.snapshot import (
     Waiting,
     Why,
 )
+from ppengine.protocol.verb_table import ROWS, Role, covers
 from ppengine.protocol.verbs import (
     Abort,
     Continue,
@@ -111,6 +112,7 @@ from ppengine.protocol.verbs import (
     SwapIn,
     SwapOut,
     label_of,
+    row_of,
 )
 
 MIB = 1024 * 1024
@@ -236,6 +238,8 @@ class FakeGateway:
         self.finished: list[FinishedInfo] = []
         self.asked = 0
         """Fetches that came."""
+        self.role: Role = "admin"
+        """Rights of every console; a change is reported with the next answer to a ping."""
         self.pid = os.getpid()
         self.keypair = make_keypair()
         self.epoch = ""
@@ -385,7 +389,8 @@ class FakeGateway:
         elif isinstance(message, Goodbye):
             self.goodbyes += 1
         elif isinstance(message, Ping):
-            self._send(self._control, to, Pong(nonce=message.nonce, step=self.snapshot.engine.step, core_age_ms=5.0))
+            step = self.snapshot.engine.step
+            self._send(self._control, to, Pong(nonce=message.nonce, step=step, core_age_ms=5.0, role=self.role))
         elif isinstance(message, Command):
             self.commands.append(message)
             for answer in self._answer(message):
@@ -393,7 +398,7 @@ class FakeGateway:
 
     def _welcome(self, hello: Hello) -> Welcome:
         return Welcome(
-            proto=PROTOCOL, role="viewer" if hello.read_only else "admin", engine=self.id, name=self.name,
+            proto=PROTOCOL, role="viewer" if hello.read_only else self.role, engine=self.id, name=self.name,
             epoch=self.epoch, event_seq=len(self.events), event_oldest=max(1, len(self.events) - self.ring + 1),
             max_frame_bytes=MAX_FRAME_BYTES,
         )  # fmt: skip
@@ -402,6 +407,10 @@ class FakeGateway:
         if command.epoch != self.epoch:
             text = f"epoch {command.epoch} has ended; {self.epoch} runs"
             return [Refused(id=command.id, code="STALE_EPOCH", text=text)]
+        name = row_of(command.verb).name
+        if not covers(self.role, ROWS[name].role):
+            text = f"key fake is {self.role}, {name} needs {ROWS[name].role}: {name} is refused"
+            return [Refused(id=command.id, code="DENIED", text=text)]
         return self.answers.get(type(command.verb), self._act)(command)
 
     def _act(self, command: Command) -> list[Answer]:

@@ -191,7 +191,7 @@ def test_the_legend_has_each_column_of_the_commands() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 @pytest.mark.parametrize("screen", legend.SCREENS)
 def test_the_help_of_a_screen_fits_every_width_and_loses_nothing(screen: str, width: int) -> None:
-    made = help_page.page(screen, (("esc", "back", False),), width)
+    made = help_page.page(screen, (("esc", "back", None),), width)
     assert all(width_of(text_of(line).rstrip()) <= width for line in made.rows)
     assert all(made.rows[at].fill == "head" for at in made.headings)
     shown = "".join(text_of(line) for line in made.rows).replace(" ", "")

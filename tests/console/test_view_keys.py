@@ -6,7 +6,7 @@ import pytest
 from ppconsole.screens.detail_screens import EventsScreen, StacksScreen, StageScreen
 from ppconsole.view import keys
 from ppconsole.view.cells import text_of, width_of
-from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verb_table import ROWS, Role
 
 LINES = {
     "requests": keys.REQUEST_KEYS,
@@ -26,18 +26,18 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("verbs", [True, False])
+@pytest.mark.parametrize("role", ["operator", "viewer", None])
 @pytest.mark.parametrize("name", LINES)
-def test_help_stays_in_the_key_line_at_every_width(name: str, verbs: bool) -> None:
+def test_help_stays_in_the_key_line_at_every_width(name: str, role: Role | None) -> None:
     for width in range(60, 201):
         for note in ("", "leaving stops the demo", "n" * (width // 2)):
-            text = text_of(keys.footer(LINES[name], width, verbs=verbs, note=note))
+            text = text_of(keys.footer(LINES[name], width, role=role, note=note))
             assert "? help " in text and width_of(text) <= width, (width, note)
 
 
 def test_help_is_the_last_to_go() -> None:
-    assert text_of(keys.footer(LINES["requests"], 7, verbs=True)) == "? help "
-    assert text_of(keys.footer(LINES["requests"], 6, verbs=True)) == ""
+    assert text_of(keys.footer(LINES["requests"], 7, role="admin")) == "? help "
+    assert text_of(keys.footer(LINES["requests"], 6, role="admin")) == ""
 
 
 def test_a_label_has_a_word_of_its_verb() -> None:

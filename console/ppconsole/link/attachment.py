@@ -97,6 +97,8 @@ class Session:
     def __init__(self, record: EngineRecord, sockets: Sockets, welcome: Welcome, topic: bytes, timing: Timing) -> None:
         self.record = record
         self.welcome = welcome
+        self.role = welcome.role
+        """Rights of this console's key, by the newest answer to a ping."""
         self._sockets = sockets
         self._topic = topic
         self._timing = timing
@@ -258,7 +260,7 @@ class Session:
                 raise SessionOver("the engine restarted: its answers carry a new epoch")
             self._last_pong = time.monotonic()
             if isinstance(message, Pong):
-                self._step = message.step
+                self._step, self.role = message.step, message.role or self.role
                 if not message.known:
                     raise SessionOver("the engine's gateway was replaced")
             elif isinstance(message, Reply):

@@ -31,6 +31,7 @@ from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, Protoc
 from ppengine.protocol.kept_files import engine_folder, read_end
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verb_table import Role
 from ppengine.protocol.verbs import Verb
 
 from ppconsole.link.attachment import Answer, Handlers, KeyRefused, Session, SessionOver, Timing
@@ -85,6 +86,8 @@ class EngineLink:
         """The last attempt failed by its key."""
         self._epoch: str | None = None
         self._up = False
+        self._role: Role | None = None
+        """Rights of this console's key, as reported last."""
         self._snapshot_at: float | None = None
         self._behind_since: float | None = None
         self._catch_up: asyncio.Task[None] | None = None
@@ -284,9 +287,10 @@ class EngineLink:
         now = time.monotonic()
         self._snapshot_at = now
         self._commands.see_snapshot(snapshot)
-        if not self._up:
-            self._up = True
-            self._emit(LinkState(state="live", age_s=0.0))
+        role = None if self._session is None else self._session.role
+        if not self._up or role != self._role:
+            self._up, self._role = True, role
+            self._emit(LinkState(state="live", age_s=0.0, role=role))
         self._emit(snapshot)
         if snapshot.event_seq <= self._order.last:
             self._behind_since = None

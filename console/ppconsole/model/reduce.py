@@ -70,7 +70,7 @@ def _with_output(state: ConsoleState, new: Output) -> ConsoleState:
 def _on_link(state: ConsoleState, link: LinkState) -> ConsoleState:
     if link.state == "new-epoch":
         return replace(state, link=link, outputs=MappingProxyType({}))
-    return replace(state, link=link)
+    return replace(state, link=link, role=link.role or state.role)
 
 
 def _on_snapshot(state: ConsoleState, snapshot: Snapshot, now: float) -> ConsoleState:

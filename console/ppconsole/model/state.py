@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.verb_table import Role
 
 from ppconsole.model.filters import Filter
 from ppconsole.model.sorting import BY_ARRIVAL, Order
@@ -55,6 +56,8 @@ class ConsoleState:
     """Milliseconds that the timeline covers; one of `SPANS_MS`, and it changes by keys alone."""
     outputs: Mapping[str, Output] = field(default_factory=lambda: MappingProxyType({}))
     read_only: bool = False
+    role: Role = "admin"
+    """Rights of this console's key; the engine reports them when the console attaches, and when they change."""
     live_source: bool = True
     """False for a recording: no verb is ever possible."""
     past: str = "this is a recording"

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot
-from ppengine.protocol.verbs import Verb, label_of
+from ppengine.protocol.verbs import Verb, label_of, row_of
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -81,7 +81,7 @@ class Confirm(ModalScreen[None]):
         rows += plan.head_rows(self.verb, self._seen, self.if_rev, width, self._hidden())
         rows += [EMPTY, *(self._trouble or plan.plan_rows(self._answer, width))]
         rows += [EMPTY, *plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width)]
-        note = self._note or self.console.model.verbs_off()
+        note = self._note or self._off()
         rows.append(row((fit(note or self._keys(), width), "warn" if note else "dim")))
         room = self.app.size.height - 5
         board = self.query_one("#dialog-body", Lines)
@@ -125,7 +125,12 @@ class Confirm(ModalScreen[None]):
     def _blocked(self) -> bool:
         """Return whether the verb cannot be confirmed now."""
         ready = self._possible() is not None and not self._trouble
-        return not ready or self.busy or bool(self.console.model.verbs_off())
+        return not ready or self.busy or bool(self._off())
+
+    def _off(self) -> str:
+        """Return why the verb is not possible now; empty if it is."""
+        model = self.console.model
+        return model.verbs_off() or model.refusal(row_of(self.verb).name)
 
     def _buttons(self) -> None:
         """Confirm needs a plan, a live link and nothing under way."""

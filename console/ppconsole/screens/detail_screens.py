@@ -70,7 +70,7 @@ class StacksScreen(_OfStage):
 
     topic: ClassVar[str] = "stacks"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "take", "take again", show=False)]
-    first_keys: ClassVar[tuple[Key, ...]] = (("t", "take again", False),)
+    first_keys: ClassVar[tuple[Key, ...]] = (("t", "take again", None),)
 
     def __init__(self, console: Console, stage: int | None = None) -> None:
         super().__init__(console, stage)
@@ -200,7 +200,7 @@ class TrendsScreen(Reader):
     """The trends on the whole screen."""
 
     topic: ClassVar[str] = "trends"
-    keys: ClassVar[tuple[Key, ...]] = reader_keys((("t", "time span", False),), None)
+    keys: ClassVar[tuple[Key, ...]] = reader_keys((("t", "time span", None),), None)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("t", "span", "time span", show=False), Binding("T", "dismiss_reader", "back", show=False),
         *verb_keys("memory", "engine"),
@@ -273,7 +273,8 @@ class HelpScreen(Reader):
         chosen = self._selected
         selected = meaning.of_selection(self.console.model.shown.snapshot, chosen.request, chosen.stage)
         theme = "mono" if self.app.no_color else self.app.theme
-        return self._numbered(help_page.page(self._screen, self._keys, width, selected, theme))
+        role = self.console.model.state.role
+        return self._numbered(help_page.page(self._screen, self._keys, width, selected, theme, role))
 
     def _numbered(self, made: help_page.Page) -> list[Row]:
         self._headings = made.headings

@@ -61,9 +61,15 @@ class DiagnosisScreen(Reader):
         model, link = self.console.model, self.console.model.link()
         ended = link.text if link.state == "ended" else ""
         known = self._known._replace(past=bool(ended) or not self.console.source.live)
-        made = diagnosis.page(model.shown.snapshot, known, width, model.verbs_off(), ended)
+        made = diagnosis.page(model.shown.snapshot, known, width, self._off(), ended)
         self._sections = made.sections
         return made.rows
+
+    def _off(self) -> str:
+        """Return why the suggested fix cannot be run now; empty if it can."""
+        model, verdict = self.console.model, self._present()
+        name = suggestion(verdict.suggest).name if verdict is not None else ""
+        return model.verbs_off() or (model.refusal(name) if name in commands.VERBS else "")
 
     def shown_keys(self) -> tuple[Key, ...]:
         """Return the keys; those that act only while there is something to do."""

@@ -101,7 +101,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
         number: list[Seg] = [(f"{len(ids)} of {len(self._engines) + len(self._ended)} ", "dim")]
         self.query_one("#reader-title", Lines).show([spread(title, number, width, "bar")])
         self.query_one("#reader-body", Lines).show([engine_table.head(width), *body])
-        self.query_one("#reader-foot", Lines).show([footer(ENGINES_KEYS, width, verbs=True)])
+        self.query_one("#reader-foot", Lines).show([footer(ENGINES_KEYS, width, role=None)])
 
     def _lines(self, width: int, selected: str | None) -> list[engine_table.Line]:
         """Return the rows below the header: engines that run, then those that have ended."""

@@ -187,7 +187,7 @@ class FinishedScreen(Reader):
             return super().line_foot(width)
         if self._wrong:
             return row((fit(self._wrong, width), "warn"))
-        return footer(FINISHED_FILTER_KEYS, width, verbs=True)
+        return footer(FINISHED_FILTER_KEYS, width, role=None)
 
     def action_dismiss_reader(self) -> None:
         """Clear the filter; without one, go back."""

@@ -24,9 +24,8 @@ class Following:
 
     def submit(self, verb: Submit) -> None:
         """Send a prompt and follow its output."""
-        why = self._console.model.verbs_off()
-        if why:
-            self._console.report(f"prompt: {why}", bad=True)
+        if why := self._console.model.refusal("submit", "prompt"):
+            self._console.report(why, bad=True)
             return
         self._console.run_worker(self._submit(verb), name="submit", exit_on_error=False)
 

@@ -13,7 +13,7 @@ from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.sort_picker import SortPicker
 from ppconsole.view import completion
 from ppconsole.view.cells import Row
-from ppconsole.view.commands import NAMES, UsageError, sort_column
+from ppconsole.view.commands import UsageError, names_for, sort_column
 from ppconsole.view.keys import LINE_KEYS, footer
 from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode, PromptLine
@@ -74,8 +74,10 @@ class LineScreen(Screen[None]):
         """Return the line, for `compose`."""
         model = self.console.model
         return PromptLine(
-            lambda text: completion.complete(text, model.state.snapshot, NAMES, self.sort_columns()), model.lines,
-            id="prompt", classes=classes,
+            lambda text: completion.complete(
+                text, model.state.snapshot, names_for(model.state.role), self.sort_columns()
+            ),
+            model.lines, id="prompt", classes=classes,
         )  # fmt: skip
 
     @property
@@ -94,7 +96,7 @@ class LineScreen(Screen[None]):
             return None
         if line.completion.candidates:
             return completion.candidates_row(line.completion, width)
-        return footer(LINE_KEYS[line.mode], width, verbs=True)
+        return footer(LINE_KEYS[line.mode], width, role=None)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Refuse every key but those of the line while it is edited."""

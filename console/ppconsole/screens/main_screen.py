@@ -117,7 +117,7 @@ class MainScreen(LineScreen):
             shown = keys.PAST_KEYS
         title = self._model.title if len(self._model.title) <= width // 2 else ""
         note = self.panels.note() or title
-        foot = keys.footer(shown, width, verbs=not self._model.verbs_off(), note=note)
+        foot = keys.footer(shown, width, role=self._model.role(), note=note)
         error = self._model.state.filter_error if self.line.is_open and self.line.mode == "filter" else ""
         wrong = row((fit(error, width), "warn")) if error else None
         self.query_one("#foot", Lines).show([wrong or self.line_foot(width) or foot])
@@ -295,9 +295,8 @@ class MainScreen(LineScreen):
 
     def action_line(self, mode: Mode) -> None:
         """Open the line for a prompt, a filter or a command."""
-        why = self._model.verbs_off() if mode == "prompt" else ""
-        if why:
-            self.console.report(f"prompt: {why}", bad=True)
+        if mode == "prompt" and (why := self._model.refusal("submit", "prompt")):
+            self.console.report(why, bad=True)
         else:
             self.open_line(mode, self._model.state.filter if mode == "filter" else "")
 

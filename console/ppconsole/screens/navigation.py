@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS
-from ppengine.protocol.verbs import Submit, Verb, label_of
+from ppengine.protocol.verbs import Submit, Verb, label_of, row_of
 from textual.app import App
 from textual.screen import Screen
 
@@ -138,9 +138,9 @@ class Navigator:
 
     def begin_verb(self, name: str) -> None:
         """Begin the verb of a key on the marked requests, or on the selected request or stage."""
-        why, snapshot = self._model.verbs_off(), self._model.state.snapshot
-        if why:
-            self._console.report(f"{name}: {why}", bad=True)
+        snapshot = self._model.state.snapshot
+        if why := self._model.refusal(name):
+            self._console.report(why, bad=True)
         elif snapshot is None:
             return
         elif name == "set-memory":
@@ -248,15 +248,15 @@ class Navigator:
 
     def _run_verb(self, text: str) -> None:
         """Parse and begin a verb; report an error in the line."""
-        why, snapshot = self._model.verbs_off(), self._model.state.snapshot
-        requests, options = self._screen().selected().requests, self._console.settings.prompt
+        snapshot, options = self._model.state.snapshot, self._console.settings.prompt
+        requests = self._screen().selected().requests
         try:
             verb = commands.parse(text, requests, options, snapshot)
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return
-        if why:
-            self._console.report(f"{label_of(verb)}: {why}", bad=True)
+        if why := self._model.refusal(row_of(verb).name, label_of(verb)):
+            self._console.report(why, bad=True)
         elif isinstance(verb, Submit):
             self._following.submit(verb)
         else:

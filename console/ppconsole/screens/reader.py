@@ -161,7 +161,7 @@ class Reader(LineScreen):
         for at in set(places) & set(range(self._top, self._top + height)):
             visible[at - self._top] = search.marked(rows[at], self._wanted, at == self._match)
         self.query_one("#reader-body", Lines).show(visible or [EMPTY], faded=self.console.model.grey)
-        foot = footer(self.shown_keys(), width, verbs=not self.console.model.verbs_off())
+        foot = footer(self.shown_keys(), width, role=self.console.model.role())
         self.query_one("#reader-foot", Lines).show([self.line_foot(width) or foot])
 
     def _paint_title(self, width: int, places: Sequence[int], height: int) -> None:

@@ -49,7 +49,7 @@ class StreamsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return checks, streams and findings."""
-        act = not self.console.model.verbs_off()
+        act = not self.console.model.refusal("check")
         return stream_table.rows(
             self.console.model.shown.snapshot, self._findings, self.problem, width, act,
             known=self._ledger, missing=self._missing,
@@ -72,10 +72,9 @@ class StreamsScreen(Reader):
 
     def action_check(self, index: int) -> None:
         """Switch a check, after its confirm."""
-        snapshot, why = self.console.model.state.snapshot, self.console.model.verbs_off()
-        name = stream_table.CHECKS[index][0]
-        if why:
-            self.console.report(f"check {name}: {why}", bad=True)
+        snapshot, name = self.console.model.state.snapshot, stream_table.CHECKS[index][0]
+        if why := self.console.model.refusal("check", f"check {name}"):
+            self.console.report(why, bad=True)
         elif snapshot is not None:
             self.console.navigation.ask(stream_table.toggle(name, snapshot.engine.checks))
 

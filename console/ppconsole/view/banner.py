@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Cause, Snapshot
+from ppengine.protocol.verb_table import Role, covers
 
 from ppconsole.model.facts import REPLAY, REPLAY_END, cordon_text, unseen_stages, verdict_text
 from ppconsole.model.safe import clean
@@ -34,6 +35,8 @@ class Link(NamedTuple):
     retry_in_s: float | None = None
     text: str = ""
     read_only: bool = False
+    role: Role = "admin"
+    """Rights of this console's key."""
     frozen_s: float | None = None
     alarms: tuple[str, ...] = ()
     """Metrics past a threshold, with its level."""
@@ -50,7 +53,7 @@ class Link(NamedTuple):
 
 def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -> Row:
     """Return the top line. The last parts drop out if it is narrow."""
-    badge = (" RO ", "chip.warn") if link.read_only else (" RW ", "chip.dim")
+    badge = _rights_chip(link)
     if snapshot is None:
         name = clean(title) or "ppconsole"
         return clip(Row(((f" {name} ", "chip.name"), (" ", ""), *link_segs(link), (" ", ""), badge), "bar"), width)
@@ -87,6 +90,13 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         head += [(" ", ""), (label, "dim"), (value, "")]
         used += size
     return clip(Row(tuple(head), "bar"), width)
+
+
+def _rights_chip(link: Link) -> Seg:
+    """Return whether verbs are possible, as far as this console and its key decide."""
+    if link.read_only:
+        return " RO ", "chip.warn"
+    return (" RW ", "chip.dim") if covers(link.role, "operator") else (f" {link.role.upper()} ", "chip.warn")
 
 
 def _state_chip(snapshot: Snapshot) -> Seg:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
-from ppengine.protocol.verb_table import ROWS, Row, Target
+from ppengine.protocol.verb_table import ROWS, Role, Row, Target, covers
 from ppengine.protocol.verbs import Many, Submit, Verb, build, row_of
 
 from ppconsole.model import choosing, grammar, memory_change
@@ -49,6 +49,13 @@ ALIASES = {"q": "quit", "q!": "quit", "quit!": "quit", "explain": "diagnosis"}
 """Other names of screens."""
 NAMES = (*VERBS, *SCREENS)
 """Words that a command line may begin with, as completion offers them."""
+
+
+def names_for(role: Role) -> tuple[str, ...]:
+    """Return the words that a command line may begin with, without the verbs that `role` does not cover."""
+    return (*(name for name in VERBS if covers(role, ROWS[name].role)), *SCREENS)
+
+
 _TARGETS: dict[Target, str] = {
     "submission": "a new request", "request": "request {0.request}", "requests": "{count} requests",
     "stage": "stage {0.stage}",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ppengine.protocol.control import Fetched
 from ppengine.protocol.recording import Update
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
+from ppengine.protocol.verb_table import ROWS, Role, covers
 
 from ppconsole.model.facts import freshness, why_no_verbs
 from ppconsole.model.filters import Filter
@@ -162,6 +163,7 @@ class DisplayModel:
             read_only=self.state.read_only or not self.state.live_source,
             frozen_s=None if self._frozen is None else now - self._frozen_at,
             problem=self.problem,
+            role=self.state.role,
             alarms=tuple(f"{metric} {level}" for metric, level in self.marks.items()),
             position=() if self.playback is None else tuple(self.playback.segs()),
         )
@@ -178,6 +180,17 @@ class DisplayModel:
     def verbs_off(self) -> str:
         """Return why no verb is possible now; empty if verbs are possible."""
         return why_no_verbs(self.state, self._clock())
+
+    def refusal(self, name: str, label: str = "") -> str:
+        """Return why the verb `name` is not possible now, with its `label` or name; empty if it is possible."""
+        label, least, role = label or name, ROWS[name].role, self.state.role
+        if why := self.verbs_off():
+            return f"{label}: {why}"
+        return "" if covers(role, least) else f"you are {role} here; {label} needs {least}"
+
+    def role(self) -> Role | None:
+        """Return the role with which verbs are possible now; None: none is."""
+        return None if self.verbs_off() else self.state.role
 
     # --- changing the view --------------------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ppengine.protocol.verb_table import Role
+
 from ppconsole.view import colours
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, text_of, width_of, wrap
-from ppconsole.view.keys import Key, help_rows
+from ppconsole.view.keys import Key, help_rows, offered
 from ppconsole.view.legend import COMMANDS, SCREENS, Section
 
 TEXT_WIDTH = 100
@@ -24,14 +26,17 @@ class Page(NamedTuple):
 
 
 def page(
-    screen: str, keys: Sequence[Key], width: int, selected: Sequence[Section] = (), theme: str = "pp-dark"
+    screen: str, keys: Sequence[Key], width: int, selected: Sequence[Section] = (), theme: str = "pp-dark",
+    role: Role = "admin",
 ) -> Page:  # fmt: skip
     """Return the help of `screen`: the `selected` row in words, then legend and keys.
 
-    On the main screen the keys come before the legend. Colours have the names of `theme`.
+    On the main screen the keys come before the legend. Colours have the names of `theme`. Verbs that `role` does not
+    cover have no key.
     """
     sections = [_section(section, width) for section in (*SCREENS[screen], colours.section(theme))]
-    parts = [help_rows(width), *sections] if screen == "main" else [*sections, _key_rows(keys, width)]
+    own = _key_rows(offered(keys, role), width)
+    parts = [help_rows(width, role), *sections] if screen == "main" else [*sections, own]
     parts = [*(_section(section, width, most=1) for section in selected), *parts]
     rows: list[Row] = []
     headings = []

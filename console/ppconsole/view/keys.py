@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ppengine.protocol.verb_table import ROWS, Target
+from ppengine.protocol.verb_table import ROWS, Role, Target, covers
 
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of
 from ppconsole.view.panels import PANELS, RESET_KEY, key_of
 
-Key = tuple[str, str, bool]
-"""Key, meaning, and whether it is a verb: verbs are offered only while they are possible."""
+Key = tuple[str, str, Role | None]
+"""Key, meaning, and the least role of a verb, None if it is none: verbs are offered only while they are possible."""
+_OPERATOR: Role = "operator"
 
 
 def _verbs(*targets: Target) -> tuple[Key, ...]:
     """Return the footer's keys of the verbs on `targets`."""
     rows = (row for row in ROWS.values() if row.target in targets)
-    return tuple((row.key.key, row.key.label, True) for row in rows if row.key is not None)
+    return tuple((row.key.key, row.key.label, row.role) for row in rows if row.key is not None)
 
 
-COPY_ANSWER: Key = ("Y", "copy answer", False)
-SCALE_KEY: Key = ("z Z", "zoom timeline", False)
+COPY_ANSWER: Key = ("Y", "copy answer", None)
+SCALE_KEY: Key = ("z Z", "zoom timeline", None)
 REQUEST_KEYS: tuple[Key, ...] = (
-    ("i", "prompt", True), ("S", "sort", False), *_verbs("request", "memory"), ("?", "help", False),
-    ("⏎", "show", False), ("/", "filter", False), ("spc", "mark", False), *_verbs("engine"), ("s", "stacks", False),
-    ("l", "logs", False), ("f", "follow", False), COPY_ANSWER, (":", "command", False), ("⇥", "stages", False),
-    ("*", "mark all", False), ("F", "freeze", False), ("1-7", "panels", False), ("q", "quit", False),
+    ("i", "prompt", _OPERATOR), ("S", "sort", None), *_verbs("request", "memory"), ("?", "help", None),
+    ("⏎", "show", None), ("/", "filter", None), ("spc", "mark", None), *_verbs("engine"), ("s", "stacks", None),
+    ("l", "logs", None), ("f", "follow", None), COPY_ANSWER, (":", "command", None), ("⇥", "stages", None),
+    ("*", "mark all", None), ("F", "freeze", None), ("1-7", "panels", None), ("q", "quit", None),
 )  # fmt: skip
 MARKED_KEYS: tuple[Key, ...] = (
-    ("esc", "unmark", False), *_verbs("request"), ("?", "help", False), ("spc", "mark", False),
-    ("*", "mark all", False), ("/", "filter", False), (":", "command", False), ("⏎", "show", False),
-    ("q", "quit", False),
+    ("esc", "unmark", None), *_verbs("request"), ("?", "help", None), ("spc", "mark", None),
+    ("*", "mark all", None), ("/", "filter", None), (":", "command", None), ("⏎", "show", None),
+    ("q", "quit", None),
 )  # fmt: skip
 """Keys while requests are marked: the verbs act on all of them."""
 
@@ -38,110 +39,120 @@ MARKED_KEYS: tuple[Key, ...] = (
 def stage_keys(stage: int | None) -> tuple[Key, ...]:
     """Return the keys while the stages have the focus; those of verbs name the stage that they act on."""
     return (
-        ("⏎", "show", False), ("s", "stacks", False), ("l", "logs", False), ("d", "diagnosis", False),
-        *on_stage(stage), *_verbs("memory"), ("⇥", "requests", False), ("?", "help", False), ("v", "streams", False),
-        ("e", "events", False), *_verbs("engine"), (":", "command", False), ("F", "freeze", False),
-        ("q", "quit", False),
+        ("⏎", "show", None), ("s", "stacks", None), ("l", "logs", None), ("d", "diagnosis", None),
+        *on_stage(stage), *_verbs("memory"), ("⇥", "requests", None), ("?", "help", None), ("v", "streams", None),
+        ("e", "events", None), *_verbs("engine"), (":", "command", None), ("F", "freeze", None),
+        ("q", "quit", None),
     )  # fmt: skip
 
 
 def on_stage(stage: int | None) -> tuple[Key, ...]:
     """Return the keys of the verbs on a stage, with its number."""
-    return tuple((key, text if stage is None else f"{text} {stage}", verb) for key, text, verb in _verbs("stage"))
+    return tuple((key, text if stage is None else f"{text} {stage}", role) for key, text, role in _verbs("stage"))
 
 
 def diagnosis_keys(suggested: str, stage: int | None) -> tuple[Key, ...]:
     """Return the keys of a diagnosis: the suggested command, and the verbs on the root stage."""
-    first: tuple[Key, ...] = (("⏎", suggested, True),) if suggested else ()
+    row = ROWS.get(suggested.partition(" ")[0])
+    least = _OPERATOR if row is None else row.role
+    first: tuple[Key, ...] = (("⏎", suggested, least),) if suggested else ()
     verbs = on_stage(stage) if stage is not None else ()
     return (
-        *first, ("t", "stacks", False), ("⇥", "section", False), ("esc", "back", False), *verbs,
-        ("E", "export", False), ("v", "streams", False), ("y", "copy CLI line", False), ("↑↓", "scroll", False),
-        ("?", "help", False), ("^s", "picture", False),
+        *first, ("t", "stacks", None), ("⇥", "section", None), ("esc", "back", None), *verbs,
+        ("E", "export", None), ("v", "streams", None), ("y", "copy CLI line", None), ("↑↓", "scroll", None),
+        ("?", "help", None), ("^s", "picture", None),
     )  # fmt: skip
 
 
 STREAMS_KEYS: tuple[Key, ...] = (
-    ("1", "ledger", True), ("2", "strict", True), ("3", "finite", True), ("4", "shadow", True),
-    ("5", "checksum", True), ("⇥", "section", False), ("d", "diagnosis", False), ("↑↓", "scroll", False),
-    ("esc", "back", False), ("?", "help", False), ("^s", "picture", False),
+    ("1", "ledger", _OPERATOR), ("2", "strict", _OPERATOR), ("3", "finite", _OPERATOR), ("4", "shadow", _OPERATOR),
+    ("5", "checksum", _OPERATOR), ("⇥", "section", None), ("d", "diagnosis", None), ("↑↓", "scroll", None),
+    ("esc", "back", None), ("?", "help", None), ("^s", "picture", None),
 )  # fmt: skip
 LINE_KEYS: dict[str, tuple[Key, ...]] = {
-    "prompt": (("⏎", "send", False), ("↑↓", "history", False), ("esc", "leave", False), (":set", "options", False)),
+    "prompt": (("⏎", "send", None), ("↑↓", "history", None), ("esc", "leave", None), (":set", "options", None)),
     "filter": (
-        ("⏎", "keep", False), ("esc", "clear", False), ("state:wait", "field", False), ("blk>40", "figure", False),
-        ("!word", "must not match", False),
+        ("⏎", "keep", None), ("esc", "clear", None), ("state:wait", "field", None), ("blk>40", "figure", None),
+        ("!word", "must not match", None),
     ),
-    "search": (("⏎", "keep", False), ("esc", "clear", False), ("↑↓", "history", False)),
-    "command": (("⏎", "run", False), ("⇥", "complete", False), ("↑↓", "history", False), ("esc", "leave", False)),
+    "search": (("⏎", "keep", None), ("esc", "clear", None), ("↑↓", "history", None)),
+    "command": (("⏎", "run", None), ("⇥", "complete", None), ("↑↓", "history", None), ("esc", "leave", None)),
 }  # fmt: skip
 """Keys while the line at the bottom is open, by its mode."""
 READER_KEYS: tuple[Key, ...] = (
-    ("↑↓", "scroll", False), ("g G", "ends", False), ("esc", "back", False), ("/", "search", False),
-    ("n N", "next, previous", False), (":", "command", False), ("y", "copy CLI line", False),
-    ("^s", "picture", False), ("?", "help", False),
+    ("↑↓", "scroll", None), ("g G", "ends", None), ("esc", "back", None), ("/", "search", None),
+    ("n N", "next, previous", None), (":", "command", None), ("y", "copy CLI line", None),
+    ("^s", "picture", None), ("?", "help", None),
 )  # fmt: skip
 
 
 def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
     """Return the keys of a reader with keys of its own, and with those of the verbs on its stage if it has one."""
     verbs = on_stage(stage) if stage is not None else ()
-    return (("esc", "back", False), *first, *verbs, *(key for key in READER_KEYS if key[0] != "esc"),
+    return (("esc", "back", None), *first, *verbs, *(key for key in READER_KEYS if key[0] != "esc"),
             *_verbs("memory", "engine"))  # fmt: skip
 
 
 REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
-    ("esc", "back", False), *_verbs("request"), COPY_ANSWER, ("↑↓", "scroll", False), ("/", "search", False),
+    ("esc", "back", None), *_verbs("request"), COPY_ANSWER, ("↑↓", "scroll", None), ("/", "search", None),
     *READER_KEYS[5:], *_verbs("memory", "engine"),
 )  # fmt: skip
 
 ENDED_REQUEST_KEYS: tuple[Key, ...] = tuple(key for key in REQUEST_SCREEN_KEYS if key not in _verbs("request"))
 
 ENGINES_KEYS: tuple[Key, ...] = (
-    ("⏎", "attach", False), ("↑↓", "choose", False), ("a-z", "filter", False), ("esc", "back", False),
+    ("⏎", "attach", None), ("↑↓", "choose", None), ("a-z", "filter", None), ("esc", "back", None),
 )  # fmt: skip
 INCIDENT_KEYS: tuple[Key, ...] = (
-    ("⏎", "its diagnosis", False), ("h", "replay it", False), ("↑↓", "choose", False), ("esc", "back", False),
-    ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False),
+    ("⏎", "its diagnosis", None), ("h", "replay it", None), ("↑↓", "choose", None), ("esc", "back", None),
+    ("y", "copy CLI line", None), ("^s", "picture", None), ("?", "help", None),
 )  # fmt: skip
 FINISHED_KEYS: tuple[Key, ...] = (
-    ("⏎", "show", False), ("/", "filter", False), ("S", "sort", False), ("R", "reverse", False),
-    ("↑↓", "choose", False), ("esc", "back", False), (":", "command", False), ("g G", "ends", False),
-    ("y", "copy CLI line", False), ("^s", "picture", False), ("?", "help", False), *_verbs("memory", "engine"),
+    ("⏎", "show", None), ("/", "filter", None), ("S", "sort", None), ("R", "reverse", None),
+    ("↑↓", "choose", None), ("esc", "back", None), (":", "command", None), ("g G", "ends", None),
+    ("y", "copy CLI line", None), ("^s", "picture", None), ("?", "help", None), *_verbs("memory", "engine"),
 )  # fmt: skip
 FINISHED_FILTER_KEYS: tuple[Key, ...] = (
-    *LINE_KEYS["filter"][:2], ("ttft>1s", "figure", False), ("reason:abort", "field", False),
-    ("!word", "must not match", False),
+    *LINE_KEYS["filter"][:2], ("ttft>1s", "figure", None), ("reason:abort", "field", None),
+    ("!word", "must not match", None),
 )  # fmt: skip
 PAST_KEYS: tuple[Key, ...] = (
-    ("spc", "pause", False), ("←→", "10 s", False), ("[ ]", "1 min", False), ("< >", "speed", False),
-    ("M", "mark", False), ("J", "jump to it", False), ("e", "events since it", False), ("esc", "leave", False),
-    ("⏎", "show", False), ("⇥", "stages", False), ("d", "diagnosis", False), ("?", "help", False),
-    ("q", "quit", False),
+    ("spc", "pause", None), ("←→", "10 s", None), ("[ ]", "1 min", None), ("< >", "speed", None),
+    ("M", "mark", None), ("J", "jump to it", None), ("e", "events since it", None), ("esc", "leave", None),
+    ("⏎", "show", None), ("⇥", "stages", None), ("d", "diagnosis", None), ("?", "help", None),
+    ("q", "quit", None),
 )  # fmt: skip
 MEMORY_KEYS: tuple[Key, ...] = (
-    ("⏎", "confirm", False), ("↑↓", "5 % more, less", False), ("PgUp PgDn", "20 % more, less", False),
-    ("esc", "cancel", False),
+    ("⏎", "confirm", None), ("↑↓", "5 % more, less", None), ("PgUp PgDn", "20 % more, less", None),
+    ("esc", "cancel", None),
 )  # fmt: skip
 CONFIRM_KEYS: tuple[Key, ...] = (
-    ("⏎", "press button", False), ("⇥ ← →", "buttons", False), ("y", "copy line", False), ("esc", "cancel", False),
+    ("⏎", "press button", None), ("⇥ ← →", "buttons", None), ("y", "copy line", None), ("esc", "cancel", None),
 )  # fmt: skip
 HELP_KEYS: tuple[Key, ...] = (
-    ("↑↓", "scroll", False), ("⇥", "section", False), ("g G", "ends", False), ("/", "search", False),
-    ("esc", "back", False), ("y", "copy CLI line", False), ("^s", "picture", False),
+    ("↑↓", "scroll", None), ("⇥", "section", None), ("g G", "ends", None), ("/", "search", None),
+    ("esc", "back", None), ("y", "copy CLI line", None), ("^s", "picture", None),
 )  # fmt: skip
 
 
-def footer(keys: Sequence[Key], width: int, *, verbs: bool, note: str = "") -> Row:
-    """Return the key line, with the keys of verbs or without. `?` is the last to go: it explains the others."""
+def offered(keys: Sequence[Key], role: Role | None) -> list[Key]:
+    """Return the keys without those of verbs that `role` does not cover; None: no verb is possible."""
+    return [key for key in keys if key[2] is None or (role is not None and covers(role, key[2]))]
+
+
+def footer(keys: Sequence[Key], width: int, *, role: Role | None, note: str = "") -> Row:
+    """Return the key line, with the keys of verbs that `role` covers; None: with none of them.
+
+    `?` is the last to go: it explains the others.
+    """
     segs: list[Seg] = []
     room = width - (width_of(note) + 1 if note else 0)
     kept = next((_size(key) for key in keys if key[0] == "?"), 0)
-    for key in keys:
+    for key in offered(keys, role):
         if key[0] == "?":
             kept = 0
         size = _size(key)
-        if (key[2] and not verbs) or size > room - kept:
+        if size > room - kept:
             continue
         segs += [(key[0], "key"), (f" {key[1]} ", "key.text")]
         room -= size
@@ -155,6 +166,7 @@ def _size(key: Key) -> int:
     return width_of(key[0]) + width_of(key[1]) + 2
 
 
+_PROMPT_KEY = "i"
 _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("MOVE", (
         ("↑ ↓ j k", "choose a row"), ("PgUp PgDn g G", "by page, to the ends"),
@@ -168,7 +180,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         *((key_of(panel), panel) for panel in PANELS), (RESET_KEY, "all by need"),
     )),
     ("LOOK", (
-        ("i", "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
+        (_PROMPT_KEY, "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T", "trends"), ("t", "time span of the trends"),
@@ -191,12 +203,23 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 _TWO_COLUMNS, _KEY_CELL = 78, 14
 
 
-def help_rows(width: int) -> list[Row]:
-    """Return the keys of the main screen, in as many columns as fit."""
+def _helped(role: Role) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Yield the sections of the help, without the keys of verbs that `role` does not cover."""
+    leasts = {row.key.key: row.role for row in ROWS.values() if row.key is not None}
+    refused = {key for key, least in leasts.items() if not covers(role, least)}
+    if not covers(role, ROWS["submit"].role):
+        refused.add(_PROMPT_KEY)
+    for title, keys in _HELP:
+        if kept := tuple(each for each in keys if each[0] not in refused):
+            yield title, kept
+
+
+def help_rows(width: int, role: Role = "admin") -> list[Row]:
+    """Return the keys of the main screen, in as many columns as fit; those of verbs that `role` covers."""
     across = 2 if width >= _TWO_COLUMNS else 1
     cell = width // across
     rows: list[Row] = []
-    for title, keys in _HELP:
+    for title, keys in _helped(role):
         rows.append(row((fit(f" {title}", width), ""), fill="head"))
         half = -(-len(keys) // across)
         for index in range(half):

@@ -106,7 +106,8 @@ class Consoles:
         elif isinstance(content, Ping):
             known = session is not None and self.sessions.ping(client, now)
             step, age = self._pulse()
-            self._answer_control(client, Pong(nonce=content.nonce, step=step, core_age_ms=age, known=known))
+            role = None if session is None else session.role
+            self._answer_control(client, Pong(nonce=content.nonce, step=step, core_age_ms=age, known=known, role=role))
         elif isinstance(content, Goodbye) and session is not None:
             self.sessions.goodbye(client, now)
         elif isinstance(content, Command):

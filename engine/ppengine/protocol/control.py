@@ -60,6 +60,8 @@ class Pong(msgspec.Struct, tag="pong", kw_only=True):
     core_age_ms: float | None
     known: bool = True
     """False: the gateway replaced another one, and the console must say Hello to it."""
+    role: Role | None = None
+    """Rights of the console's key now; null: as in the Welcome, from a gateway that does not report them."""
 
 
 class Goodbye(msgspec.Struct, tag="goodbye", kw_only=True):

@@ -24,6 +24,7 @@ import msgspec
 from ppengine.protocol.control import InspectWhat
 from ppengine.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode_as, encode
 from ppengine.protocol.snapshot import SCHEMA, Event, Snapshot
+from ppengine.protocol.verb_table import Role
 
 LinkStateName = Literal["connecting", "live", "stale", "lost", "new-epoch", "recorded", "ended"]
 MAGIC = b"ppconsole recording 1\n"
@@ -52,6 +53,8 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
     retry_in_s: float | None = None
     text: str = ""
+    role: Role | None = None
+    """Rights of the console's key; null if they are as before, or if the record has none."""
 
 
 Update = LinkState | Snapshot | Event
