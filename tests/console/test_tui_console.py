@@ -670,7 +670,7 @@ async def test_a_dialog_that_fits_without_its_empty_rows_is_whole():
         await rig.confirm("p")
         body = rig.board("dialog-body")
         assert "free 45 blocks of 812" in body and "held until released" in body and "esc cancels" in body
-        assert "more lines" not in body and "" not in body.splitlines()
+        assert "more lines" not in body and len(body.splitlines()) <= 16 - 5
 
 
 async def test_a_dialog_that_is_too_long_says_what_is_missing():

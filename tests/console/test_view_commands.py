@@ -263,16 +263,17 @@ def text(rows):
 def test_confirm_rows_name_target_epoch_and_figures():
     picture = snapshots.snapshot(4, 8)
     verb = Preempt(request="r-0002")
-    head = text(plan.head_rows(verb, picture, 2, 76))
+    head = text([each.row for each in plan.head_rows(verb, picture, 2, 76)])
     assert "request r-0002 of opt@n0" in head and "epoch   b00t5eed0001   revision 2" in head and "126 blocks" in head
     lines = ["KV 1024 -> 512 blocks (-50.0 %, -66.1 MiB)", "mode swap: 2 requests, 31 blocks (4.0 MiB) go to the host"]
     planned = Outcome(
         id="1", op="o", state="planned", text=lines[0], plan=lines,
         figures={"blocks_before": 1024, "blocks_after": 512, "swap_requests": 2, "swap": 31},
     )  # fmt: skip
-    rows = [line.strip() for line in text(plan.plan_rows(planned, 76)).splitlines()]
+    rows = [line.strip() for line in text([each.row for each in plan.plan_rows(planned, 76)]).splitlines()]
     assert rows == [f"plan    {lines[0]}", lines[1]], "the words have all figures: nothing is said twice"
-    assert "DOES_NOT_FIT" in text(plan.plan_rows(Refused(id="1", code="DOES_NOT_FIT", text="needs 90"), 76))
+    refused = Refused(id="1", code="DOES_NOT_FIT", text="needs 90")
+    assert "DOES_NOT_FIT" in text([each.row for each in plan.plan_rows(refused, 76)])
 
 
 def test_a_conflict_says_what_changed():

@@ -35,8 +35,8 @@ def verb_command(name: str) -> click.Command:
 
     @click.option("--yes", is_flag=True, help="Do not ask.")
     def command(common: Common, effect: Effect, yes: bool, **values: Any) -> int:
-        ids, text = choosing.take(values)
-        if not ids and not text:
+        ids, choice = choosing.take(values)
+        if not ids and not choice.filter:
             raise choosing.nothing()
         if len(ids) == 1:
             return carry_out(_built(name, values, ids[0]), common, effect)
@@ -46,7 +46,7 @@ def verb_command(name: str) -> click.Command:
         def verb_of(request: str) -> Verb:
             return _built(name, values, request)
 
-        return run(lambda: _many(verb_of, ids, text, common, effect, yes))
+        return run(lambda: _many(verb_of, ids, choice.filter, common, effect, yes))
 
     text = help_of(row) + "\n" + _MORE
     return click.command(name, cls=command_class(row), params=many_parameters(row), help=text)(effect_options(command))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from ppengine.protocol.verb_table import Argument
@@ -21,15 +21,33 @@ ARGUMENTS = (
 _GIVE = "give ids, or --owner, --older, --state and --filter."
 
 
-def take(values: dict[str, Any]) -> tuple[list[str], str]:
-    """Take the words that choose requests out of `values`; return the ids, or the text of the filter.
+class Choice(NamedTuple):
+    """How the requests of a verb were chosen: by a filter, or by marks; otherwise they were named."""
+
+    filter: str = ""
+    """A filter that matched them; empty: none."""
+    before: str = ""
+    """Words before `requests`: `marked `, `waiting `."""
+    after: str = ""
+    """Words behind it: ` of alice`, ` that match blk>40`."""
+
+    def words(self, count: int) -> str:
+        """Return the selection in words: `19 requests of alice`, `3 marked requests`."""
+        return f"{count} {self.before}request{'' if count == 1 else 's'}{self.after}"
+
+
+NAMED, MARKED = Choice(), Choice(before="marked ")
+
+
+def take(values: dict[str, Any]) -> tuple[list[str], Choice]:
+    """Take the words that choose requests out of `values`; return the ids, and the choice by a filter if there is one.
 
     Raises click.UsageError if there are both.
     """
-    ids, text = list(dict.fromkeys(values.pop("requests"))), _filter_text(values)
-    if ids and text:
+    ids, choice = list(dict.fromkeys(values.pop("requests"))), _by_filter(values)
+    if ids and choice.filter:
         raise click.UsageError(f"requests are named and chosen by options, too; {_GIVE}")
-    return ids, text
+    return ids, choice
 
 
 def nothing() -> click.UsageError:
@@ -37,26 +55,35 @@ def nothing() -> click.UsageError:
     return click.UsageError(f"no request is named or chosen; {_GIVE}")
 
 
-def _filter_text(values: dict[str, Any]) -> str:
-    """Take the options out of `values`; return the filter that they make."""
+def _by_filter(values: dict[str, Any]) -> Choice:
+    """Take the options out of `values`; return the filter that they make, and the choice in words."""
     from ppconsole.model.filters import quoted
 
     owner, older, state, wanted = (values.pop(argument.name) for argument in ARGUMENTS)
     words = [f"owner={quoted(owner)}"] if owner is not None else []
     words += [f"age>{older}"] if older is not None else []
     words += [f"state={state}"] if state is not None else []
-    return " ".join([*words, *([wanted] if wanted else [])])
+    text = " ".join([*words, *([wanted] if wanted else [])])
+    after = f" of {owner}" if owner is not None else ""
+    after += f" older than {older}" if older is not None else ""
+    after += f" that match {wanted}" if wanted else ""
+    return Choice(text, f"{state} " if state is not None else "", after)
 
 
 def matching(snapshot: Snapshot, text: str) -> list[RequestInfo]:
     """Return the live requests that a filter matches. Raises FilterError; LookupError if there are none."""
-    from ppconsole.model.request_fields import request_filter
-
-    wanted = request_filter(text)
-    found = [request for request in snapshot.requests if request.state != "finished" and wanted.matches(request)]
+    found = live_matches(snapshot, text)
     if not found:
         raise LookupError(f"no request matches {text}; {snapshot.requests_total} are here")
     return found
+
+
+def live_matches(snapshot: Snapshot, text: str) -> list[RequestInfo]:
+    """Return the live requests that a filter matches, none or more. Raises FilterError."""
+    from ppconsole.model.request_fields import request_filter
+
+    wanted = request_filter(text)
+    return [request for request in snapshot.requests if request.state != "finished" and wanted.matches(request)]
 
 
 def unlisted(snapshot: Snapshot) -> str:

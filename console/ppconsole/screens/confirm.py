@@ -14,19 +14,23 @@ from textual.screen import ModalScreen
 from textual.widgets import Button
 
 from ppconsole.link.source import LinkLost
+from ppconsole.model.choosing import NAMED, Choice
+from ppconsole.model.plan_age import PlanAge
 from ppconsole.screens.console import Console
 from ppconsole.view import commands, plan
 from ppconsole.view.cells import EMPTY, Row, fit, row
 from ppconsole.view.keys import CONFIRM_KEYS
+from ppconsole.view.lowering import BLANK, TARGET, VITAL, Weighed, lowered, weighed
 from ppconsole.widgets.lines import Lines
 
 MAX_WIDTH = 92
 
 
 class Confirm(ModalScreen[None]):
-    """Asks before `verb`. Verb, epoch and revisions are fixed when it opens.
+    """Asks before `verb`. Verb, epoch and revisions are fixed when it opens; its plan is renewed while it is open.
 
-    A verb on many requests goes to those that its plan does not exclude.
+    A verb on many requests goes to those that the plan on the screen does not exclude. Buttons stay in their place:
+    they begin at the left, and the dialog does not become lower.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -37,11 +41,16 @@ class Confirm(ModalScreen[None]):
         Binding("question_mark", "help", "help", show=False),
     ]
 
-    def __init__(self, console: Console, verb: Verb, seen: Snapshot) -> None:
+    def __init__(self, console: Console, verb: Verb, seen: Snapshot, choice: Choice = NAMED) -> None:
         super().__init__()
         self.console = console
         self.verb = commands.guarded(verb, seen)
         self._seen = seen
+        self._choice = choice
+        self._age = PlanAge()
+        self._asking = False
+        self._most = 0, 0
+        """Width of the terminal, and the most rows that were shown in it."""
         self.if_rev = commands.revision_of(verb, seen)
         self._answer: Outcome | Refused | None = None
         self._trouble: list[Row] = []
@@ -77,27 +86,37 @@ class Confirm(ModalScreen[None]):
             return  # a tick may come before the dialog is composed
         width = min(MAX_WIDTH, self.app.size.width - 6)
         title = f" {label_of(self.verb)}?"
-        rows = [row((fit(title, width), ""), fill="head")]
-        rows += plan.head_rows(self.verb, self._seen, self.if_rev, width, self._hidden())
-        rows += [EMPTY, *(self._trouble or plan.plan_rows(self._answer, width))]
-        rows += [EMPTY, *plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width)]
+        rows = [Weighed(row((fit(title, width), ""), fill="head"), VITAL)]
+        rows += plan.head_rows(self.verb, self._seen, self.if_rev, width, self._hidden(), self._choice)
+        rows += [BLANK, *(weighed(self._trouble, VITAL) or plan.plan_rows(self._answer, width))]
+        rows.append(Weighed(self._renewed(width), TARGET))
+        rows += plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width)
         note = self._note or self._off()
-        rows.append(row((fit(note or self._keys(), width), "warn" if note else "dim")))
+        rows.append(Weighed(row((fit(note or self._keys(), width), "warn" if note else "dim")), VITAL))
         room = self.app.size.height - 5
         board = self.query_one("#dialog-body", Lines)
         self.query_one("#dialog").styles.width = width + 4
-        if len(rows) > room:
-            rows = [each for each in rows if each != EMPTY]
-        if len(rows) > room:  # the end stays: shell line and note; what is left out is counted
-            hidden = len(rows) - room + 1
-            rows = [
-                *rows[: room - 4],
-                row((f"… {hidden} more lines: the terminal is too low", "warn")),
-                *rows[-3:],
-            ]
-        board.styles.height = len(rows)
-        board.show(rows)
+        shown = [each.row for each in lowered(rows, room)]
+        shown[-1:-1] = [EMPTY] * (self._lowest(len(shown), room) - len(shown))
+        board.styles.height = len(shown)
+        board.show(shown)
         self._buttons()
+
+    def _lowest(self, rows: int, room: int) -> int:
+        """Return the rows that the dialog has at least: as many as before in a terminal of this width."""
+        width = self.app.size.width
+        most = max(rows, self._most[1]) if self._most[0] == width else rows
+        self._most = width, min(most, room)
+        return self._most[1]
+
+    def _renewed(self, width: int) -> Row:
+        """Renew a plan that is old; return its age, and how its requests have changed."""
+        model = self.console.model
+        ended, since = plan.since_opened(self.verb, self._choice, model.state.snapshot)
+        waits = self._answer is None or self._asking or self._trouble or self._note or self._blocked_by()
+        if not waits and self._age.is_old(model.now(), ended):
+            self._start_plan()
+        return plan.age_row(self._age.seconds(model.now()), since, width)
 
     def _keys(self) -> str:
         """Return the keys; those that confirm only while they do."""
@@ -105,7 +124,8 @@ class Confirm(ModalScreen[None]):
         return ("" if self._blocked() else f"{does}   ") + "esc cancels   y copies the shell line"
 
     def on_descendant_focus(self) -> None:
-        """Show the keys for the button that has the focus."""
+        """Show the keys for the button that has the focus, with a fresh plan."""
+        self._age.touched()
         self.paint()
 
     def _hidden(self) -> int:
@@ -125,7 +145,11 @@ class Confirm(ModalScreen[None]):
     def _blocked(self) -> bool:
         """Return whether the verb cannot be confirmed now."""
         ready = self._possible() is not None and not self._trouble
-        return not ready or self.busy or bool(self._off())
+        return not ready or self._blocked_by()
+
+    def _blocked_by(self) -> bool:
+        """Return whether the verb is under way, or none is possible."""
+        return self.busy or bool(self._off())
 
     def _off(self) -> str:
         """Return why the verb is not possible now; empty if it is."""
@@ -146,13 +170,28 @@ class Confirm(ModalScreen[None]):
     def _ask(self) -> None:
         """Ask the engine what the verb would do."""
         self._answer, self._trouble, self._note = None, [], ""
-        self.run_worker(self._plan(), exit_on_error=False, exclusive=True, name="dry run", group="confirm")
+        self._age.forget()
+        self._start_plan()
         self.paint()
 
+    def _start_plan(self) -> None:
+        """Ask for a plan; the one on the screen stays until it is there."""
+        self._asking = True
+        self.run_worker(self._plan(), exit_on_error=False, exclusive=True, name="dry run", group="confirm")
+
     async def _plan(self) -> None:
-        answer = await self._command(self.verb, dry_run=True)
-        if answer is not None:
+        ended, _ = plan.since_opened(self.verb, self._choice, self.console.model.state.snapshot)
+        try:
+            answer = await self._command(self.verb, dry_run=True)
+        finally:
+            self._asking = False
+        if self.busy:
+            return  # the plan that was confirmed stays on the screen
+        if answer is None and self._answer is not None:
+            self._note = ""  # the plan stays, and the note on the link says why it is old
+        elif answer is not None:
             self._answer = answer
+            self._age.made(self.console.model.now(), ended)
             self._check_conflict(answer)
         self.paint()
 

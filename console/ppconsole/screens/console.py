@@ -13,6 +13,7 @@ from ppengine.protocol.verbs import Verb
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.settings import Settings
 from ppconsole.link.source import Source
+from ppconsole.model.choosing import NAMED, Choice
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.keys import Key
 from ppconsole.view.notes import Notes
@@ -38,8 +39,11 @@ NOTHING_SELECTED = Selected()
 class Navigation(Protocol):
     """Opens screens and begins verbs."""
 
-    def ask(self, verb: Verb, seen: Snapshot | None = None) -> None:
-        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot."""
+    def ask(self, verb: Verb, seen: Snapshot | None = None, choice: Choice = NAMED) -> None:
+        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot.
+
+        `choice`: how its requests were chosen.
+        """
 
     def begin_verb(self, name: str) -> None:
         """Begin the verb of a key on the selection of the present screen."""

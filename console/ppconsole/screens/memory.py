@@ -21,11 +21,17 @@ from ppconsole.model.units import bytes_text
 from ppconsole.screens.confirm import MAX_WIDTH
 from ppconsole.screens.console import Console
 from ppconsole.view import plan, stage_table
-from ppconsole.view.cells import EMPTY, Row, fit, row, wrap
+from ppconsole.view.cells import Row, fit, row, wrap
 from ppconsole.view.keys import MEMORY_KEYS
+from ppconsole.view.lowering import BLANK, SPARE, TARGET, VITAL, Weighed, lowered, weighed
 from ppconsole.widgets.lines import Lines
 
 DEBOUNCE_S = 0.25
+_KEYS = (("⏎", "goes on"), ("esc", "cancels"), ("↑↓", "5 %"), ("PgUp PgDn", "20 %"), ("?", "help"))
+_FRAME = 3
+"""Rows beside those of the boards: border and input."""
+_NOW, _PLAN = range(2)
+"""Parts of the dialog: above the input, and below it."""
 
 
 class UtilizationInput(Input):
@@ -95,56 +101,43 @@ class MemoryDialog(ModalScreen[None]):
             return
         width = min(MAX_WIDTH, self.app.size.width - 6)
         self.query_one("#dialog").styles.width = width + 4
-        now = self._now(width)
-        board = self.query_one("#memory-now", Lines)
-        board.styles.height = len(now)
-        board.show(now)
-        rows = self._plan_rows(width)
-        board = self.query_one("#memory-plan", Lines)
-        board.styles.height = len(rows)
-        board.show(rows)
+        shown = lowered([*self._now(width), *self._plan_rows(width)], self.app.size.height - _FRAME)
+        for part, name in ((_NOW, "#memory-now"), (_PLAN, "#memory-plan")):
+            rows = [each.row for each in shown if each.part == part]
+            board = self.query_one(name, Lines)
+            board.styles.height = len(rows)
+            board.show(rows)
 
-    def _now(self, width: int) -> list[Row]:
+    def _now(self, width: int) -> list[Weighed]:
         """Return title and one memory row a stage."""
         engine = self._seen.engine
         title = f" memory of {engine.name}: util {engine.memory_utilization:g}, revision {engine.memory_revision}"
-        rows = [row((fit(title, width), ""), fill="head")]
+        rows = [Weighed(row((fit(title, width), ""), fill="head"), VITAL, _NOW)]
         shown, rest = stage_table.fold(self._seen, 4)
         for stage in shown:
             memory = stage.memory
             text = f" {bytes_text(memory.used)} of {bytes_text(memory.limit)} limit, {bytes_text(memory.total)} in all"
-            rows.append(row((f"{stage.index:>3} ", "strong"), *stage_table.bar(stage, 24), (text, "dim")))
+            bar = stage_table.bar(stage, max(8, min(24, width - 4 - len(text))))
+            line = row((f"{stage.index:>3} ", "strong"), *bar, (text, "dim"))
+            rows.append(Weighed(line, SPARE, _NOW))
         if rest:
-            rows.append(row((f"    and {len(rest)} more stages", "dim")))
-        return [*rows, EMPTY]
+            rows.append(Weighed(row((f"    and {len(rest)} more stages", "dim")), SPARE, _NOW))
+        return [*rows, BLANK._replace(part=_NOW)]
 
-    def _plan_rows(self, width: int) -> list[Row]:
+    def _plan_rows(self, width: int) -> list[Weighed]:
         """Return the plan, or what to type."""
         if self._note:
-            rows = [row((fit(self._note, width), "warn"))]
+            rows = weighed([row((fit(self._note, width), "warn"))], VITAL)
         elif (number := self.value()) is None:
-            rows = self._refusal(width)
+            rows = weighed(self._refusal(width), VITAL)
         elif number == self._seen.engine.memory_utilization and self._answer is None:
-            rows = [row((fit("type another value, or a change: -20%, +5%, -2GiB", width), "dim"))]
+            text = "type another value, or a change: -20%, +5%, -2GiB"
+            rows = weighed([row((fit(text, width), "dim"))], VITAL)
         else:
-            rows = [plan.memory_row(number, self._seen), *plan.plan_rows(self._answer, width)]
-        return [
-            EMPTY,
-            *rows,
-            EMPTY,
-            row(
-                ("⏎", "key"),
-                (" goes on  ", "dim"),
-                ("esc", "key"),
-                (" cancels  ", "dim"),
-                ("↑↓", "key"),
-                (" 5 %  ", "dim"),
-                ("PgUp PgDn", "key"),
-                (" 20 %  ", "dim"),
-                ("?", "key"),
-                (" help", "dim"),
-            ),
-        ]
+            utilization = Weighed(plan.memory_row(number, self._seen), TARGET)
+            rows = [utilization, *plan.plan_rows(self._answer, width)]
+        keys = [seg for key, text in _KEYS for seg in ((key, "key"), (f" {text}  ", "dim"))]
+        return [each._replace(part=_PLAN) for each in (BLANK, *rows, BLANK, Weighed(row(*keys), VITAL))]
 
     def _refusal(self, width: int) -> list[Row]:
         """Return why the typed text is no utilization, and the form of one."""

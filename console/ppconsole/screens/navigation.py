@@ -13,6 +13,7 @@ from textual.app import App
 from textual.screen import Screen
 
 from ppconsole.link.last_hour import LastHour
+from ppconsole.model.choosing import MARKED, NAMED, Choice
 from ppconsole.model.prompt_options import OptionError
 from ppconsole.screens.console import NOTHING_SELECTED, Selected
 from ppconsole.screens.following import Following
@@ -35,13 +36,16 @@ class Navigator:
         self._console = main.console
         self._model = main.console.model
 
-    def ask(self, verb: Verb, seen: Snapshot | None = None) -> None:
-        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot."""
+    def ask(self, verb: Verb, seen: Snapshot | None = None, choice: Choice = NAMED) -> None:
+        """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot.
+
+        `choice`: how its requests were chosen.
+        """
         from ppconsole.screens.confirm import Confirm
 
         snapshot = seen or self._model.state.snapshot
         if snapshot is not None:
-            self._app.push_screen(Confirm(self._console, verb, snapshot))
+            self._app.push_screen(Confirm(self._console, verb, snapshot, choice))
 
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
@@ -150,7 +154,8 @@ class Navigator:
         elif isinstance(verb := self._build(name, snapshot), str):
             self.begin_command(verb, needs_words=True)
         elif verb is not None:
-            self.ask(verb)
+            marked = self._screen().selected().marked
+            self.ask(verb, choice=MARKED if marked and commands.requests_of(verb) else NAMED)
 
     def _build(self, name: str, snapshot: Snapshot) -> Verb | str | None:
         """Return the verb of a key, or the line that it begins; None, and a report, without a target."""
@@ -251,7 +256,7 @@ class Navigator:
         snapshot, options = self._model.state.snapshot, self._console.settings.prompt
         requests = self._screen().selected().requests
         try:
-            verb = commands.parse(text, requests, options, snapshot)
+            verb, choice = commands.asked(text, requests, options, snapshot)
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return
@@ -260,4 +265,4 @@ class Navigator:
         elif isinstance(verb, Submit):
             self._following.submit(verb)
         else:
-            self.ask(verb)
+            self.ask(verb, choice=choice)

@@ -23,6 +23,13 @@ class UsageError(ValueError):
     """A command line that cannot be understood, or a key without a target; the text says what would be right."""
 
 
+class Asked(NamedTuple):
+    """A verb, and how its requests were chosen."""
+
+    verb: Verb
+    choice: choosing.Choice = choosing.NAMED
+
+
 class Usage(NamedTuple):
     """How a verb is written and its effect."""
 
@@ -65,7 +72,7 @@ _TARGETS: dict[Target, str] = {
 
 def prompt(text: str, options: PromptOptions) -> Submit:
     """Return the submission of a prompt that was typed. Raises UsageError."""
-    verb = _built(ROWS["submit"], ["--", text], (), options, None)
+    verb = _built(ROWS["submit"], ["--", text], (), options, None).verb
     assert isinstance(verb, Submit)
     return verb
 
@@ -76,7 +83,14 @@ def prompt(text: str, options: PromptOptions) -> Submit:
 def parse(
     line: str, targets: Sequence[str] = (), options: PromptOptions | None = None, snapshot: Snapshot | None = None
 ) -> Verb:
-    """Return the verb in `line`. Raises UsageError.
+    """Return the verb in `line`, as `asked` does. Raises UsageError."""
+    return asked(line, targets, options, snapshot).verb
+
+
+def asked(
+    line: str, targets: Sequence[str] = (), options: PromptOptions | None = None, snapshot: Snapshot | None = None
+) -> Asked:
+    """Return the verb in `line`, and how its requests were chosen. Raises UsageError.
 
     `targets`: the requests of a verb that names and chooses none. `options`: those of a prompt, for `submit`.
     Options such as `--owner` choose among the requests of `snapshot`.
@@ -95,14 +109,15 @@ def words_of_line(line: str) -> list[str]:
 
 def _built(
     row: Row, words: list[str], targets: Sequence[str], options: PromptOptions, snapshot: Snapshot | None
-) -> Verb:
+) -> Asked:
     """Return the verb of `row` with the arguments `words`. Raises UsageError."""
     defaults = options.defaults() if row.name == "submit" else {}
     try:
         values = grammar.parse(row, words, defaults)
         if row.target != "request":
-            return build(row.name, memory_change.resolved(values, snapshot))
-        return _on_requests(row.name, values, _chosen(values, targets, snapshot))
+            return Asked(build(row.name, memory_change.resolved(values, snapshot)))
+        requests, choice = _chosen(values, targets, snapshot)
+        return Asked(_on_requests(row.name, values, requests), choice)
     except click.UsageError as error:
         text = " ".join(error.format_message().split()).rstrip(".")
         raise UsageError(f"{row.name}: {text}; it is written: {grammar.form(row)}") from None
@@ -110,14 +125,18 @@ def _built(
         raise UsageError(f"{row.name}: {error}") from None
 
 
-def _chosen(values: dict[str, Any], targets: Sequence[str], snapshot: Snapshot | None) -> list[str]:
-    """Take the words that choose requests out of `values`; return the requests."""
-    ids, text = choosing.take(values)
-    if text and snapshot is not None:
-        ids = [request.id for request in choosing.matching(snapshot, text)]
+def _chosen(
+    values: dict[str, Any], targets: Sequence[str], snapshot: Snapshot | None
+) -> tuple[list[str], choosing.Choice]:
+    """Take the words that choose requests out of `values`; return the requests, and how they were chosen."""
+    ids, choice = choosing.take(values)
+    if choice.filter and snapshot is not None:
+        ids = [request.id for request in choosing.matching(snapshot, choice.filter)]
     if not ids and not targets:
         raise choosing.nothing()
-    return ids or list(targets)
+    if not ids and len(targets) > 1:  # only marks are several
+        choice = choosing.MARKED
+    return ids or list(targets), choice
 
 
 def _on_requests(name: str, values: dict[str, Any], requests: Sequence[str]) -> Verb:

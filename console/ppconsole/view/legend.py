@@ -241,7 +241,8 @@ _LOGS = Section("LOGS", {
 _CONFIRM = Section("CONFIRM", {
     "effect": "effect of the verb", "target": "the request, stage or engine", "now": "the present state of the target",
     "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
-    "note": "requests of the verb that are not in the table",
+    "note": "requests of the verb that are not in the table", "plan 4s old": "age of the plan; it is renewed by itself",
+    "+2 since match": "requests that match the filter since the dialog opened; they are not in the plan",
     "plan": "the engine's answer to a dry run", "shell": "the shell line that does the same",
     "CONFLICT": "the target has changed since the plan",
     "not": "a request to which the verb does not apply; Do the other 2 goes on without it",

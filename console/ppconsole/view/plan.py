@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from typing import NamedTuple
+
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
 from ppengine.protocol.verbs import Many, SetMemory, Verb
 
 from ppconsole.model import choosing
+from ppconsole.model.choosing import Choice
+from ppconsole.model.plan_age import SHOWN_S
+from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
-from ppconsole.view.cells import Row, Seg, row, width_of, wrap
-from ppconsole.view.commands import cli_line, effect_of, target_of
+from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, width_of, wrap
+from ppconsole.view.commands import cli_line, effect_of, requests_of, target_of
+from ppconsole.view.lowering import ASIDE, DETAIL, SPARE, TARGET, VITAL, Weighed, weighed
 from ppconsole.view.marks import request_mark
+
+
+class Since(NamedTuple):
+    """Numbers of requests that have changed since a dialog opened."""
+
+    ended: int = 0
+    gone: int = 0
+    """Those of the verb that live and do not match its filter any more."""
+    new: int = 0
+    """Those that match its filter now, and are not in it."""
+
 
 CONFLICTS_SHOWN = 5
 """Most conflicts that are shown with a plan."""
@@ -18,14 +36,19 @@ _SHELL_LINES = 3
 """Most lines of the shell line; `y` copies all of it."""
 
 
-def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int, hidden: int = 0) -> list[Row]:
+def head_rows(
+    verb: Verb, snapshot: Snapshot, revision: int | None, width: int, hidden: int = 0, choice: Choice = choosing.NAMED
+) -> list[Weighed]:
     """Return what the dialog is about: effect, target with its present state, epoch and revision.
 
-    `hidden`: requests of the verb that the filter of the table hides.
+    `hidden`: requests of the verb that the filter of the table hides. `choice`: how its requests were chosen.
     """
     engine = snapshot.engine
-    rows = [_field("effect", effect_of(verb))]
-    rows.append(_field("target", f"{target_of(verb)} of {engine.name}", "strong"))
+    rows = [Weighed(_field("effect", effect_of(verb)), DETAIL)]
+    target = f"{target_of(verb)} of {engine.name}"
+    if isinstance(verb, Many):
+        target = f"{clean(choice.words(len(verb.verbs)))}, on {engine.name}"
+    rows.append(Weighed(_field("target", target, "strong"), VITAL))
     request = _request(verb, snapshot)
     if request is not None:
         mark = request_mark(request.state)
@@ -33,17 +56,31 @@ def head_rows(verb: Verb, snapshot: Snapshot, revision: int | None, width: int, 
             f"{age_text(request.age_s)} old, {request.prompt_tokens}+{request.output_tokens} tokens, "
             f"{request.blocks} blocks, {request.swap_blocks} on the host"
         )
-        rows.append(row(("now     ", "dim"), (f"{mark.text} ", mark.style), (text, "")))
+        rows.append(Weighed(row(("now     ", "dim"), (f"{mark.text} ", mark.style), (text, "")), ASIDE))
     if isinstance(verb, SetMemory):
-        rows.append(memory_row(verb.utilization, snapshot))
+        rows.append(Weighed(memory_row(verb.utilization, snapshot), TARGET))
     if isinstance(verb, Many):
         notes = [f"{hidden} of them {'is' if hidden == 1 else 'are'} hidden by the filter"] if hidden else []
         if unlisted := choosing.unlisted(snapshot):
             notes.append(unlisted)
-        rows += [_field("note", note, "warn") for note in notes]
+        rows += [Weighed(_field("note", note, "warn"), ASIDE) for note in notes]
     seen = "" if revision is None else f"   revision {revision}"
-    rows.append(_field("epoch", f"{engine.epoch[:16]}{seen}"))
-    return [line for each in rows for line in _wrapped(each, width)]
+    rows.append(Weighed(_field("epoch", f"{engine.epoch[:16]}{seen}"), SPARE))
+    return [line for each in rows for line in weighed(_wrapped(each.row, width), each.weight)]
+
+
+def since_opened(verb: Verb, choice: Choice, now: Snapshot | None) -> tuple[Set[str], Since]:
+    """Return the requests of a verb that have ended, and the changes of its requests up to the snapshot `now`."""
+    if now is None:
+        return frozenset(), Since()
+    named = set(requests_of(verb))
+    live = {each.id for each in now.requests if each.state != "finished"}
+    # A request that is not listed may live, if the list is not whole.
+    ended = named - live if not choosing.unlisted(now) else named & {each.id for each in now.requests} - live
+    if not choice.filter:
+        return ended, Since(len(ended))
+    matching = {each.id for each in choosing.live_matches(now, choice.filter)}
+    return ended, Since(len(ended), len((named & live) - matching), len(matching - named))
 
 
 def memory_row(utilization: float, snapshot: Snapshot) -> Row:
@@ -71,20 +108,37 @@ def _wrapped(line: Row, width: int) -> list[Row]:
     return rows + [row((" " * indent, ""), (part, style)) for part in parts[1:]]
 
 
-def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Row]:
-    """Return the dry run's answer: the plan in words, which has its figures, or why it cannot be done."""
+def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Weighed]:
+    """Return the dry run's answer: the plan in words, which has its figures, or why it cannot be done.
+
+    Its second line has the fate of the requests, so the first two stay longest.
+    """
     if answer is None:
-        return [row(("plan    ", "dim"), ("asking the engine…", "dim"))]
+        return weighed([row(("plan    ", "dim"), ("asking the engine…", "dim"))], VITAL)
     if isinstance(answer, Refused):
-        return _wrapped(row((f"{answer.code}  ", "bad"), (answer.text, "bad")), width)
-    rows: list[Row] = []
+        return weighed(_wrapped(row((f"{answer.code}  ", "bad"), (answer.text, "bad")), width), VITAL)
+    rows: list[Weighed] = []
     lines = answer.plan or [answer.text]
     for index, line in enumerate(lines):
         label: Seg = ("plan    " if index == 0 else "        ", "dim")
-        rows.extend(_wrapped(row(label, (line, "")), width))
+        rows += weighed(_wrapped(row(label, (line, "")), width), VITAL if index < 2 else DETAIL)
     for line in conflict_lines(answer):
-        rows.extend(_wrapped(row(("        ", ""), (line, "warn")), width))
+        rows += weighed(_wrapped(row(("        ", ""), (line, "warn")), width), ASIDE)
     return rows
+
+
+def age_row(age_s: float, since: Since, width: int) -> Row:
+    """Return the age of the plan, and how its requests have changed since the dialog opened; blank: it is new."""
+    parts = [f"plan {age_text(age_s)} old"] if age_s >= SHOWN_S else []
+    if since.ended:
+        parts.append(f"{since.ended} ended since")
+    if since.gone:
+        parts.append(f"{since.gone} {'matches' if since.gone == 1 else 'match'} no more")
+    if since.new:
+        parts.append(f"+{since.new} since match; {'it is' if since.new == 1 else 'they are'} not in it")
+    if not parts:
+        return EMPTY
+    return row(("        ", ""), (fit(", ".join(parts), width - 8), "warn" if any(since) else "dim"))
 
 
 def conflict_lines(answer: Outcome) -> list[str]:
@@ -95,12 +149,12 @@ def conflict_lines(answer: Outcome) -> list[str]:
     return lines
 
 
-def cli_rows(verb: Verb, engine: str, width: int) -> list[Row]:
+def cli_rows(verb: Verb, engine: str, width: int) -> list[Weighed]:
     """Return the equivalent CLI line; of a long one the beginning."""
     rows = _wrapped(row(("shell   ", "dim"), (cli_line(verb, engine), "key")), width)
-    if len(rows) <= _SHELL_LINES:
-        return rows
-    return [*rows[: _SHELL_LINES - 1], row((f"        … {len(rows) - _SHELL_LINES + 1} more lines", "dim"))]
+    if len(rows) > _SHELL_LINES:
+        rows[_SHELL_LINES - 1 :] = [row((f"        … {len(rows) - _SHELL_LINES + 1} more lines", "dim"))]
+    return [*weighed(rows[:1], DETAIL), *weighed(rows[1:], SPARE)]
 
 
 def conflict_rows(answer: Refused, changes: list[str], width: int) -> list[Row]:
