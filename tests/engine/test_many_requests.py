@@ -96,12 +96,12 @@ def test_one_plan_has_the_sums_and_one_outcome_the_counts():
     (plan,) = world.say(many(Abort, [*names, "r9"]), dry_run=True)
     each = [world.say(Abort(request=name), dry_run=True)[0].figures for name in names]
     assert plan.state == "planned" and plan.text == plan.plan[0] == "abort 6 of 7 requests; 1 cannot be done"
-    assert plan.plan[1] == "6 running"
+    assert plan.plan[2] == "6 running"
     assert plan.figures["blocks_back"] == sum(one["blocks_back"] for one in each) > 0
     assert (plan.figures["requests"], plan.figures["conflicts"]) == (6, 1)
-    assert plan.plan[2].startswith(f"at least {plan.figures['blocks_back']:.0f} device blocks (")
+    assert plan.plan[3].startswith(f"at least {plan.figures['blocks_back']:.0f} device blocks (")
     computed, written = (sum(one[name] for one in each) for name in ("computed_tokens", "output_tokens"))
-    assert plan.plan[3] == f"{computed:.0f} computed tokens are lost, after {written:.0f} of output"
+    assert plan.plan[1] == f"{computed:.0f} computed tokens are lost, after {written:.0f} of output"
     assert plan.plan[-1] == "r0 r1 r2 r3 r4 r5"
     assert plan.conflicts == [Conflict(request="r9", code="NOT_FOUND", text="no request r9")]
     assert states(world) == before
@@ -128,7 +128,7 @@ def test_a_plan_of_a_thousand_has_ten_lines_at_most():
         assert len(plan.plan) <= 10 and all(len(line) < 100 for line in plan.plan)
     assert plan.plan == ["release 0 of 1000 requests; 1000 cannot be done"]
     (plan,) = world.say(many(Priority, names, priority=4), dry_run=True)
-    assert plan.plan[-2:] == ["priority 4; smaller first", "r0 r1 r2 r3 r4 r5 r6 r7 and 992 more"]
+    assert plan.plan[1] == "priority 4; smaller first" and plan.plan[-1] == "r0 r1 r2 r3 r4 r5 r6 r7 and 992 more"
 
 
 def test_the_plan_of_many_swaps_counts_the_host_blocks_of_all():

@@ -220,32 +220,39 @@ def _end_text(run: _Run) -> str:
 
 
 def _lines(many: Many, draft: _Draft, free: Room, block_bytes: int) -> list[str]:
-    """Return the plan in words: counts and sums first, then the first ids. `block_bytes`: of a block in all stages."""
+    """Return the plan in words: count, fate of the requests, sums, first ids. `block_bytes`: of one in all stages."""
     verb, sums, count = many.verbs[0], draft.sums, len(draft.ids)
     lines = [f"{label_of(many)} {count} of {len(many.verbs)} requests"]
     if draft.conflicts:
         lines[0] += f"; {len(draft.conflicts)} cannot be done"
     if not count:
         return lines
-    lines.append(", ".join(f"{number} {state}" for state, number in draft.states.most_common()))
+    states = ", ".join(f"{number} {state}" for state, number in draft.states.most_common())
     if isinstance(verb, Priority):
-        return [*lines, f"priority {verb.priority}; smaller first", _some(draft.ids, _IDS_SHOWN)]
+        return [*lines, f"priority {verb.priority}; smaller first", states, _some(draft.ids, _IDS_SHOWN)]
+    lines += [*_fate(verb, draft, free, block_bytes), states]
     if isinstance(verb, SwapIn):
         lines.append(f"takes {sums['device_needed']} device blocks of {free.device} free")
     elif not isinstance(verb, Release):
         # A block that two of them share is in neither's count.
         blocks = sums["blocks_back"]
         lines.append(f"at least {blocks} device blocks ({size_text(blocks * block_bytes)}) come back")
-    if isinstance(verb, Abort):
-        lines.append(f"{sums['computed_tokens']} computed tokens are lost, after {sums['output_tokens']} of output")
-    if host := free.host - draft.room.host:
-        lines.append(f"mode swap: takes {host} host blocks ({size_text(host * block_bytes)}) of {free.host} free")
-    if isinstance(verb, Preempt) and draft.recomputed["computed_tokens"]:
-        tokens, size = draft.recomputed["computed_tokens"], size_text(draft.recomputed["blocks"] * block_bytes)
-        lines.append(f"mode recompute: {tokens} computed tokens ({size}) are computed again")
     if sums["in_flight"]:
         lines.append("those in flight follow when their steps have retired")
     return [*lines, _some(draft.ids, _IDS_SHOWN)]
+
+
+def _fate(verb: RequestVerb, draft: _Draft, free: Room, block_bytes: int) -> list[str]:
+    """Return what the requests lose, or where their blocks go."""
+    lines, sums = [], draft.sums
+    if isinstance(verb, Abort):
+        lines.append(f"{sums['computed_tokens']} computed tokens are lost, after {sums['output_tokens']} of output")
+    if isinstance(verb, Preempt) and draft.recomputed["computed_tokens"]:
+        tokens, size = draft.recomputed["computed_tokens"], size_text(draft.recomputed["blocks"] * block_bytes)
+        lines.append(f"mode recompute: {tokens} computed tokens ({size}) are computed again")
+    if host := free.host - draft.room.host:
+        lines.append(f"mode swap: takes {host} host blocks ({size_text(host * block_bytes)}) of {free.host} free")
+    return lines
 
 
 def _some(ids: list[str], most: int) -> str:

@@ -134,12 +134,11 @@ class ResizePlan(ResizeReport):
         return before | ResizeReport.figures(self)
 
     def lines(self, block_bytes: int) -> list[str]:
-        """Return the plan in words. `block_bytes`: of one block in all stages."""
+        """Return the plan in words, the fate of requests before the rest. `block_bytes`: of one block in all stages."""
         more = self.after - self.before
         share = f" ({100 * more / self.before:+.1f} %, {'+' if more > 0 else ''}{size_text(more * block_bytes)})"
         lines = [f"KV {self.before} -> {self.after} blocks{share if more else ''}"]
         if self.after < self.before:
-            lines.append(f"free in the tail {self.free_tail}, cached dropped {self.cached_dropped}, move {self.move}")
             modes = (
                 ("swap", self.swap_requests, self.swap_blocks, "go to the host"),
                 ("recompute", self.recompute_requests, self.recompute_blocks, "are computed again"),
@@ -151,4 +150,5 @@ class ResizePlan(ResizeReport):
                 if count
             ]
             lines += named or ["no mode: every request keeps its blocks"]
+            lines.append(f"free in the tail {self.free_tail}, cached dropped {self.cached_dropped}, move {self.move}")
         return lines
