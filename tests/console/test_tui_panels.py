@@ -127,6 +127,20 @@ async def test_the_right_column_comes_back_when_no_why_is_cut_any_more():
         await rig.until(lambda: "KV MAP" in rig.screen())
 
 
+async def test_a_terminal_of_another_width_is_laid_out_at_once():
+    async with console(waiting(), size=(160, 40)) as rig:
+        seconds(rig, 3)
+        narrow = rig.app.main.selection.frame
+        await rig.pilot.resize_terminal(80, 24)
+        assert (rig.app.main.selection.frame.left, rig.app.main.selection.frame.side) == (80, 0)
+        await rig.pilot.resize_terminal(160, 40)
+        assert rig.app.main.selection.frame == narrow, "the WHY is still cut beside a wide column"
+        rig.source.picture = waiting("short")
+        seconds(rig, 1)
+        await rig.pilot.resize_terminal(200, 50)
+        assert rig.app.main.selection.frame.side > narrow.side, "and now it is not"
+
+
 async def test_on_a_wide_screen_the_column_becomes_narrow():
     async with console(waiting(), size=(160, 40)) as rig:
         before = rig.app.main.selection.frame.side
@@ -140,7 +154,7 @@ def test_a_why_that_comes_and_goes_moves_nothing():
     column = RightColumn(clock)
     for number in range(100):
         clock.now += 1
-        assert not column.look(number % 2 == 0)
+        assert not column.look(number % 2 == 0, 120)
 
 
 async def test_a_file_with_unknown_panels_is_read(tmp_path):

@@ -42,7 +42,7 @@ class Layout:
         beside = frame(*size, count, follows, wanted, choices)
         shown = arranged[top : top + beside.requests]
         cut = snapshot is not None and beside.side > 0 and request_table.is_cut(snapshot, shown, beside.left)
-        self._frame = frame(*size, count, follows, wanted, choices, self._right.look(cut))
+        self._frame = frame(*size, count, follows, wanted, choices, self._right.look(cut, size[0]))
         return self._frame
 
     def note(self) -> str:

@@ -27,18 +27,24 @@ def known(choices: Mapping[str, bool]) -> Choices:
 
 
 class RightColumn:
-    """Decides whether the right column yields. Both ways it takes some seconds, so that nothing flickers."""
+    """Decides whether the right column yields.
+
+    Both ways it takes some seconds, so that nothing flickers; in a terminal of another width it is decided at once.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.yields = False
         self._clock = clock
         self._since: float | None = None
         """Time since when the opposite of `yields` is needed."""
+        self._width: int | None = None
 
-    def look(self, cut: bool) -> bool:
-        """Take whether a WHY is cut beside the column, and return whether the column yields."""
-        now = self._clock()
-        if cut == self.yields:
+    def look(self, cut: bool, width: int) -> bool:
+        """Take whether a WHY is cut beside the column, and return whether the column yields. `width`: terminal's."""
+        now, known, self._width = self._clock(), self._width, width
+        if known not in (None, width):
+            self.yields, self._since = cut, None
+        elif cut == self.yields:
             self._since = None
         elif self._since is None:
             self._since = now
