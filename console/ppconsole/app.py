@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakSet
@@ -26,18 +26,18 @@ from ppconsole.link.replay import ReplaySource
 from ppconsole.link.settings import Settings, settings_path
 from ppconsole.link.source import Source
 from ppconsole.link.unattached import Unattached
-from ppconsole.model import grammar
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.thresholds import AlarmConfig
 from ppconsole.screens.alarm_effects import AlarmEffects
 from ppconsole.screens.command_palette import ConsoleCommands
+from ppconsole.screens.copying import Copying
 from ppconsole.screens.following import Following
 from ppconsole.screens.hour import HourFeed
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.navigation import Navigator
 from ppconsole.upkeep import Upkeep
-from ppconsole.view.commands import shell_line, target_of
+from ppconsole.view.commands import target_of
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.notes import BAD_S, GOOD_S, Note, Notes
 from ppconsole.view.playback import Playback
@@ -95,6 +95,7 @@ class ConsoleApp(App[int]):
         self.source = source or Unattached()
         self.settings = settings or Settings()
         self.notes = Notes()
+        self.copying = Copying(self, self)
         self.model = DisplayModel(ConsoleState(read_only=read_only, live_source=self.source.live), clock, title)
         self._let_playback()
         self.following = Following(self)
@@ -276,25 +277,6 @@ class ConsoleApp(App[int]):
 
         self.report("exporting: this takes the stacks, too", bad=False)
         self.run_worker(export(self), exit_on_error=False, name="export", exclusive=True)
-
-    def copy_verb(self, verb: Verb) -> None:
-        """Copy the shell line of a verb."""
-        self.copy_cli(grammar.words_of(verb))
-
-    def copy_answer(self, request: str, text: str, left_out: int = 0) -> None:
-        """Copy the answer of a request. `left_out`: characters before `text` that are not kept here."""
-        safe = clean(text, newlines=True)
-        self.copy_to_clipboard(safe)
-        more = f"; {left_out} before them are not kept here" if left_out else ""
-        self.report(f"copied {len(safe)} characters of the answer of {request}{more}", bad=False)
-
-    def copy_cli(self, words: Sequence[str]) -> None:
-        """Copy the shell line of a command of the CLI."""
-        snapshot = self.model.state.snapshot
-        if words:
-            line = shell_line(words, snapshot.engine.name if snapshot else "")
-            self.copy_to_clipboard(line)
-            self.report(f"copied: {line}", bad=False)
 
     def open_past(self, source: ReplaySource, title: str, *, diagnosis: bool = False) -> None:
         """Open the screens of a past on top of the present ones; with `diagnosis`, that one first."""

@@ -11,6 +11,7 @@ import pytest
 import snapshots
 from fake_source import FakeSource
 from ppconsole.app import ConsoleApp
+from ppconsole.link.settings import Settings
 from ppconsole.link.source import LinkLost
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.detail_screens import HelpScreen
@@ -445,14 +446,18 @@ async def test_messages_have_a_row_on_readers_and_go_by_themselves(monkeypatch):
     monkeypatch.setattr("ppconsole.app.GOOD_S", 0.3)
     async with console() as rig:
         await rig.pilot.press("e", "y")
-        await rig.until(lambda: "copied: ppconsole" in rig.screen())
+        await rig.until(lambda: "OSC 52" in rig.screen())
         lines = rig.screen().splitlines()
-        assert lines[-2].startswith("● copied:") and "esc back" in lines[-1]
+        assert (
+            lines[-2].startswith("● sent to the terminal's clipboard (OSC 52): ppconsole") and "esc back" in lines[-1]
+        )
         assert rig.app.screen.query_one("#reader-body").size.height == 24 - 3
-        await rig.until(lambda: "copied: ppconsole" not in rig.screen())
+        await rig.until(lambda: "OSC 52" not in rig.screen())
         assert rig.app.screen.query_one("#reader-body").size.height == 24 - 2
         await rig.pilot.press("y", "y", "y")
-        assert [note.text for note in rig.app.notes].count("copied: ppconsole -e opt@n0 events") == 1
+        assert [note.text for note in rig.app.notes].count(
+            "sent to the terminal's clipboard (OSC 52): ppconsole -e opt@n0 events"
+        ) == 1
 
 
 def test_the_rows_of_messages_are_bounded():
@@ -707,6 +712,20 @@ async def test_the_shell_line_is_copied_and_the_picture_saved(monkeypatch, tmp_p
         assert rig.app.clipboard == "ppconsole -e opt@n0 abort r-0001"
 
 
+async def test_a_text_that_was_copied_is_in_a_file_too_as_a_terminal_may_take_none(tmp_path):
+    settings = Settings(tmp_path / "ppconsole" / "console.json")
+    async with console(settings=settings, size=(160, 48)) as rig:
+        await rig.pilot.press("j", "y")
+        kept = tmp_path / "ppconsole" / "copied.txt"
+        assert kept.read_text() == "ppconsole -e opt@n0 show r-0001" and kept.stat().st_mode & 0o777 == 0o600
+        (note,) = rig.app.notes
+        assert note.text == f"sent to the terminal's clipboard (OSC 52), kept in {kept}: {kept.read_text()}"
+        kept.unlink()
+        kept.mkdir()
+        await rig.pilot.press("k", "y")
+        assert "clipboard (OSC 52) alone (Is a directory)" in [note.text for note in rig.app.notes][-1]
+
+
 async def test_the_map_lights_another_request_without_waiting_for_the_next_second(monkeypatch):
     async with console(snapshots.snapshot(4, 8), size=(160, 48)) as rig:
         rig.app.tick()
@@ -878,7 +897,7 @@ async def test_prompt_and_answer_are_together_and_a_key_copies_the_answer(monkey
         assert "request" not in rig.source.inspected, "a prompt that was sent from here is known"
         await rig.pilot.press("escape", "Y")
         assert copied == ["A tale of two stages."]
-        await rig.until(lambda: "copied 21 characters of the answer of r-new" in rig.screen())
+        await rig.until(lambda: "21 characters of the answer of r-new sent to the terminal's clipboard" in rig.screen())
 
 
 async def test_the_prompt_of_another_operators_request_is_fetched(monkeypatch):
@@ -907,7 +926,10 @@ async def test_a_long_answer_says_how_much_of_it_is_not_kept(monkeypatch):
         await rig.until(lambda: bool(rig.app.model.state.outputs.get("r-new", board.Output("")).finished))
         await rig.pilot.press("escape", "Y")
         await rig.until(lambda: bool(notes))
-        assert notes == ["copied 20000 characters of the answer of r-new; 500 before them are not kept here"]
+        assert notes == [
+            "20000 characters of the answer of r-new sent to the terminal's clipboard (OSC 52); "
+            "500 before them are not kept here"
+        ]
 
 
 async def test_four_keys_show_the_request_with_most_blocks_on_stage_two():

@@ -149,7 +149,9 @@ async def test_a_key_acts_on_all_marks_with_one_plan() -> None:
         verb = Many(verbs=[Abort(request=name) for name in names], revisions=[0, 2, 3])
         assert dialog.verb == verb and dry_and_real(rig) == ([verb], [])
         body = rig.board("dialog-body")
-        assert " abort?" in body and "end a request and free its blocks" in body and "3 marked requests, on opt@n0" in body
+        assert (
+            " abort?" in body and "end a request and free its blocks" in body and "3 marked requests, on opt@n0" in body
+        )
         assert "abort 3 of 3 requests" in body and "at least 9 device blocks" in body
         assert f"ppconsole -e opt@n0 abort {' '.join(names)}" in body
         assert str(dialog.query_one("#confirm", Button).label) == "Do it: abort"
@@ -327,4 +329,6 @@ async def test_marks_are_seen_at_every_size(size: tuple[int, int]) -> None:
         rig.source.plans["many"] = planned(2)
         await rig.confirm("a")
         body = rig.board("dialog-body")
-        assert "abort 2 of 2 requests" in body and "at least 9 device blocks" in body and "2 marked requests, on" in body
+        assert (
+            "abort 2 of 2 requests" in body and "at least 9 device blocks" in body and "2 marked requests, on" in body
+        )

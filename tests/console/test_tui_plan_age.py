@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import snapshots
@@ -162,7 +163,7 @@ def test_a_plan_is_renewed_less_and_less_while_no_key_is_pressed() -> None:
         if age.is_old(now, NONE):
             times.append(now)
             age.made(now, NONE)
-    gaps = [two - one for one, two in zip(times, times[1:], strict=False)]
+    gaps = [two - one for one, two in pairwise(times)]
     assert times[0] == 5.0 and gaps[:3] == [10.0, 20.0, 40.0] and set(gaps[3:]) == {SELDOM_S}
     age.touched()
     assert age.is_old(now + 5.0, NONE), "a key wants a fresh plan"
@@ -173,8 +174,17 @@ def test_a_plan_is_renewed_less_and_less_while_no_key_is_pressed() -> None:
 
 
 def test_of_a_dialog_that_is_too_high_the_lines_of_least_weight_go_first() -> None:
-    lines = [Weighed(row((name, "")), weight) for name, weight in
-             (("title", VITAL), ("epoch", SPARE), ("plan", VITAL), ("fate", VITAL), ("more", DETAIL), ("keys", VITAL))]
+    lines = [
+        Weighed(row((name, "")), weight)
+        for name, weight in (
+            ("title", VITAL),
+            ("epoch", SPARE),
+            ("plan", VITAL),
+            ("fate", VITAL),
+            ("more", DETAIL),
+            ("keys", VITAL),
+        )
+    ]
     lines.insert(1, Weighed(EMPTY, SPARE))  # fmt: skip
 
     def shown(room: int) -> list[str]:

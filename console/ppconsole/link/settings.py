@@ -46,6 +46,17 @@ class Settings:
         self.panels, self.trends_s = dict(panels), trends_s
         self._keep()
 
+    def keep_copy(self, text: str) -> Path | None:
+        """Keep the newest text that was copied in `copied.txt`, beside the settings; return its path. Raises OSError.
+
+        None: there are no files.
+        """
+        if self._path is None:
+            return None
+        path = self._path.with_name("copied.txt")
+        _write(path, text.encode(errors="replace"))
+        return path
+
     def _keep(self) -> None:
         if self._path is not None:
             _write(self._path, msgspec.json.encode(_File(dict(self.prompt.chosen), dict(self.panels), self.trends_s)))

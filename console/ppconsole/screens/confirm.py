@@ -290,4 +290,4 @@ class Confirm(ModalScreen[None]):
 
     def action_copy_cli(self) -> None:
         """Copy the equivalent shell line."""
-        self.console.copy_verb(self._possible() or self.verb)
+        self.console.copying.verb(self._possible() or self.verb)

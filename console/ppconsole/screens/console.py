@@ -36,6 +36,19 @@ class Selected(NamedTuple):
 NOTHING_SELECTED = Selected()
 
 
+class Copying(Protocol):
+    """Copies to the terminal's clipboard, and into a file."""
+
+    def verb(self, verb: Verb) -> None:
+        """Copy the shell line of a verb."""
+
+    def command(self, words: Sequence[str]) -> None:
+        """Copy the shell line of a command of the CLI; without words nothing."""
+
+    def answer(self, request: str, text: str, left_out: int = 0) -> None:
+        """Copy the answer of a request. `left_out`: characters before `text` that are not kept here."""
+
+
 class Navigation(Protocol):
     """Opens screens and begins verbs."""
 
@@ -87,6 +100,10 @@ class Console(Protocol):
         """The messages that are shown."""
 
     @property
+    def copying(self) -> Copying:
+        """The way to the clipboard."""
+
+    @property
     def navigation(self) -> Navigation:
         """The way to other screens."""
 
@@ -127,12 +144,3 @@ class Console(Protocol):
 
     def export(self) -> None:
         """Write an export into the current folder."""
-
-    def copy_verb(self, verb: Verb) -> None:
-        """Copy the shell line of a verb."""
-
-    def copy_answer(self, request: str, text: str, left_out: int = 0) -> None:
-        """Copy the answer of a request. `left_out`: characters before `text` that are not kept here."""
-
-    def copy_cli(self, words: Sequence[str]) -> None:
-        """Copy the shell line of a command of the CLI."""

@@ -204,4 +204,4 @@ class FinishedScreen(Reader):
     def action_copy_cli(self) -> None:
         """Copy the shell line that prints the same."""
         wanted = clean(self._filter.text)
-        self.console.copy_cli(["finished", *(["--filter", wanted] if wanted else [])])
+        self.console.copying.command(["finished", *(["--filter", wanted] if wanted else [])])

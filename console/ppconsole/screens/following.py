@@ -107,4 +107,4 @@ class Following:
             self._console.report("no answer to copy: send a prompt, or f follows the selected request", bad=True)
         else:
             left_out = output.characters - len(output.text)
-            self._console.copy_answer(output.request, output.text, left_out)
+            self._console.copying.answer(output.request, output.text, left_out)

@@ -289,7 +289,7 @@ class MainScreen(LineScreen):
     def action_copy_cli(self) -> None:
         """Copy the shell line that shows the selection."""
         request = None if self.selection.on_stages else self.selection.request()
-        self.console.copy_cli(("show", request) if request else ("status",))
+        self.console.copying.command(("show", request) if request else ("status",))
 
     # --- the line at the bottom -------------------------------------------------------------------------------
 

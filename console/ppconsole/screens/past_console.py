@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class PastConsole:
     ) -> None:
         self._app, self._present = app, present
         self.source = source
-        self.settings, self.notes = present.settings, present.notes
+        self.settings, self.notes, self.copying = present.settings, present.notes, present.copying
         self.model = DisplayModel(ConsoleState(read_only=True, live_source=False, past=OFF), clock, title)
         self.model.playback = Playback(source, self.model.rewind, self.paint, lambda: self.model.state)
         following = Following(self)
@@ -107,18 +107,6 @@ class PastConsole:
     def use_theme(self, name: str) -> None:
         """Change colours."""
         self._present.use_theme(name)
-
-    def copy_verb(self, verb: Verb) -> None:
-        """Copy the shell line of a verb."""
-        self._present.copy_verb(verb)
-
-    def copy_answer(self, request: str, text: str, left_out: int = 0) -> None:
-        """Copy the answer of a request."""
-        self._present.copy_answer(request, text, left_out)
-
-    def copy_cli(self, words: Sequence[str]) -> None:
-        """Copy the shell line of a command of the CLI."""
-        self._present.copy_cli(words)
 
 
 async def export(console: Console) -> None:

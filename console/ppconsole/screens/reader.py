@@ -286,4 +286,4 @@ class Reader(LineScreen):
 
     def action_copy_cli(self) -> None:
         """Copy the shell line that shows the same."""
-        self.console.copy_cli(self.cli().split())
+        self.console.copying.command(self.cli().split())

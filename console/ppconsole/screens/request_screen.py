@@ -95,4 +95,4 @@ class RequestScreen(Reader):
         if self._detail is None or not self._detail.output_text:
             self.console.report(f"{self.request} has no output yet", bad=True)
         else:
-            self.console.copy_answer(self.request, self._detail.output_text)
+            self.console.copying.answer(self.request, self._detail.output_text)
