@@ -6,7 +6,9 @@ import msgspec
 import pytest
 import snapshots
 from ppconsole.model.reduce import set_filter
+from ppconsole.model.request_fields import COLUMN_HELP, FIELDS, LETTERS, SHORT_HELP
 from ppconsole.model.rows import visible_requests
+from ppconsole.model.sorting import ARRIVAL, BY_ARRIVAL
 from ppconsole.model.state import ConsoleState, Output
 from ppconsole.view import (
     banner,
@@ -16,6 +18,7 @@ from ppconsole.view import (
     events,
     kvmap,
     request_table,
+    sort_menu,
     stage_requests,
     stage_table,
     timeline,
@@ -24,7 +27,7 @@ from ppconsole.view import (
 from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
-from ppengine.protocol.snapshot import CordonInfo, Event, Latency, Quantiles
+from ppengine.protocol.snapshot import CordonInfo, Event, Latency, Quantiles, StreamInfo
 from rich.cells import cell_len
 
 LIVE = banner.Link(state="live", age_s=0.1)
@@ -39,13 +42,49 @@ def table(picture, width, **more):
     return texts(request_table.rows(state, visible_requests(state), width, **more))
 
 
+@pytest.mark.parametrize(("name", "width"), [("r-0001", 84), ("r-0001", 38), ("chat-completion-17", 38)])
+def test_the_legend_of_the_kv_map_is_whole(name, width):
+    picture = snapshots.snapshot(4, 8)
+    line = text_of(kvmap.rows(snapshots.blocks(picture, request="r-0001"), width, 20, name)[-1])
+    assert "…" not in line and width_of(line) <= width
+    assert all(word in line for word in ("used", "shared", "cached", "free", "█"))
+    assert (name in line) == (len(name) < 10)
+
+
+@pytest.mark.parametrize("size", [(74, 20), (86, 46), (54, 12)])
+def test_no_meaning_in_the_sort_menu_is_cut(size):
+    columns = (ARRIVAL, *dict.fromkeys(field.name for field in FIELDS.values()))
+    shown = texts(sort_menu.rows(columns, BY_ARRIVAL, 3, *size))
+    assert not any("…" in line for line in shown) and len(shown) <= size[1]
+    assert all(any(f"{LETTERS[column]} {column}" in line for line in shown) for column in columns)
+    everything = "\n".join(shown)
+    if size[0] > 60:
+        assert all(COLUMN_HELP[column] in everything or SHORT_HELP[column] in everything for column in columns)
+    else:
+        assert shown[0].startswith(f" sort by: {COLUMN_HELP[columns[3]]}")
+
+
+@pytest.mark.parametrize("width", [80, 82])
+def test_no_operation_of_a_stage_is_cut(width):
+    """The right column leaves 82 cells of a terminal with 120."""
+    picture = snapshots.snapshot(4, 8)
+    for stage, op, name in zip(
+        picture.stages, ("token_return<3 m1980", "receive<1 m7", "device m8", "receive<2 m9"),
+        ("main", "main", "compute", "receive"), strict=True,
+    ):  # fmt: skip
+        stage.streams, stage.waiting_on = [StreamInfo(name=name, owner="main", op=op, age_ms=5.0)], None
+    rows = texts(stage_table.rows(picture, width))
+    for line, text in zip(rows[1:], ("token<3", "recv<1", "compute:gpu", "recv<2"), strict=True):
+        assert f" {text} " in line
+
+
 def test_stage_rows_at_80_columns():
     assert texts(stage_table.rows(snapshots.stuck(), 80, selected=2)) == [
-        "  STG S MEMORY     USED KV-USE/MAP/CAP  SWAP  I>O   MB STEP IDLE STREAM:OP   AGE",
-        "    0 B █████▒│···  56% 812/1024/1377*    12  0>4 m412 22ms  21% p2p:send>1 6.2s",
-        "    1 B █████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2 6.2s",
-        "!   2 X █████·│···  55% 812/1024/1390     12  2>1 m410 6.2s   0% comp:fwd   6.2s",
-        "    3 S █████·│···  54% 812/1024/1427     12  0>0    - 25ms  98% p2p:recv<2 6.2s",
+        "  STG S MEMORY    USED KV-USE/MAP/CAP  SWAP  I>O   MB STEP IDLE STREAM:OP    AGE",
+        "    0 B ████▒│···  56% 812/1024/1377*    12  0>4 m412 22ms  21% p2p:send>1  6.2s",
+        "    1 B ████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2  6.2s",
+        "!   2 X ████▒│···  55% 812/1024/1390     12  2>1 m410 6.2s   0% comp:fwd    6.2s",
+        "    3 S ████▒│···  54% 812/1024/1427     12  0>0    - 25ms  98% p2p:recv<2  6.2s",
     ]
 
 
@@ -54,8 +93,8 @@ def test_a_cordon_is_told_without_colour_in_every_place():
     picture.stages[2].cordon = CordonInfo(by="eve", since_s=190.0, reason="fan")
     rows = texts(stage_table.rows(picture, 80, selected=2))
     assert rows[2:4] == [
-        "    1 B  █████▒│···  55% 812/1024/1414     12 1>4 m411 23ms  24% p2p:send>2 6.2s",
-        "!   2 X# █████·│···  55% 812/1024/1390     12 2>1 m410 6.2s   0% comp:fwd   6.2s",
+        "    1 B  ████▒│···  55% 812/1024/1414     12 1>4 m411 23ms  24% p2p:send>2  6.2s",
+        "!   2 X# ████▒│···  55% 812/1024/1390     12 2>1 m410 6.2s   0% comp:fwd    6.2s",
     ]
     assert text_of(banner.banner(picture, LIVE, 80)) == (
         " opt@n0  DEGRADED  CORDON 2  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import snapshots
-from ppconsole.view import stream_table
+from ppconsole.view import events, stream_table
 from ppconsole.view.cells import text_of, width_of
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerStream
-from ppengine.protocol.snapshot import ChecksInfo
+from ppengine.protocol.snapshot import ChecksInfo, StreamInfo
 from ppengine.protocol.verbs import SetCheck
 
 
@@ -34,6 +34,20 @@ def test_streams_findings_and_checks_at_80_columns():
     assert "FINDINGS  1" in text and "stage 1 stream_order, first seen 3.2s ago" in text
     assert "written by  copy of seqstart" in text and "runner.py:210" in text
     assert "read by  pickling of seqstart" in text and "broadcast.py:51" in text and "to fix  record an event" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_operation_of_a_stream_is_cut(width):
+    picture = snapshots.snapshot(2, 4)
+    names = ("main", "control", "receive", "send")
+    for stage in picture.stages:
+        stage.streams = [
+            StreamInfo(name=name, owner="main", op="token_return<3 m1985", age_ms=6000.0, waits_for="stage 11")
+            for name in names
+        ]
+    for made in (stream_table.rows(picture, [], "", width), events.streams(picture.stages[0], width)):
+        lines = [line for line in texts(made) if "token_return" in line]
+        assert lines and all("token_return<3 m1985 " in line and "stage 11" in line for line in lines)
 
 
 def test_the_ledger_of_a_stage_at_80_columns():

@@ -65,6 +65,12 @@ COLUMN_HELP = {ARRIVAL: "order of submission"} | {
     field.name: field.help for field in (*FIELDS.values(), *FINISHED_FIELDS.values())
 }
 """Meaning of each column that sorts a table of requests."""
+SHORT_HELP = COLUMN_HELP | {
+    "state": "its state", "fill": "computed share", "hit": "prefix cache tokens", "queue": "time to first blocks",
+    "ttft": "time to first token", "itl": "mean time of a token", "why": "why it does not run",
+    "reason": "how it ended", "took": "submission to end",
+}  # fmt: skip
+"""The meanings in at most 22 cells."""
 LETTERS = letters(tuple(COLUMN_HELP))
 """Letter of each of them in the menu of `S`; the same one in every table."""
 

@@ -157,6 +157,16 @@ def place(columns: Sequence[Column], width: int) -> list[Placed]:
     return [Placed(column, column.width + extra[column.key]) for column in shown]
 
 
+def fitted(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], most: int = 24) -> list[Column]:
+    """Return the columns; those in `texts` are as wide as title and longest text, up to `most`, and do not grow."""
+    return [
+        column._replace(width=min(most, max(map(width_of, (column.title, *texts[column.key])))), grow=0)
+        if column.key in texts
+        else column
+        for column in columns
+    ]
+
+
 def column_at(placed: Sequence[Placed], x: int) -> str:
     """Return the key of the column at cell `x`; the gap behind a column belongs to it, and nothing is past the last."""
     end = 0

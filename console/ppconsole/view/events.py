@@ -12,7 +12,21 @@ from ppconsole.model.safe import clean
 from ppconsole.model.state import Output
 from ppconsole.model.units import count_text, wall_text
 from ppconsole.view import figures
-from ppconsole.view.cells import FLEX, Column, Row, Seg, clip, fit, header, place, row, table_row, width_of, wrap
+from ppconsole.view.cells import (
+    FLEX,
+    Column,
+    Row,
+    Seg,
+    clip,
+    fit,
+    fitted,
+    header,
+    place,
+    row,
+    table_row,
+    width_of,
+    wrap,
+)
 from ppconsole.view.marks import Mark
 from ppconsole.view.wording import STREAM
 
@@ -103,17 +117,18 @@ def output(request: str | None, known: Output | None, status: str, width: int, h
 
 STREAM_COLUMNS = (
     Column("name", STREAM["name"], 8, 0),
-    Column("owner", STREAM["owner"], 8, 3, grow=6),
-    Column("op", STREAM["op"], 14, 1, grow=FLEX),
+    Column("owner", STREAM["owner"], 8, 3),
+    Column("op", STREAM["op"], 20, 1, grow=FLEX),
     Column("age", STREAM["age"], 5, 2, ">"),
     Column("pending", STREAM["pending"], 4, 4, ">"),
-    Column("waits", STREAM["waits"], 10, 5, grow=10),
+    Column("waits", STREAM["waits"], 9, 5, grow=10),
 )
 
 
 def streams(stage: StageInfo, width: int) -> list[Row]:
     """Return the streams of a stage with operation, age, pending operations and wait."""
-    placed = place(STREAM_COLUMNS, width - 1)
+    names = {"name": [each.name for each in stage.streams], "owner": [each.owner for each in stage.streams]}
+    placed = place(fitted(STREAM_COLUMNS, names), width - 1)
     lines = [row((fit(f" STAGE {stage.index} STREAMS", width), ""), fill="head")]
     titles = header(placed, fill="")
     lines.append(Row(((" ", ""), *((text, "dim") for text, _ in titles.segs))))

@@ -7,7 +7,7 @@ from itertools import islice
 
 from ppengine.protocol.inspection import BlocksDetail
 
-from ppconsole.view.cells import Row, Seg, clip, fit, row, runs
+from ppconsole.view.cells import Row, Seg, clip, fit, row, runs, width_of
 
 GLYPHS: dict[str, tuple[str, str]] = {
     "free": ("·", "kv.free"),
@@ -49,13 +49,21 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
         lines.extend(_lines(found, (width - 2) // 2))
     else:
         lines.extend(_lines(found, width - 2))
-    legend: list[Seg] = [(" ", "")]
-    for name in ("used", "shared", "cached", "free"):
-        glyph, style = GLYPHS[name]
-        legend += [(glyph, style), (f" {name} ", "dim")]
-    if selected:
-        legend += [SELECTED, (f" {selected}", "dim")]
-    return [*lines[: height - 1], clip(Row(tuple(legend)), width)]
+    return [*lines[: height - 1], _legend(selected, width)]
+
+
+def _legend(selected: str | None, width: int) -> Row:
+    """Return the meaning of the glyphs; without gaps, and then without the id, if it is narrow."""
+    made = Row(())
+    for gap, mine in ((" ", selected), ("", selected), ("", "selected")):
+        segs: list[Seg] = [(" ", "")]
+        for name in ("used", "shared", "cached", "free"):
+            glyph, style = GLYPHS[name]
+            segs += [(glyph, style), (f"{gap}{name} ", "dim")]
+        made = Row((*segs, SELECTED, (f"{gap}{mine}", "dim")) if selected else tuple(segs))
+        if sum(width_of(text) for text, _ in made.segs) <= width:
+            break
+    return clip(made, width)
 
 
 def _lines(found: Sequence[tuple[str, str]], width: int) -> list[Row]:

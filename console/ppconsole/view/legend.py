@@ -63,15 +63,16 @@ _STAGES = Section("STAGES", {
     "DEVICE": "device of the stage", "AGE": "time since the last progress",
 })  # fmt: skip
 OPERATIONS = Section("OPERATION  column STREAM:OP", {
-    "main:": "stream of the step loop",
+    "main:": "stream of the step loop; left out if it is narrow",
     "step": "takes up or retires a step, between its operations", "on_device": "work of the device for a step",
     "idle": "waits for a step from the core", "recv": "waits to receive hidden states",
     "embed": "computes the embedding of tokens", "fwd": "computes its layers",
     "head": "computes the output head", "sample": "samples tokens", "send": "hands a message to the next stage",
     "room": "waits until the next stage takes earlier messages", "token": "waits for sampled tokens of the last stage",
     "out": "swaps KV blocks out to the host", "in": "swaps KV blocks in from the host", "copy": "moves KV blocks",
-    "map": "maps or unmaps memory", "coll": "waits for a neighbour to meet it", "device": "waits for its GPU",
-    "load": "loads weights", "<1 >2": "from stage 1, to stage 2", "m412": "of micro-batch (step) 412",
+    "map": "maps or unmaps memory", "coll": "waits for a neighbour to meet it",
+    "gpu": "waits for its GPU, or the GPU works", "load": "loads weights",
+    "<1 >2": "from stage 1, to stage 2", "m412": "of micro-batch (step) 412",
 })  # fmt: skip
 _MEMORY_BAR = Section("MEMORY BAR", {
     "█": "in use", "▒": "mapped for the KV cache, free", "·": "not in use", "│": "limit: total × utilization",
@@ -242,7 +243,7 @@ _CONFIRM = Section("CONFIRM", {
     "effect": "effect of the verb", "target": "the request, stage or engine", "now": "the present state of the target",
     "epoch": "run of the engine that the plan is for", "revision": "the verb is refused if this has changed",
     "note": "requests of the verb that are not in the table", "plan 4s old": "age of the plan; it is renewed by itself",
-    "+2 since match": "requests that match the filter since the dialog opened; they are not in the plan",
+    "since match": "requests that match the filter since the dialog opened; they are not in the plan",
     "plan": "the engine's answer to a dry run", "shell": "the shell line that does the same",
     "CONFLICT": "the target has changed since the plan",
     "not": "a request to which the verb does not apply; Do the other 2 goes on without it",

@@ -10,7 +10,22 @@ from ppengine.protocol.verbs import CheckName, SetCheck
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, ledger
-from ppconsole.view.cells import EMPTY, FLEX, Column, Placed, Row, Seg, clip, fit, header, place, row, table_row, wrap
+from ppconsole.view.cells import (
+    EMPTY,
+    FLEX,
+    Column,
+    Placed,
+    Row,
+    Seg,
+    clip,
+    fit,
+    fitted,
+    header,
+    place,
+    row,
+    table_row,
+    wrap,
+)
 from ppconsole.view.drilldown import heading
 from ppconsole.view.marks import faulty_stages
 from ppconsole.view.wording import STREAM
@@ -27,13 +42,14 @@ SHADOW_SHARE = 0.01
 FINDINGS, LEDGER = "FINDINGS", "LEDGER"
 _COLUMNS = (
     Column("stage", STREAM["stage"], 4, 0),
-    Column("name", STREAM["name"], 12, 1, grow=6),
-    Column("owner", STREAM["owner"], 12, 4, grow=6),
-    Column("op", STREAM["op"], 16, 2, grow=FLEX),
+    Column("name", STREAM["name"], 12, 1),
+    Column("owner", STREAM["owner"], 12, 4),
+    Column("op", STREAM["op"], 20, 2, grow=FLEX),
     Column("age", STREAM["age"], 5, 3, ">"),
     Column("pending", STREAM["pending"], 4, 5, ">"),
-    Column("waits", STREAM["waits"], 12, 6, grow=16),
+    Column("waits", STREAM["waits"], 9, 6, grow=16),
 )
+"""STREAM and OWNER are as wide as their longest name, so that the operation is whole."""
 
 
 def toggle(name: CheckName, checks: ChecksInfo) -> SetCheck:
@@ -56,7 +72,9 @@ def rows(
     count = snapshot.engine.checks.findings if findings is None else len(findings)
     more = f"  {count} finding{'' if count == 1 else 's'}: ⇥ goes there" if count else ""
     found = [heading(f"LIVE CHECKS{more}", width), *_checks(snapshot.engine.checks, width, act)]
-    placed = place(_COLUMNS, width - 1)
+    streams = [stream for stage in snapshot.stages for stream in stage.streams]
+    names = {"name": [each.name for each in streams], "owner": [each.owner for each in streams]}
+    placed = place(fitted(_COLUMNS, names), width - 1)
     titles = header(placed, fill="head")
     found.append(Row(((" ", ""), *titles.segs), "head"))
     faulty = faulty_stages(snapshot)

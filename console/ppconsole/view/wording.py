@@ -41,9 +41,11 @@ BUFFER = {
 
 SHORT = {
     "receive": "recv", "forward": "fwd", "token_return": "token", "swap_out": "out", "swap_in": "in",
-    "collective": "coll",
+    "collective": "coll", "device": "gpu",
 }  # fmt: skip
 """Kinds of operations by the shorter word that STREAM:OP has for them."""
+MAIN = "main"
+"""Name of the stream of the step loop."""
 OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
 """Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
 
@@ -59,7 +61,8 @@ def open_stream(stage: StageInfo) -> StreamInfo | None:
 def operation(stage: StageInfo, brief: bool = False) -> str:
     """Return the longest open operation of the stage, its stream, and the peer that it waits for.
 
-    `brief` leaves out the number of the micro-batch.
+    A stream with the name of its operation is not repeated. `brief` leaves out the number of the micro-batch, and
+    `main:`, the stream of the step loop.
     """
     stream = open_stream(stage)
     text = (stream.op if stream else stage.op) or figures.NOTHING
@@ -70,7 +73,9 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
         if not peer and waiting is not None and waiting.stage is not None:
             peer = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
         text = f"{SHORT.get(word, word)}{peer}{'' if brief else rest}"
-    return f"{stream.name}:{text}" if stream else text
+    if stream is None or (found is not None and stream.name == found[1]) or (brief and stream.name == MAIN):
+        return text
+    return f"{stream.name}:{text}"
 
 
 def why(request: RequestInfo, where: dict[int, int]) -> str:
