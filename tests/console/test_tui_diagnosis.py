@@ -96,7 +96,7 @@ async def test_a_fault_that_is_over_is_in_the_past_tense_and_nothing_runs_it():
         rig.source.send(calm)
         await rig.app.screen._load()
         text = "\n".join(rows(rig))
-        assert " STAGE 1 was stopped, for" in text and "no fault now; this one was cleared at" in text
+        assert " STAGE 1 was stopped, for" in text and "no fault now; this one was healed at" in text
         assert "runs it" not in text and "do   >" not in text and "STAGE 1 stopped" not in text
         assert rig.app.screen.cli() == "explain" and "⏎" not in rig.board("reader-foot")
 
@@ -135,7 +135,7 @@ async def test_the_steps_stay_frozen_until_a_new_fault():
         rig.source.send(calm)
         await screen._load()
         text = "\n".join(rows(rig))
-        assert "no fault now; this one was cleared at" in text and "fault 1 of this engine" in text
+        assert "no fault now; this one was healed at" in text and "fault 1 of this engine" in text
         assert "rings" not in rig.source.inspected
         rig.source.details["fault"] = kept(picture, number=2)
         rig.source.send(picture)
@@ -265,4 +265,4 @@ async def test_a_fault_in_an_export_is_shown_although_it_was_over():
     async with console(picture, live=False, details={"fault": over}) as rig:
         await rig.pilot.press("d")
         await rig.until(lambda: "frozen at the fault" in "\n".join(rows(rig)))
-        assert "no fault now; this one was cleared at" in rig.screen()
+        assert "no fault now; this one was healed at" in rig.screen()

@@ -85,11 +85,11 @@ async def test_a_mark_compares_two_moments(tmp_path: Path) -> None:
     async with replay(past(tmp_path, begin=BEGIN + 10.0, paused=True)) as rig:
         await rig.pilot.press("M", "right")
         marked = time.strftime("%H:%M:%S", time.localtime(BEGIN + 10.0))
-        assert re.search(rf"vs {marked} tok/s\S+ wait\+0 kv\+0", rig.board("top"))
+        assert re.search(rf"from {marked} tok/s\S+ wait\+0 kv\+0", rig.board("top"))
         await rig.pilot.press("J")
         assert step(rig) == 10
         await rig.pilot.press("e", "J")
-        assert step(rig) == 20 and f"vs {marked}" in rig.screen(), "back and forth, on every screen"
+        assert step(rig) == 20 and f"from {marked}" in rig.screen(), "back and forth, on every screen"
 
 
 async def test_the_events_between_the_mark_and_now_with_the_figures_of_both(tmp_path: Path) -> None:
@@ -116,6 +116,28 @@ async def test_the_events_between_the_mark_and_now_with_the_figures_of_both(tmp_
         assert "second 10" in text_of(rows[at]), "the search counts the rows of the figures"
         await rig.pilot.press("M")
         assert "THEN" not in rig.board("reader-body"), "at a new mark there is nothing between"
+
+
+async def test_the_banner_and_the_table_have_the_same_sign_on_both_sides_of_the_mark(tmp_path: Path) -> None:
+    async with replay(past(tmp_path, begin=BEGIN + 95.0, paused=True), size=(120, 36)) as rig:
+        playback = rig.app.model.playback
+        assert playback is not None
+        for key, word in (("left", "to"), ("right", "from")):
+            await rig.pilot.press("M", key)
+            await rig.until(lambda: playback.interval() is not None)
+            interval = playback.interval()
+            assert interval is not None and interval[0].snapshot is not None
+            marked, clock = interval[0], interval[0].wall
+            marked.snapshot.queues.waiting = 5
+            rig.app.model.state.snapshot.queues.waiting = 2  # type: ignore[union-attr]
+            rig.app.paint()
+            sign = "+3" if key == "left" else "-3"
+            assert f"{word} {time.strftime('%H:%M:%S', time.localtime(clock))}" in rig.board("top")
+            assert f"wait{sign}" in rig.board("top")
+            await rig.pilot.press("e")
+            table = {line.split()[0]: line.split() for line in rig.board("reader-body").splitlines() if line}
+            assert table["waiting"][-1] == sign
+            await rig.pilot.press("escape")
 
 
 async def test_the_figures_since_the_mark(tmp_path: Path) -> None:

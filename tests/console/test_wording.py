@@ -7,9 +7,21 @@ import snapshots
 from ppconsole.cli import render, streams
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
-from ppconsole.view import events, ledger, legend, marks, request_table, stage_table, stream_table, wording
+from ppconsole.model.units import wall_text
+from ppconsole.view import (
+    diagnosis,
+    events,
+    incident_table,
+    ledger,
+    legend,
+    marks,
+    request_table,
+    stage_table,
+    stream_table,
+    wording,
+)
 from ppconsole.view.cells import Row, text_of
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import IncidentInfo, Snapshot
 
 PRINTED_ALONE = {"USED/LIMIT", "REV", "BEGUN", "DONE", "DEVICE", "ALIVE", "STATE"}
 """Columns that a command has and the console shows elsewhere, or not at all."""
@@ -81,3 +93,34 @@ def test_status_prints_the_operation_and_the_reason_of_the_console() -> None:
     for request in picture.requests:
         assert any(line.startswith(request.id) and line.endswith(wording.why(request, where)) for line in lines)
     assert any("at stage" in line for line in lines)
+
+
+def test_the_head_and_the_rows_agree_on_the_micro_batches_in_flight() -> None:
+    picture = snapshots.snapshot(2, 4)
+    for stage, numbers in zip(picture.stages, ([7], [5, 6]), strict=True):
+        stage.micro_batches = numbers
+    for request, numbers in zip(picture.requests, ([8], [7], [6], []), strict=True):
+        request.in_flight, request.why = numbers, None
+    rows = [text_of(line) for line in request_rows(picture, 80)]
+    assert "m008 in flight" in rows[1] or "m8 in flight" in rows[1], "on its way to the first stage"
+    assert text_of(request_table.pool(picture, 80)).endswith("fly m5-8"), "each that WHY or MB names"
+
+
+def test_the_end_of_a_fault_has_one_word_and_one_time() -> None:
+    picture = snapshots.snapshot(4, 8)
+    fault = snapshots.fault(snapshots.stuck(), 2)
+    fault.over_wall = snapshots.WALL + 9.0
+    begin = fault.wall - fault.verdict.since_s
+    picture.incident = IncidentInfo(
+        number=1, wall=begin, stage=2, cause=fault.verdict.cause, summary="stuck", over_wall=begin + 5.0
+    )
+
+    def page() -> str:
+        made = diagnosis.page(picture, diagnosis.Known(fault=fault), 80)
+        return "\n".join(text_of(line) for line in made.rows)
+
+    picture.sampled_at = begin + 60.0
+    assert "healed in 5.0s" in incident_table.badge(picture, 80)
+    assert f"this one was healed at {wall_text(begin + 5.0)}" in page()
+    picture.incident.stage = 1
+    assert f"this one was healed at {wall_text(fault.over_wall)}" in page(), "another incident came since"

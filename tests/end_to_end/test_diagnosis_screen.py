@@ -79,7 +79,7 @@ async def test_a_stopped_stage_is_drawn_frozen_and_continued(engine: Served) -> 
             await rig.pilot.press("right", "enter")
             await rig.until(lambda: rig.app.screen is shown, "it is done")
             assert process_state(engine.pids["stage1"]) != "T"
-        await rig.until(lambda: "no fault now; this one was cleared at" in body(rig), "it is over")
+        await rig.until(lambda: "no fault now; this one was healed at" in body(rig), "it is over")
         assert "frozen at the fault" in body(rig)
         before = (await rig.op.detail(name)).output_tokens
         assert len(await rig.op.written(name, before + 5)) > before, "it goes on"

@@ -21,6 +21,10 @@ TWO_COLUMNS = 140
 """From this width on the steps are beside the stacks."""
 
 
+_SAME_BEGIN_S = 1.0
+"""Seconds by which the begin of an incident and that of its fault may differ."""
+
+
 class Known(NamedTuple):
     """Details beside the snapshot. `problem`: why there are no steps; `taking`: stacks are being taken."""
 
@@ -104,8 +108,8 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
     now = root_verdict(snapshot)
     found = []
     if now is None:
-        over = known.fault.over_wall if known.fault is not None else None
-        text = f"  no fault now; this one was cleared{f' at {_clock(over)}' if over else ''}"
+        over = _healed_at(snapshot, known.fault)
+        text = f"  no fault now; this one was healed{f' at {_clock(over)}' if over else ''}"
         found.append(row((fit(text, width), "ok")))
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
     name = f"! {headline(verdict)}" if now is not None else headline(verdict, over=True)
@@ -115,6 +119,17 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
     if verdict.cause.startswith("stream_"):
         found.append(row(("  v shows the streams, and every finding with both call sites", "dim")))
     return found
+
+
+def _healed_at(snapshot: Snapshot, fault: FaultDetail | None) -> float | None:
+    """Return the end of a fault, as the badge has it if it is the newest incident: a verdict stays a little longer."""
+    if fault is None:
+        return None
+    info, verdict = snapshot.incident, fault.verdict
+    begin = fault.wall - verdict.since_s
+    if info is not None and info.stage == verdict.stage and abs(info.wall - begin) < _SAME_BEGIN_S:
+        return info.over_wall or fault.over_wall
+    return fault.over_wall
 
 
 def _todo(wanted: Suggestion, width: int, off: str = "") -> list[Row]:

@@ -99,19 +99,22 @@ class Playback:
         return f"REPLAY {clock} {at / divisor:.0f}/{length / divisor:.0f} {unit} {pace}"
 
     def _since_mark(self) -> list[Seg]:
-        """Return how tokens a second, queue and KV blocks in use differ from those at the mark.
+        """Return how tokens a second, queue and KV blocks in use change from the earlier moment to the later one.
 
-        Each figure is a segment: a narrow row drops the last ones.
+        As in the table of `e`, whichever of the two is the mark: `from` an earlier mark, `to` a later one. Each
+        figure is a segment: a narrow row drops the last ones.
         """
         now, mark = self._shown().snapshot, self._mark
         if mark is None:
             return []
-        clock = wall_text(mark.wall)
+        clock, ahead = wall_text(mark.wall), mark.wall > self._source.position
+        word = "to" if ahead else "from"
         if now is None or mark.snapshot is None:
-            return [(f" vs {clock}", "warn")]
-        here, there = _figures(now), _figures(mark.snapshot)
-        parts = [(f" {name}{_signed(here[name], there[name])}", "warn") for name in here]
-        return [(f" vs {clock}", "warn"), *parts]
+            return [(f" {word} {clock}", "warn")]
+        first, last = (now, mark.snapshot) if ahead else (mark.snapshot, now)
+        before, after = _figures(first), _figures(last)
+        parts = [(f" {name}{_signed(after[name], before[name])}", "warn") for name in after]
+        return [(f" {word} {clock}", "warn"), *parts]
 
 
 def _figures(snapshot: Snapshot) -> dict[str, float | None]:
@@ -120,9 +123,9 @@ def _figures(snapshot: Snapshot) -> dict[str, float | None]:
     return {"tok/s": snapshot.throughput.output_tok_s, "wait": snapshot.queues.waiting, "kv": used}
 
 
-def _signed(here: float | None, there: float | None) -> str:
-    if here is None or there is None:
+def _signed(after: float | None, before: float | None) -> str:
+    if after is None or before is None:
         return "?"
-    change = here - there
+    change = after - before
     text = figures.rate(abs(change)) if isinstance(change, float) else count_text(abs(change))
     return f"{'-' if change < 0 else '+'}{text}"

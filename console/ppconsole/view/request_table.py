@@ -168,8 +168,7 @@ def pool(snapshot: Snapshot, width: int) -> Row:
     for name, number in _queues(snapshot.queues):
         mark = request_mark(name)
         segs += [(f" {mark.text} ", "dim"), (count_text(number), mark.style if number else "dim")]
-    flying = [number for stage in snapshot.stages for number in stage.micro_batches]
-    names = figures.micro_batches(flying) or figures.NOTHING
+    names = figures.micro_batches(wording.flying(snapshot)) or figures.NOTHING
     segs += [(" │", "dim"), (" fly ", "dim"), (names, "")]
     extra: list[Seg] = []
     if snapshot.preemptions_total:

@@ -101,6 +101,12 @@ def _shortened(text: str) -> str:
     return _MICRO_BATCH.sub(lambda found: figures.micro_batch(int(found[1])), text)
 
 
+def flying(snapshot: Snapshot) -> list[int]:
+    """Return the micro-batches in flight: those that a WHY names, and those that a stage has."""
+    found = {number for request in snapshot.requests for number in request.in_flight}
+    return sorted(found | {number for stage in snapshot.stages for number in stage.micro_batches})
+
+
 def locate(snapshot: Snapshot) -> dict[int, int]:
     """Return the last stage that holds each micro-batch, by its number."""
     return {number: stage.index for stage in snapshot.stages for number in stage.micro_batches}
