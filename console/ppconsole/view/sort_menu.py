@@ -1,6 +1,6 @@
 """The menu of the columns that sort: each with its letter and its meaning, in as many columns as fit.
 
-Where a meaning would be cut, all are shorter; where these are cut, the title has that of the selected column alone.
+If a meaning would be cut, all are shorter. If these would be cut, the title has that of the selected column alone.
 """
 
 from __future__ import annotations
