@@ -246,8 +246,9 @@ async def test_a_verb_asks_shows_the_plan_and_carries_the_revision(key, verb, if
         assert rig.app.focused is dialog.query_one("#cancel")
         body = rig.board("dialog-body")
         assert "free 45 blocks of 812" in body and "b00t5eed0001" in body and "ppconsole -e opt@n0 " in body
+        override = {"override": True, "reason": "the console asks for the plan"}
         assert rig.source.commands == [
-            (verb, {"dry_run": True, "if_rev": if_rev, "epoch": "b00t5eed0001", "on_progress": None})
+            (verb, {"dry_run": True, "if_rev": if_rev, "epoch": "b00t5eed0001", "on_progress": None, **override})
         ]
         await rig.pilot.press("right", "enter")
         await rig.until(lambda: rig.app.screen is rig.app.main)

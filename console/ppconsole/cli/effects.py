@@ -103,6 +103,7 @@ async def send(link: EngineLink, verb: Verb, common: Common, effect: Effect) -> 
             dry_run=effect.dry_run,
             if_rev=effect.if_rev,
             reason=effect.reason,
+            override=effect.override,
             on_progress=progress,
             timeout=common.timeout or row.ends_within_s,
         )

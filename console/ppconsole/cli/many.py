@@ -76,7 +76,9 @@ async def _many(
             many = Many(verbs=[verb_of(each) for each in ids], revisions=revisions)  # type: ignore[misc]
         except ValueError as error:
             raise exits.Failure(str(error), exits.USAGE) from None
-        plan = await link.command(many, dry_run=True, reason=effect.reason, timeout=common.timeout or 10.0)
+        plan = await link.command(
+            many, dry_run=True, reason=effect.reason, override=effect.override, timeout=common.timeout or 10.0
+        )
         if isinstance(plan, Refused):
             return show_refused(plan, label_of(many), common)
         if effect.dry_run:

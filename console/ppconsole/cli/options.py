@@ -35,6 +35,7 @@ class Effect:
     wait: bool = True
     reason: str = ""
     if_rev: int | None = None
+    override: bool = False
 
 
 def timeout_option(text: str) -> Callable[[Command], Command]:
@@ -91,8 +92,11 @@ def effect_options(function: Command) -> Command:
     @click.option("--no-wait", is_flag=True, help="Return once the engine has accepted it.")
     @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log and other consoles.")
     @click.option("--if-rev", type=int, metavar="N", help="Only if the request, or memory, is still at revision N.")
+    @click.option("--override", is_flag=True, help="Act on requests of other keys, too; it needs --reason.")
     @functools.wraps(function)
-    def wrapped(dry_run: bool, no_wait: bool, reason: str, if_rev: int | None, **rest: Any) -> Any:
-        return function(effect=Effect(dry_run, not no_wait, reason, if_rev), **rest)
+    def wrapped(dry_run: bool, no_wait: bool, reason: str, if_rev: int | None, override: bool, **rest: Any) -> Any:
+        if override and not reason.strip():
+            raise click.UsageError("--override needs --reason TEXT: the audit log has it.")
+        return function(effect=Effect(dry_run, not no_wait, reason, if_rev, override), **rest)
 
     return wrapped

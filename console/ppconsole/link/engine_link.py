@@ -132,6 +132,7 @@ class EngineLink:
         if_rev: int | None = None,
         epoch: str | None = None,
         reason: str = "",
+        override: bool = False,
         ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
@@ -156,6 +157,7 @@ class EngineLink:
             if_rev=if_rev,
             dry_run=dry_run,
             reason=reason,
+            override=override,
         )
         pending = self._commands.add(command, on_progress)
         try:

@@ -28,6 +28,7 @@ class PastSource:
         if_rev: int | None = None,
         epoch: str | None = None,
         reason: str = "",
+        override: bool = False,
         ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,

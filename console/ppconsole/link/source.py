@@ -101,6 +101,7 @@ class Source(Protocol):
         if_rev: int | None = None,
         epoch: str | None = None,
         reason: str = "",
+        override: bool = False,
         ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
@@ -108,6 +109,7 @@ class Source(Protocol):
         """Ask for an effect and wait for its one end. Raises LinkLost when that end will never be known.
 
         `epoch`: the one that the operator saw. In another one nothing is sent and the answer is STALE_EPOCH.
+        `override`: act on requests of other keys, too; that needs a reason.
         """
         ...
 

@@ -24,6 +24,9 @@ from ppconsole.view.lowering import BLANK, TARGET, VITAL, Weighed, lowered, weig
 from ppconsole.widgets.lines import Lines
 
 MAX_WIDTH = 92
+OVERRIDE_REASON = "confirmed on the console"
+"""Reason of an override: a dialog that has shown the owners is one. The CLI takes another with `--reason`."""
+_PLAN_REASON = "the console asks for the plan"
 
 
 class Confirm(ModalScreen[None]):
@@ -31,6 +34,7 @@ class Confirm(ModalScreen[None]):
 
     A verb on many requests goes to those that the plan on the screen does not exclude. Buttons stay in their place:
     they begin at the left, and the dialog does not become lower.
+    The plan names the owners of others' requests; to confirm it is to override them.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,7 +94,7 @@ class Confirm(ModalScreen[None]):
         rows += plan.head_rows(self.verb, self._seen, self.if_rev, width, self._hidden(), self._choice)
         rows += [BLANK, *(weighed(self._trouble, VITAL) or plan.plan_rows(self._answer, width))]
         rows.append(Weighed(self._renewed(width), TARGET))
-        rows += plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width)
+        rows += plan.cli_rows(self._possible() or self.verb, self._seen.engine.name, width, self._reason())
         note = self._note or self._off()
         rows.append(Weighed(row((fit(note or self._keys(), width), "warn" if note else "dim")), VITAL))
         room = self.app.size.height - 5
@@ -142,6 +146,11 @@ class Confirm(ModalScreen[None]):
             return None
         return commands.without_conflicts(self.verb, answer)
 
+    def _reason(self) -> str:
+        """Return the reason of the override that the plan needs; empty: it needs none."""
+        needed = isinstance(self._answer, Outcome) and self._answer.override
+        return OVERRIDE_REASON if needed else ""
+
     def _blocked(self) -> bool:
         """Return whether the verb cannot be confirmed now."""
         ready = self._possible() is not None and not self._trouble
@@ -163,7 +172,7 @@ class Confirm(ModalScreen[None]):
         what = "it"
         if possible is not None and possible is not self.verb:
             what = f"the other {len(commands.requests_of(possible))}"
-        confirm.label = f"Do {what}: {label_of(self.verb)}"
+        confirm.label = f"{'Override' if self._reason() else 'Do'} {what}: {label_of(self.verb)}"
         conflicts = isinstance(self._answer, Outcome) and bool(self._answer.conflicts)
         self.query_one("#again", Button).set_class(not (self._trouble or conflicts), "hidden")
 
@@ -182,7 +191,7 @@ class Confirm(ModalScreen[None]):
     async def _plan(self) -> None:
         ended, _ = plan.since_opened(self.verb, self._choice, self.console.model.state.snapshot)
         try:
-            answer = await self._command(self.verb, dry_run=True)
+            answer = await self._command(self.verb, dry_run=True, reason=_PLAN_REASON)
         finally:
             self._asking = False
         if self.busy:
@@ -195,14 +204,19 @@ class Confirm(ModalScreen[None]):
             self._check_conflict(answer)
         self.paint()
 
-    async def _command(self, verb: Verb, *, dry_run: bool) -> Outcome | Refused | None:
-        """Send the verb; None when the link broke, which is then explained in the note."""
+    async def _command(self, verb: Verb, *, dry_run: bool, reason: str) -> Outcome | Refused | None:
+        """Send the verb, with an override if it has a `reason`.
+
+        Return None when the link broke, which is then explained in the note.
+        """
         try:
             return await self.console.source.command(
                 verb,
                 dry_run=dry_run,
                 if_rev=self.if_rev,
                 epoch=self._seen.engine.epoch,
+                reason=reason,
+                override=bool(reason),
                 on_progress=None if dry_run else self._progress,
             )
         except LinkLost as error:
@@ -256,7 +270,7 @@ class Confirm(ModalScreen[None]):
     async def _act(self, verb: Verb) -> None:
         """Send the verb and wait for its end."""
         try:
-            answer = await self._command(verb, dry_run=False)
+            answer = await self._command(verb, dry_run=False, reason=self._reason())
         finally:
             self.busy = False
         if isinstance(answer, Outcome):
@@ -290,4 +304,4 @@ class Confirm(ModalScreen[None]):
 
     def action_copy_cli(self) -> None:
         """Copy the equivalent shell line."""
-        self.console.copying.verb(self._possible() or self.verb)
+        self.console.copying.command(commands.shell_words(self._possible() or self.verb, self._reason()))

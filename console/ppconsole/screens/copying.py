@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.verbs import Verb
 from textual.app import App
 
-from ppconsole.model import grammar
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console
 from ppconsole.view.commands import shell_line
@@ -20,10 +18,6 @@ class Copying:
 
     def __init__(self, app: App[int], console: Console) -> None:
         self._app, self._console = app, console
-
-    def verb(self, verb: Verb) -> None:
-        """Copy the shell line of a verb."""
-        self.command(grammar.words_of(verb))
 
     def command(self, words: Sequence[str]) -> None:
         """Copy the shell line of a command of the CLI; without words nothing."""

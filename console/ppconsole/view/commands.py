@@ -275,9 +275,16 @@ def revision_of(verb: Verb, snapshot: Snapshot) -> int | None:
     return next((each.revision for each in snapshot.requests if each.id == request), None)
 
 
-def cli_line(verb: Verb, engine: str) -> str:
-    """Return the shell line that does the same."""
-    return shell_line(grammar.words_of(verb), engine)
+def shell_words(verb: Verb, reason: str = "") -> list[str]:
+    """Return the words of the CLI that do the same. `reason`: of an override; empty without one."""
+    words = grammar.words_of(verb)
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end], *(["--override", "--reason", reason] if reason else []), *words[end:]]
+
+
+def cli_line(verb: Verb, engine: str, reason: str = "") -> str:
+    """Return the shell line that does the same. `reason`: of an override; empty without one."""
+    return shell_line(shell_words(verb, reason), engine)
 
 
 def shell_line(words: Sequence[str], engine: str) -> str:

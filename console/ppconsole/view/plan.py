@@ -124,6 +124,9 @@ def plan_rows(answer: Outcome | Refused | None, width: int) -> list[Weighed]:
         rows += weighed(_wrapped(row(label, (line, "")), width), VITAL if index < 2 else DETAIL)
     for line in conflict_lines(answer):
         rows += weighed(_wrapped(row(("        ", ""), (line, "warn")), width), ASIDE)
+    if answer.override:
+        text = "requests of other keys: doing it overrides their owners, and the audit log says so"
+        rows += weighed(_wrapped(row(("        ", ""), (text, "warn")), width), VITAL)
     return rows
 
 
@@ -149,9 +152,9 @@ def conflict_lines(answer: Outcome) -> list[str]:
     return lines
 
 
-def cli_rows(verb: Verb, engine: str, width: int) -> list[Weighed]:
-    """Return the equivalent CLI line; of a long one the beginning."""
-    rows = _wrapped(row(("shell   ", "dim"), (cli_line(verb, engine), "key")), width)
+def cli_rows(verb: Verb, engine: str, width: int, reason: str = "") -> list[Weighed]:
+    """Return the equivalent CLI line; of a long one the beginning. `reason`: of an override, empty without one."""
+    rows = _wrapped(row(("shell   ", "dim"), (cli_line(verb, engine, reason), "key")), width)
     if len(rows) > _SHELL_LINES:
         rows[_SHELL_LINES - 1 :] = [row((f"        … {len(rows) - _SHELL_LINES + 1} more lines", "dim"))]
     return [*weighed(rows[:1], DETAIL), *weighed(rows[1:], SPARE)]

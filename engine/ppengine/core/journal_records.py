@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.control import Command, Logprob, Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.finished import FinishedInfo
@@ -54,6 +55,8 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     """Console with which it ends."""
     begun: bool = False
     """Whether this core has given work for it to the stages."""
+    principal: str = OWNER
+    """Name of the key that submitted it."""
 
 
 class Tokens(msgspec.Struct, array_like=True, tag=2):

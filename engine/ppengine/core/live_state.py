@@ -135,6 +135,7 @@ class LiveState:
             elif request is not None and request.group == output.request:
                 entered.begun = entered.begun or request.slot is not None
                 entered.seed, entered.owner, entered.arrival = request.seed, request.owner, request.arrival_time
+                entered.principal = request.principal
                 state.priority, state.held_by = request.priority, request.held_by
                 state.admitted, state.first_token = request.admitted_time, request.first_token_time
             entered.samples.append(state)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppengine.common.sizes import size_text
+from ppengine.core import ownership
 from ppengine.core.health import Health
 from ppengine.core.live_requests import SLICE
 from ppengine.core.operations import Operation, Operations
@@ -36,7 +37,7 @@ class _Run:
     """One operation on many requests, and how far it has come."""
 
     operation: Operation
-    by: str
+    command: Command
     count: int
     left: list[tuple[str, Effects]]
     """Requests whose effect has not happened yet."""
@@ -62,6 +63,8 @@ class _Draft:
     """Sums of the requests that go into no host block."""
     ids: list[str] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+    owners: Counter[str] = field(default_factory=Counter)
+    """Requests of other keys, by the name of the key."""
 
     def add(self, figures: Mapping[str, float], *, recomputed: bool) -> None:
         """Add the figures of one sample."""
@@ -90,13 +93,13 @@ class ManyRequests:
         target = f"{len(many.verbs)} requests"
         if not command.dry_run:
             self._health.require()
-            return Plan([], lambda operation: self._begin(many, operation, command.by), target=target)
+            return Plan([], lambda operation: self._begin(many, operation, command), target=target)
         actions = self._health.require().scheduler.actions
         draft, moves = _Draft(actions.room()), not isinstance(many.verbs[0], Priority)
         for verb, revision in _pairs(many):
             host = draft.room.host
             try:
-                able = self._able(verb, revision)
+                able = self._able(verb, revision, command)
                 lack = self._take_room(draft, verb, able) if isinstance(verb, _TAKING) else ""
             except (CommandError, NotPossible) as error:
                 draft.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
@@ -106,6 +109,7 @@ class ManyRequests:
                 continue
             draft.ids.append(verb.request)
             draft.states[able[0].state] += 1
+            draft.owners.update(ownership.owners(able[:1], command))
             for sample in able if moves else ():
                 draft.add(actions.figures(sample), recomputed=draft.room.host == host)
         free = actions.room()
@@ -115,8 +119,8 @@ class ManyRequests:
             total |= {"blocks_free": free.device, "host_free": free.host}
         lines = _lines(many, draft, free, self._health.require().memory.capacity.block_bytes)
         return Plan(
-            lines, lambda operation: self._begin(many, operation, command.by), target=target, figures=total,
-            conflicts=draft.conflicts,
+            [*lines, *ownership.lines(draft.owners)], lambda operation: self._begin(many, operation, command),
+            target=target, figures=total, conflicts=draft.conflicts, owners=dict(draft.owners),
         )  # fmt: skip
 
     @property
@@ -132,8 +136,9 @@ class ManyRequests:
             self._settle(run)
         self._runs = [run for run in self._runs if run.left or run.ahead]
 
-    def _able(self, verb: RequestVerb, revision: int | None) -> list[Request]:
+    def _able(self, verb: RequestVerb, revision: int | None, command: Command) -> list[Request]:
         members = self._verbs.members(verb.request)
+        ownership.check(members[0], command)
         if revision is not None:
             self._verbs.check_revision(verb.request, revision)
         return self._verbs.able(verb, members)
@@ -152,8 +157,8 @@ class ManyRequests:
         draft.room = Room(*(left - amount for amount, left in zip(need, draft.room, strict=True)))
         return ""
 
-    def _begin(self, many: Many, operation: Operation, by: str) -> None:
-        run = _Run(operation, by, len(many.verbs), [], [], deque(_pairs(many)))
+    def _begin(self, many: Many, operation: Operation, command: Command) -> None:
+        run = _Run(operation, command, len(many.verbs), [], [], deque(_pairs(many)))
         self._go_on(run, SLICE)
         self._settle(run)
         if run.left or run.ahead:
@@ -167,8 +172,8 @@ class ManyRequests:
             (verb, revision), budget = run.ahead.popleft(), budget - 1
             try:
                 # Planned again: an earlier one may have taken the room of this one.
-                able = self._able(verb, revision)
-                effects = self._verbs.begin(verb, able, run.by)
+                able = self._able(verb, revision, run.command)
+                effects = self._verbs.begin(verb, able, run.command.by)
             except (CommandError, NotPossible) as error:
                 run.conflicts.append(Conflict(request=verb.request, code=error.code, text=error.text))
                 if error.code == "NOT_FOUND" and revision is not None:

@@ -32,3 +32,5 @@ class Plan:
     figures: dict[str, float] = field(default_factory=dict)
     conflicts: list[Conflict] = field(default_factory=list)
     """Requests of a verb on several to which it does not apply."""
+    owners: dict[str, int] = field(default_factory=dict)
+    """Number of requests of other keys, by the name of the key."""

@@ -156,6 +156,7 @@ class Reporter:
             ttft_s=ttft_s(request),
             itl_ms=itl_ms(request, now),
             itl_p99_ms=itl_quantiles_ms(request, now)[1],
+            principal=request.principal,
         )
 
     def _throughput(self) -> Throughput:

@@ -124,4 +124,5 @@ def _detail(request: Request, now: float) -> RequestDetail:
         priority=request.priority,
         prompt_token_ids=request.prompt_ids,
         history=[f"{when - arrival:.3f}s {text}" for when, text in request.history],
+        principal=request.principal,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ppengine.core import ownership
 from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
@@ -43,6 +44,7 @@ class RequestVerbs:
     def plan(self, verb: RequestVerb, command: Command) -> Plan:
         """Return the plan of a verb. Raises CommandError and Refused."""
         members = self.members(verb.request)
+        owner = ownership.check(members[0], command)
         able = self.able(verb, members)
 
         def begin(operation: Operation) -> None:
@@ -56,9 +58,11 @@ class RequestVerbs:
 
         serving = self._health.require()
         lines, figures = serving.scheduler.actions.plan(verb, able[0].id, serving.memory.capacity.block_bytes)
+        owners = {owner: 1} if owner else {}
         return Plan(
-            lines, begin, target=verb.request, request=verb.request, revision=members[0].revision, figures=figures
-        )
+            [*lines, *ownership.lines(owners)], begin, target=verb.request, request=verb.request,
+            revision=members[0].revision, figures=figures, owners=owners,
+        )  # fmt: skip
 
     def members(self, name: str) -> list[Request]:
         """Return the live samples of a request. Raises CommandError if there are none."""

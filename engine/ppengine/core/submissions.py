@@ -11,6 +11,7 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
+from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.verbs import Submit
 
@@ -33,8 +34,8 @@ class Submissions:
         self._count = 0
         self._first_name = secrets.randbits(16)
 
-    def requests(self, verb: Submit, owner: str) -> list[Request]:
-        """Return the requests of a submission.
+    def requests(self, verb: Submit, owner: str, principal: str = OWNER) -> list[Request]:
+        """Return the requests of a submission. `owner` is the user's name, `principal` that of the key.
 
         Raises ValueError for an invalid one, DoesNotFit for a prompt that is too long to tokenize.
         """
@@ -46,12 +47,13 @@ class Submissions:
         name = self._name(verb.request)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         leader = Request(
-            id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, priority=verb.priority
+            id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, principal=principal,
+            priority=verb.priority,
         )  # fmt: skip
         followers = [
             Request(
                 id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner,
-                priority=verb.priority, sample=index, leader=leader,
+                principal=principal, priority=verb.priority, sample=index, leader=leader,
             )
             for index in range(1, sampling.n)
         ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import msgspec
 
 from ppengine.common.config import EngineConfig
+from ppengine.core import ownership
 from ppengine.core.answers import Answers
 from ppengine.core.cordons import Cordons
 from ppengine.core.health import Health
@@ -30,6 +31,7 @@ from ppengine.core.template_process import TemplateProcess
 from ppengine.protocol.chat_messages import Rendered
 from ppengine.protocol.control import Command, ErrorCode, Outcome, Refused
 from ppengine.protocol.reports import Attended
+from ppengine.protocol.verb_table import covers
 from ppengine.protocol.verbs import (
     Cordon,
     Drain,
@@ -112,7 +114,8 @@ class Commands:
         if command.dry_run:
             outcome = Outcome(
                 id=command.id, op="", state="planned", text=plan.lines[0], plan=plan.lines, figures=plan.figures,
-                revision=plan.revision, request=plan.request, conflicts=plan.conflicts,
+                revision=plan.revision, request=plan.request, conflicts=plan.conflicts, owners=plan.owners,
+                override=bool(plan.owners) and not covers(command.role, "admin"),
             )  # fmt: skip
             self._answers(client, outcome)
         else:
@@ -229,7 +232,7 @@ class Commands:
         serving = self._health.require()
         if self._health.draining:
             raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
-        requests = self._submissions.requests(verb, owner=command.by)
+        requests = self._submissions.requests(verb, owner=command.by, principal=ownership.principal(command))
         serving.scheduler.admission.check(requests)
         name, prompt = requests[0].group, len(requests[0].prompt_ids)
 
@@ -246,8 +249,9 @@ class Commands:
         return Plan(lines, begin, target=name, request=None if command.dry_run else name)
 
     def _plan_pause(self, verb: Pause, command: Command) -> Plan:
-        scheduler, live = self._health.require().scheduler, len(self._requests.live())
-        running = _running(scheduler)
+        scheduler, requests = self._health.require().scheduler, self._requests.live()
+        live, running = len(requests), _running(scheduler)
+        owners = ownership.check_all(requests, command) if verb.mode == "abort" else {}
         line = {
             "wait": f"finish {running} running, start none of {live - running} others",
             "keep": f"stop scheduling; {live} requests keep their blocks",
@@ -265,7 +269,7 @@ class Commands:
             else:
                 self._operations.end(operation, "applied", line)
 
-        return Plan([line], begin, target=verb.mode)
+        return Plan([line, *ownership.lines(owners)], begin, target=verb.mode, owners=owners)
 
     def _plan_resume(self, verb: Resume, command: Command) -> Plan:
         scheduler = self._health.require().scheduler

@@ -54,6 +54,8 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: str = ""
     principal: str = ""
     """Name of the key that the command came with; `by` is a label which its owner chose."""
+    override: bool = False
+    """Whether it may act on requests of other keys."""
 
 
 class Recorded(msgspec.Struct):
@@ -130,6 +132,7 @@ def entry_of(command: Command, client: str, principal: str) -> Entry:
         outcome="received",
         client=client,
         principal=principal,
+        override=command.override,
     )
 
 

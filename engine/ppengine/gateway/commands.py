@@ -104,6 +104,7 @@ class CommandDesk:
         # The author is a label that a key's owner gives to the session; the audit log has the key's name beside it.
         command.by = session.user
         command.reason = command.reason[:_REASON_MOST]
+        command.principal, command.role = session.principal.name, session.role
         if not 0 < len(command.id) <= _ID_MOST:
             text = f"a command's id has {len(command.id)} characters; it must be 1 to {_ID_MOST}"
             self._answer(client, Refused(id=command.id[:_ID_MOST], code="INVALID", text=text))
@@ -253,6 +254,8 @@ class CommandDesk:
         if command.epoch != self._epoch:
             text = f"the engine was restarted: epoch {command.epoch[:64]!r} has ended, {self._epoch} runs"
             return _refused(command, "STALE_EPOCH", text)
+        if command.override and not command.reason.strip():
+            return _refused(command, "INVALID", "an override needs a reason: --reason TEXT")
         age_ms = session.age_s(head) * 1e3
         if not age_ms <= command.ttl_ms:
             return _refused(command, "EXPIRED", f"sent {age_ms:.0f} ms ago, it was good for {command.ttl_ms} ms")
@@ -367,7 +370,8 @@ class CommandDesk:
 
     def _tell(self, kept: Kept, reply: Reply) -> None:
         entry = kept.entry
-        detail, reason = reply_text(reply), f" ({entry.reason})" if entry.reason else ""
+        why = f"override: {entry.reason}" if entry.override else entry.reason
+        detail, reason = reply_text(reply), f" ({why})" if why else ""
         self._events.say(
             f"op.{outcome_name(reply)}",
             f"{kept.words}{': ' if detail else ''}{detail}{reason}",

@@ -85,6 +85,12 @@ class Command(msgspec.Struct, tag="command", kw_only=True):
     reason: str = ""
     console: str = ""
     """Name of the console, as in its Hello; the gateway fills it in."""
+    override: bool = False
+    """Act on requests of other keys, too. It needs a reason; an admin needs neither."""
+    principal: str = ""
+    """Name of the key that it came with; the gateway fills it in. Empty: of the engine's own user."""
+    role: Role = "admin"
+    """Role of that key; the gateway fills it in."""
 
 
 ErrorCode = Literal[
@@ -129,6 +135,10 @@ class Outcome(msgspec.Struct, tag="outcome", kw_only=True):
     """The plan or effect in numbers: `blocks_before`, `blocks_after`, `move`, `swap`, `recompute`, ..."""
     conflicts: list[Conflict] = []
     """Requests of a verb on several to which it does not apply; the others are done all the same."""
+    owners: dict[str, int] = {}
+    """With `planned`: number of requests of other keys that it acts on, by the name of the key."""
+    override: bool = False
+    """With `planned`: whether it needs an override, because of requests of other keys."""
 
 
 class Deferred(msgspec.Struct, tag="deferred", kw_only=True):

@@ -52,6 +52,8 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     """Text of the prompt's tokens; empty if the engine has no tokenizer."""
     history: list[str] = []
     """State changes, oldest first: `0.012s waiting > running`."""
+    principal: str = ""
+    """Name of the key that submitted it."""
 
 
 class FinishedDetail(msgspec.Struct, kw_only=True):

@@ -241,6 +241,8 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     """Mean milliseconds between its tokens up to now; null before the second."""
     itl_p99_ms: float | None = None
     """99th percentile of the milliseconds between its tokens, at most 2.2 % off; null before the second."""
+    principal: str = ""
+    """Name of the key that submitted it; `owner` is the name that its user gave."""
 
 
 class OperationInfo(msgspec.Struct, kw_only=True):

@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from ppengine.core.scheduler.results import Fence
 from ppengine.core.scheduler.token_gaps import TokenGaps
+from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import RequestState
 
@@ -35,6 +36,9 @@ class Request:
     sampling: SamplingParams
     seed: int
     owner: str = ""
+    """User or session that submitted it, by the name that it gave."""
+    principal: str = OWNER
+    """Name of the key that submitted it: other keys need an override."""
     sample: int = 0
     leader: Request | None = None
     """Sample 0 of the same prompt; None for sample 0."""
