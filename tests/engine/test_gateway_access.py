@@ -38,6 +38,7 @@ from ppengine.protocol.verbs import (
     Cordon,
     Drain,
     Fault,
+    Lease,
     Many,
     Pause,
     Preempt,
@@ -61,7 +62,7 @@ VERBS = {
     "abort": Abort(request="r"), "many": Many(verbs=[Abort(request="r")]), "set-memory": SetMemory(utilization=0.5),
     "pause": Pause(), "resume": Resume(), "drain": Drain(), "stop": Stop(), "continue": Continue(stage=0),
     "check": SetCheck(check="finite"), "restart-stage": RestartStage(stage=0), "cordon": Cordon(stage=0),
-    "fault": Fault(kind="sigstop"), "clear-faults": ClearFaults(),
+    "fault": Fault(kind="sigstop"), "clear-faults": ClearFaults(), "lease": Lease(action="release"),
 }  # fmt: skip
 QUIET_MS = 400
 """Milliseconds without an answer after which a peer counts as refused; an allowed one has it within five."""

@@ -18,7 +18,7 @@ from ppengine.protocol.control import Hello, Replay
 from ppengine.protocol.log_tail import tail
 from ppengine.protocol.snapshot import Events
 from ppengine.protocol.verb_table import ROWS
-from ppengine.protocol.verbs import MESSAGES, Continue
+from ppengine.protocol.verbs import MESSAGES, Continue, Lease
 
 
 def test_only_what_somebody_subscribed_to_is_wanted():
@@ -62,7 +62,7 @@ def test_events_of_one_turn_are_one_message():
 
 
 def test_every_verb_that_the_gateway_executes_has_a_handler():
-    assert {MESSAGES[row.name] for row in ROWS.values() if row.runs == "gateway"} == {Continue}
+    assert {MESSAGES[row.name] for row in ROWS.values() if row.runs == "gateway"} == {Continue, Lease}
 
 
 def hello(user="eve", read_only=False):

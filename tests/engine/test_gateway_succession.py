@@ -14,6 +14,7 @@ from ppengine.core.event_feed import EventFeed
 from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.gateway.audit import ENDS, AuditLog, Entry, audit_file
 from ppengine.gateway.commands import REPEAT_S, CommandDesk
+from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.event_journal import FILE, OLDER, EventJournal
 from ppengine.gateway.event_journal import Entry as Numbered
 from ppengine.gateway.events import EventLog
@@ -141,7 +142,10 @@ class Killable:
         audit.write = lambda entry: self.step(lambda: write(entry))  # type: ignore[method-assign]
         self.sessions = Sessions(lambda what, session: None)
         self.events = EventLog(lambda one: None)
-        self.desk = CommandDesk("epoch", audit, self.events, self.sessions, self.answer, self)  # type: ignore[arg-type]
+        lease = ControlLease(folder / "lease.json", self.events.say, lambda name: True)
+        self.desk = CommandDesk(
+            "epoch", audit, self.events, self.sessions, self.answer, self, lease  # type: ignore[arg-type]
+        )  # fmt: skip
         self.session = self.sessions.hello(
             b"c", Hello(proto_min=1, proto_max=1, client="t", user="eve"), 0.0, PRINCIPAL
         )

@@ -16,7 +16,7 @@ from ppconsole.cli.options import engine_option
 
 def _module_of(row: Row) -> str:
     """Return the module of a verb's command."""
-    return {"submit": "submitting", "fault": "faults"}.get(
+    return {"submit": "submitting", "fault": "faults", "lease": "leases"}.get(
         row.name, "many" if row.target == "request" else "effects"
     )  # fmt: skip
 

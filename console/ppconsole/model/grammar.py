@@ -31,6 +31,14 @@ def _utilization(text: str) -> float | memory_change.Change:
     return value
 
 
+def _duration(text: str) -> float:
+    """Return a time in seconds: `90`, `90s`, `5m`, `1h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None:
+        raise click.UsageError(f"{text!r} is no time; it is written 90, 90s, 5m or 1h")
+    return float(found[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+
+
 def _ids(option: str) -> Callable[[str], list[int]]:
     """Return click's type of numbers with commas between."""
 
@@ -97,6 +105,8 @@ def _type(argument: Argument) -> Any:
         return _utilization
     if argument.kind == "ids":
         return _ids(argument.option)
+    if argument.kind == "duration":
+        return _duration
     return {"stage": click.IntRange(0), "integer": click.INT, "number": click.FLOAT}.get(argument.kind, click.STRING)
 
 

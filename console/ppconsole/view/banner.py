@@ -24,6 +24,8 @@ FAULT_WORDS: dict[Cause, str] = {
 OLD_CORE_MS = 2000.0
 """Older than this the core's figures are said to be old."""
 _NO_LIMIT = 10_000
+_HOLDER_WIDTH = 14
+"""Most cells for the holder of the control lease."""
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -62,6 +64,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         (f" {clean(engine.name)} ", "chip.name"),
         *([] if link.state == "ended" else [_state_chip(snapshot)]),
         *_cordon_chip(snapshot),
+        *_lease_chip(snapshot),
         (" ", ""),
     ]
     after: list[Seg] = [(" ", ""), badge, *((f" {text} ", "chip.warn") for text in link.alarms)]
@@ -112,6 +115,12 @@ def _cordon_chip(snapshot: Snapshot) -> list[Seg]:
     placed = sorted({stage.index for stage in snapshot.stages if stage.cordon})
     which = ",".join(map(str, placed)) if len(placed) <= 3 else f"{len(placed)} STAGES"
     return [(f" CORDON {which} ", "chip.warn")] if placed else []
+
+
+def _lease_chip(snapshot: Snapshot) -> list[Seg]:
+    """Return the key that holds the control lease: verbs of others are refused."""
+    lease = snapshot.lease
+    return [] if lease is None else [(f" LEASE {fit(clean(lease.principal), _HOLDER_WIDTH).rstrip()} ", "chip.warn")]
 
 
 def link_segs(link: Link, room: int = _NO_LIMIT) -> list[Seg]:

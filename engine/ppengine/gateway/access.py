@@ -10,6 +10,7 @@ import zmq
 
 from ppengine.gateway.keyring import Keyring, Principal
 from ppengine.gateway.zap import ZapHandler
+from ppengine.protocol.verb_table import covers
 
 log = logging.getLogger("ppengine.gateway")
 
@@ -26,6 +27,10 @@ class AccessControl:
     def principal(self, key: str) -> Principal | None:
         """Return the owner of a key that may attach now; None: it may not, and must get no service."""
         return self._keyring.principal(key)
+
+    def may_change(self, name: str) -> bool:
+        """Return whether the key with this name may change the engine now."""
+        return any(one.name == name and covers(one.role, "operator") for one in self._keyring.principals())
 
     def revoked(self) -> bool:
         """Return whether a key has lost its access since the last call."""

@@ -36,7 +36,7 @@ from ppengine.protocol.reports import (
     Happened,
     ProcessReport,
 )
-from ppengine.protocol.snapshot import IncidentInfo, Snapshot, StageState, Verdict, WaitInfo
+from ppengine.protocol.snapshot import IncidentInfo, LeaseInfo, Snapshot, StageState, Verdict, WaitInfo
 
 CORE_SILENT_S = 2.0
 _ORDERLY = frozenset({0, -15, -2})
@@ -278,7 +278,14 @@ class Collector:
                 self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
         return changed
 
-    def snapshot(self, consoles: int, incident: IncidentInfo | None = None, *, stopped: bool = False) -> Snapshot:
+    def snapshot(
+        self,
+        consoles: int,
+        incident: IncidentInfo | None = None,
+        lease: LeaseInfo | None = None,
+        *,
+        stopped: bool = False,
+    ) -> Snapshot:
         """Return the snapshot of this moment. The last one (`stopped`) keeps the verdict on the core that ended it."""
         return merge(
             self._config,
@@ -296,6 +303,7 @@ class Collector:
                 dropped=sum(self._agent_dropped.values()),
                 stopped=stopped,
                 incident=incident,
+                lease=lease,
                 core_away="" if stopped else self.processes.core_away,
             ),
         )

@@ -1,7 +1,7 @@
 """Commands of consoles: checked, recorded, forwarded to the core, and answered once however often they come.
 
-Order of the checks: session and role, repeat, epoch, age, record, core there. Nothing has an effect before its line
-in the audit log is written.
+Order of the checks: session, repeat, rate, record, role, epoch, override, age, lease, core there. Nothing has an effect
+before its line in the audit log is written.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
 
 from ppengine.gateway.audit import ENDS, AuditError, AuditLog, Entry, entry_of
 from ppengine.gateway.continue_stage import continue_stage
+from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.kept_commands import (
     Kept,
@@ -86,10 +87,11 @@ class CommandDesk:
         sessions: Sessions,
         answer: Callable[[bytes, msgspec.Struct], None],
         engine: EngineAccess,
+        lease: ControlLease,
         kept: int = KEPT,
     ) -> None:
         self._epoch, self._audit, self._events, self._sessions = epoch, audit, events, sessions
-        self._answer, self._engine = answer, engine
+        self._answer, self._engine, self._lease = answer, engine, lease
         self._most = kept
         self._limits = RateLimits()
         self._kept: OrderedDict[str, Kept] = OrderedDict()
@@ -259,7 +261,8 @@ class CommandDesk:
         age_ms = session.age_s(head) * 1e3
         if not age_ms <= command.ttl_ms:
             return _refused(command, "EXPIRED", f"sent {age_ms:.0f} ms ago, it was good for {command.ttl_ms} ms")
-        return None
+        leased = self._lease.obstacle(command)
+        return _refused(command, "LEASED", leased) if leased else None
 
     def _repeat(self, client: bytes, head: Header, command: Command, known: Kept, session: Session) -> None:
         """Give a repeat the answers of the first, and send it the rest.
@@ -292,13 +295,18 @@ class CommandDesk:
                 self._reply(kept, reply)
             return
         if row.runs == "gateway":
-            assert isinstance(command.verb, Continue), "it has no other verb of its own"
-            stage = command.verb.stage
-            for answer in continue_stage(command, f"g-{kept.entry.id[-8:]}", stage, self._engine.stage_process(stage)):
+            for answer in self._own(command, f"g-{kept.entry.id[-8:]}"):
                 self._reply(kept, answer)
             return
         self.stopping = self.stopping or kept.ends_engine
         self._forward(kept)
+
+    def _own(self, command: Command, op: str) -> Iterator[Reply]:
+        """Carry out a verb of the gateway itself."""
+        if isinstance(command.verb, Continue):
+            stage = command.verb.stage
+            return continue_stage(command, op, stage, self._engine.stage_process(stage))
+        return self._lease.handle(command, op)
 
     def _forward(self, kept: Kept) -> None:
         """Send a command to the core; while that is restarted, it waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ppengine.common.config import EngineConfig
 from ppengine.gateway import envelope
@@ -12,6 +13,7 @@ from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.bulk import BulkDesk
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.commands import CommandDesk
+from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.gateway_sockets import Received, Sockets, received
@@ -68,7 +70,10 @@ class Consoles:
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
         self._questions = RateLimits(QUESTIONS_S, QUESTIONS_MOST)
         self.sessions = Sessions(self._on_session)
-        self.commands = CommandDesk(config.epoch, audit, events, self.sessions, self._answer_control, engine)
+        self.lease = ControlLease(Path(config.run_dir) / "lease.json", events.say, access.may_change)
+        self.commands = CommandDesk(
+            config.epoch, audit, events, self.sessions, self._answer_control, engine, self.lease
+        )  # fmt: skip
         self.bulk = BulkDesk(
             events,
             local.answer,

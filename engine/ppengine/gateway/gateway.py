@@ -59,7 +59,7 @@ _AWAY_S, _SETTLE_S = 1.0, 1.0
 """A judgement that is later than the first, in seconds, waits once for the second."""
 SLOW_S, _SLACK_S = 1.0, 0.1
 """The slow topic's period and slack in seconds: it goes with a judgement, in one turn of the loop."""
-_LOGGED = ("audit.", "console.", "keys.", "op.refused", "verdict.")
+_LOGGED = ("audit.", "console.", "keys.", "lease.", "op.refused", "verdict.")
 """Events in the gateway's log; those of the core are in the core's."""
 _REFRESH_S = 0.05
 """Least seconds between two snapshots; a new subscriber gets one at once."""
@@ -152,6 +152,7 @@ class Gateway:
                 self._publisher.heartbeat(self._collector.step(), self._collector.core_age_ms())
                 self._consoles.bulk.expire(now)
                 self._consoles.commands.expire(now)
+                self._consoles.lease.expire()
                 self._on_faults()
                 self._access.turn(self._events.say)
             if self._access.revoked():
@@ -227,7 +228,7 @@ class Gateway:
         consoles = self._consoles.sessions.count(now)
         if topics or kept:
             self._take_report()
-            snapshot = self._collector.snapshot(consoles, self._incidents.newest)
+            snapshot = self._collector.snapshot(consoles, self._incidents.newest, self._consoles.lease.info())
             self._publisher.snapshot(snapshot, topics)
             if kept:
                 self._history.write(snapshot)

@@ -70,6 +70,11 @@ class Keyring:
         self.refresh()
         return self._principals.get(key)
 
+    def principals(self) -> list[Principal]:
+        """Return the owners of all keys that may attach now."""
+        self.refresh()
+        return list(self._principals.values())
+
     def accepts(self, key: str) -> bool:
         """Return whether a key may attach now."""
         return self.principal(key) is not None

@@ -17,6 +17,7 @@ from ppengine.protocol.snapshot import (
     EngineState,
     IncidentInfo,
     KvBlocks,
+    LeaseInfo,
     Snapshot,
     StageInfo,
     StageMemory,
@@ -64,6 +65,7 @@ class Inputs(msgspec.Struct, kw_only=True):
     core_away: str = ""
     """How the core ended that is being restarted; empty if none is."""
     incident: IncidentInfo | None = None
+    lease: LeaseInfo | None = None
 
 
 def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
@@ -79,6 +81,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         event_seq=inputs.event_seq,
         dropped_total=inputs.dropped,
         incident=inputs.incident,
+        lease=inputs.lease,
     )
     if core is None:
         return snapshot

@@ -95,7 +95,7 @@ class Command(msgspec.Struct, tag="command", kw_only=True):
 
 ErrorCode = Literal[
     "STALE_EPOCH", "EXPIRED", "CONFLICT", "DENIED", "UNSUPPORTED", "NOT_FOUND", "INVALID", "DOES_NOT_FIT",
-    "BUSY", "NO_CORE", "FAILED", "GONE", "PROTOCOL", "RATE_LIMITED",
+    "BUSY", "NO_CORE", "FAILED", "GONE", "PROTOCOL", "RATE_LIMITED", "LEASED",
 ]  # fmt: skip
 
 

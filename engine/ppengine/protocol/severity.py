@@ -22,6 +22,7 @@ _WARNINGS = (
     "new-epoch",
     "superseded",
     "abort",
+    "lease.takeover",
     "alarm.raised",
 )
 _RAISED = "verdict.raised"

@@ -337,6 +337,17 @@ class IncidentInfo(msgspec.Struct, kw_only=True):
     """Requests that were recomputed; null: no stage was restarted, and no wire was made again."""
 
 
+class LeaseInfo(msgspec.Struct, kw_only=True):
+    """The control lease: other keys change nothing while it lasts."""
+
+    principal: str
+    """Name of the key that holds it."""
+    by: str
+    """User who took it, by the name that it gave."""
+    left_s: float
+    """Seconds until it ends, unless a verb of its holder renews it."""
+
+
 class Snapshot(msgspec.Struct, kw_only=True):
     """Everything a console shows. At most `MAX_REQUESTS` requests; `requests_total` counts all."""
 
@@ -366,6 +377,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """Reports that were dropped because a queue was full (watching never blocks)."""
     incident: IncidentInfo | None = None
     """Newest incident, over or not."""
+    lease: LeaseInfo | None = None
+    """The control lease; null while no key holds it."""
 
 
 MAX_REQUESTS = 1000

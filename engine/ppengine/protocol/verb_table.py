@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "flag"]
+Kind = Literal[
+    "text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "flag", "duration"
+]
 Role = Literal["viewer", "operator", "admin"]
 """Rights of a key, each with those of the ones before it."""
 Target = Literal["submission", "request", "requests", "stage", "memory", "check", "engine"]
@@ -68,6 +70,8 @@ class Row:
     """State that the core must have: none; has served once, even if degraded; served and not degraded."""
     role: Role = "operator"
     """Least role that may command it."""
+    leased: Literal["refused", "own", "free"] = "refused"
+    """Effect of a control lease of another key: refused; good for own requests alone; none."""
     ends_engine: bool = False
     """Whether the loss of the core is its success. The gateway then ends the engine without a core, too."""
     ends_within_s: float = 60.0
@@ -100,7 +104,7 @@ _REQUEST = Argument("request", "request")
 _STAGE = Argument("stage", "stage")
 
 _SUBMIT = Row(
-    "submit", "submit a prompt and print its text as it comes", target="submission",
+    "submit", "submit a prompt and print its text as it comes", target="submission", leased="free",
     more="""`-`, or nothing when input is piped, reads stdin.
     Ctrl-C aborts the request. A lost link does not: the text goes on when it is back, unless --timeout is over.""",
     arguments=(
@@ -167,7 +171,7 @@ _REQUESTS = (
         key=Key("+", "priority", "priority; smaller first"),
     ),
     Row(
-        "abort", "end a request and free its blocks", (_REQUEST,), "request",
+        "abort", "end a request and free its blocks", (_REQUEST,), "request", leased="own",
         more="Its blocks come back once its last step has retired.",
         key=Key("a", "abort", "abort it"),
     ),
@@ -197,6 +201,18 @@ _ENGINE = (
         "drain", "refuse new requests and finish the others",
         (Argument("undo", "flag", "--undo", "Accept requests again."),),
         key=Key("D", "drain", "drain or undo it"),
+    ),
+    Row(
+        "lease", "keep the changes of other keys away for a while", runs="gateway", needs="nothing", leased="free",
+        more="""While a key holds the lease, verbs of other keys are refused (LEASED). They may watch, submit, and abort
+    their own requests. Each verb of the holder renews it. `lease show` prints the holder.""",
+        arguments=(
+            Argument("action", choices=("take", "release")),
+            Argument(
+                "ttl_s", "duration", "--ttl", "Time after the last verb at which it ends; 5m if left out.", metavar="T"
+            ),
+            Argument("force", "flag", "--force", "Take it from another holder; an event reports it."),
+        ),
     ),
     Row("stop", "stop the engine and all its processes", needs="nothing", role="admin", ends_engine=True),
 )  # fmt: skip

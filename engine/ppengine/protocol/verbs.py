@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -154,6 +154,20 @@ class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unkno
     """End every fault on demand that can be ended."""
 
 
+class Lease(msgspec.Struct, tag="lease", kw_only=True, forbid_unknown_fields=True):
+    """Take or release control: while a key holds the lease, other keys change nothing but their own submissions."""
+
+    action: Literal["take", "release"]
+    ttl_s: float = 300.0
+    """Seconds after the last verb of the holder at which it ends."""
+    force: bool = False
+    """Take it from another holder."""
+
+    def __post_init__(self) -> None:
+        """Check the time."""
+        check_kind("ttl", self.ttl_s, Annotated[float, msgspec.Meta(ge=10.0, le=3600.0, description="10 s to 1 h")])
+
+
 RequestVerb = Abort | Preempt | SwapOut | SwapIn | Release | Priority
 """Verbs on one request. The core applies each to all samples of the request that it fits."""
 
@@ -190,7 +204,7 @@ class Many(msgspec.Struct, tag="many", kw_only=True, forbid_unknown_fields=True)
 
 Verb = (
     Submit | RequestVerb | Many | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage
-    | Cordon | Fault | ClearFaults
+    | Cordon | Fault | ClearFaults | Lease
 )  # fmt: skip
 """The allow-list: a command can ask for nothing else."""
 
