@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import resource
 import signal
 import sys
@@ -16,11 +17,15 @@ import zmq
 
 from ppengine.common import lifeline, logs
 from ppengine.common.config import EngineConfig
+from ppengine.gateway.access import HandlerHung
 from ppengine.gateway.audit import AuditError
 from ppengine.gateway.gateway import Gateway
 from ppengine.protocol.keys import KeyFileError
 
 log = logging.getLogger("ppengine.gateway")
+
+HUNG_EXIT = 3
+"""Exit code of a gateway whose ZAP handler hangs."""
 
 
 def _raise_descriptors() -> None:
@@ -56,7 +61,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     log.info("gateway of %s (%s) started, epoch %s", config.name, config.id, config.epoch)
-    gateway.run(stop)
+    try:
+        gateway.run(stop)
+    except HandlerHung as error:
+        log.error("%s; another gateway follows", error)
+        # Its thread may hold any lock, so nothing is cleared away: the supervisor starts a successor.
+        os._exit(HUNG_EXIT)
     log.info("leaving: %s", "the supervisor is gone" if orphaned.is_set() else "on SIGTERM")
     gateway.leave(orphaned.is_set())
     context.term()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +16,23 @@ from ppengine.protocol.verb_table import covers
 log = logging.getLogger("ppengine.gateway")
 
 
+HUNG_S = 5.0
+"""Seconds without an answer after which the handler counts as hung."""
+
+
+class HandlerHung(Exception):
+    """The handler has stopped in the middle; this process must end, and its successor will have another."""
+
+
 class AccessControl:
     """Make it before the sockets that it guards: a socket without a handler refuses everybody."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
-        """Read the keys in `folder` and start the handler. Raises zmq.ZMQError."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, refusals: Callable[[str], object]
+    ) -> None:
+        """Read the keys in `folder` and start the handler. `refusals` logs a line. Raises zmq.ZMQError."""
         self._keyring = Keyring(folder)
-        self._handler = ZapHandler(context, self._keyring.accepts)
+        self._handler = ZapHandler(context, self._keyring.accepts, refusals)
         self._revocations = self._keyring.revocations
 
     def principal(self, key: str) -> Principal | None:
@@ -38,9 +49,19 @@ class AccessControl:
         return before != self._revocations
 
     def turn(self, say: Callable[[str, str], object]) -> None:
-        """Read changed files, report their news, and replace a handler that has ended. Call it once a second."""
+        """Read changed files, report their news, and replace a handler that has ended. Call it once a second.
+
+        Raises HandlerHung if the handler does not answer.
+        """
         self._keyring.refresh()
         for kind, text in self._keyring.take_news():
             say(kind, text)
         if self._handler.revive():
             log.error("the ZAP handler had ended, no console could attach; another one runs")
+        if (seconds := self._handler.hung_s(time.monotonic())) > HUNG_S:
+            # Its socket cannot be closed under its thread, so another gateway must follow.
+            raise HandlerHung(f"the ZAP handler has not answered for {seconds:.1f} s, no console can attach")
+
+    def close(self) -> None:
+        """Close the socket of the probes; the handler ends with the context."""
+        self._handler.close_probe()

@@ -23,6 +23,7 @@ from ppengine.gateway import departure, fault_record
 from ppengine.gateway.access import AccessControl
 from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.collector import Collector
+from ppengine.gateway.connections import Connections
 from ppengine.gateway.consoles import Consoles
 from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.event_journal import EventJournal
@@ -32,6 +33,7 @@ from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.questions import LocalAnswers
+from ppengine.gateway.refusal_log import RefusalLog
 from ppengine.gateway.stack_probe import NONCE, StackProbe
 from ppengine.gateway.succession import Succession
 from ppengine.protocol import frames, kept_files
@@ -72,8 +74,11 @@ class Gateway:
         """Open sockets and the audit log. Raises OSError, zmq.ZMQError, AuditError, KeyFileError."""
         self._config = config
         audit = AuditLog(Path(config.run_dir), config.name, config.id)
-        self._access = AccessControl(context, keys_dir())
-        self._sockets = Sockets(context, config, adopt_server_key(Path(config.run_dir), make_keypair))
+        refusals = RefusalLog(log)
+        self._access = AccessControl(context, keys_dir(), refusals)
+        self._connections = Connections(context, refusals)
+        server = adopt_server_key(Path(config.run_dir), make_keypair)
+        self._sockets = Sockets(context, config, server, self._connections)
         self._publisher = Publisher(self._sockets.state, config.id, config.epoch)
         self._journal = EventJournal(Path(config.run_dir), KEPT)
         self._events = EventLog(self._publish_event, journal=self._journal)
@@ -105,21 +110,9 @@ class Gateway:
     # --- the loop -------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set."""
+        """Serve until `stop` is set. Raises HandlerHung: no console can attach any more."""
         settle_s = self._await_core(stop)
-        poller = zmq.Poller()
-        handlers = {
-            self._sockets.state: self._on_state,
-            self._sockets.control: self._consoles.on_control,
-            self._sockets.bulk: self._consoles.on_bulk,
-            self._sockets.front: self._on_front,
-            self._sockets.collect: self._on_collect,
-            self._sockets.agent: self._on_agent,
-        }
-        if self._engine.faults is not None:
-            handlers[self._engine.faults.socket] = self._on_faults
-        for socket in handlers:
-            poller.register(socket, zmq.POLLIN)
+        poller, handlers = self._handlers()
         period = 1.0 / self._config.profile.console.publish_hz
         now = time.monotonic()
         judge_due, fast_due, slow_due = now + settle_s, now, now
@@ -156,14 +149,29 @@ class Gateway:
                 self._on_faults()
                 self._access.turn(self._events.say)
             if self._access.revoked():
-                poller.unregister(self._sockets.state)
-                del handlers[self._sockets.state]
                 self._cut_off()
-                handlers[self._sockets.state] = self._on_state
-                poller.register(self._sockets.state, zmq.POLLIN)
+                poller, handlers = self._handlers()
             self._succession.turn(now)
             self._publish(now)
             self._publisher.flush()
+
+    def _handlers(self) -> tuple[zmq.Poller, dict[zmq.Socket[bytes], Callable[[], None]]]:
+        """Return the sockets to wait for, and what takes their messages."""
+        handlers = {
+            self._sockets.state: self._on_state,
+            self._sockets.control: self._consoles.on_control,
+            self._sockets.bulk: self._consoles.on_bulk,
+            self._sockets.front: self._on_front,
+            self._sockets.collect: self._on_collect,
+            self._sockets.agent: self._on_agent,
+            **self._connections.monitors,
+        }
+        if self._engine.faults is not None:
+            handlers[self._engine.faults.socket] = self._on_faults
+        poller = zmq.Poller()
+        for socket in handlers:
+            poller.register(socket, zmq.POLLIN)
+        return poller, handlers
 
     def _await_core(self, stop: threading.Event) -> float:
         """Wait until consoles can be served; return the seconds until the first judgement.
@@ -329,6 +337,8 @@ class Gateway:
         self._journal.close()
         if self._engine.faults is not None:
             self._engine.faults.close()
+        self._access.close()
+        self._connections.close()
         self._sockets.close(linger_ms=500)
         if orphaned:
             if not kept:

@@ -14,6 +14,7 @@ import zmq
 from ppengine.common import curve
 from ppengine.common.config import EngineConfig
 from ppengine.common.sockets import NOBLOCK, readable
+from ppengine.gateway.connections import Connections
 from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.keys import Keypair
 
@@ -35,8 +36,14 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 class Sockets:
     """Binds the public sockets, `collect` and `report`, connects to core and agent."""
 
-    def __init__(self, context: zmq.Context[Socket], config: EngineConfig, server: Keypair) -> None:
-        """Open all; `server` is the keypair of the public ones.
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        config: EngineConfig,
+        server: Keypair,
+        connections: Connections | None = None,
+    ) -> None:
+        """Open all; `server` is the keypair of the public ones. `connections` counts those of their ports.
 
         Raises OSError if a path is too long, and zmq.ZMQError.
         """
@@ -45,7 +52,7 @@ class Sockets:
         )
         if longest > _PATH_MOST:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
-        self._context, self._config, self._server = context, config, server
+        self._context, self._config, self._server, self._connections = context, config, server, connections
         # A socket file's mode follows the umask; the 0700 folder guards it as well.
         before = os.umask(0o077)
         try:
@@ -87,6 +94,8 @@ class Sockets:
         if listen is not None:
             socket.setsockopt(zmq.IPV6, int(listen.six))
             socket.setsockopt(zmq.SNDBUF, TCP_BUFFER)
+            if self._connections is not None:
+                self._connections.watch(name, socket)
             _bind_tcp(socket, listen.endpoint(name))
         return socket
 

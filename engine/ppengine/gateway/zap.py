@@ -7,28 +7,37 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import zmq
+
+from ppengine.common.sockets import readable
+from ppengine.gateway.refusal_log import RefusalLog
 
 log = logging.getLogger("ppengine.gateway")
 
 ENDPOINT = "inproc://zeromq.zap.01"
 _KEY_BYTES = 32
 _VERSION = b"1.0"
-_LOG_S = 1.0
-"""Least seconds between two lines about refusals: a stranger must not fill the disk."""
+_PROBE = b"PROBE"
+"""Mechanism of the gateway's own question whether the handler answers; no peer can choose it."""
 
 
 class ZapHandler:
     """Accepts the keys for which `accepts` is true. The User-Id of each message is then the key, in hex."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], accepts: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        accepts: Callable[[str], bool],
+        refusals: Callable[[str], object] | None = None,
+    ) -> None:
         """Start the thread. Raises zmq.ZMQError if the context has a handler."""
-        self._context, self._accepts = context, accepts
-        self._unlogged, self._log_due = 0, 0.0
+        self._context, self._accepts, self._refusals = context, accepts, refusals or RefusalLog(log)
         self._thread = self._start()
+        self._probe: zmq.Socket[bytes] | None = None
+        self._probed: float | None = None
+        """Time of the probe that is not answered."""
 
     def _start(self) -> threading.Thread:
         socket = self._context.socket(zmq.REP)
@@ -52,7 +61,28 @@ class ZapHandler:
         if self.alive:
             return False
         self._thread = self._start()
+        self.close_probe()
         return True
+
+    def hung_s(self, now: float) -> float:
+        """Return for how long the thread has not answered a probe, in seconds; call it once a second."""
+        if self._probe is None:
+            self._probe, self._probed = self._context.socket(zmq.DEALER), None
+            self._probe.linger = 0
+            self._probe.connect(ENDPOINT)
+        while readable(self._probe):
+            self._probe.recv_multipart()
+            self._probed = None
+        if self._probed is None:
+            self._probe.send_multipart([b"", _VERSION, b"1", b"", b"", b"", _PROBE], zmq.NOBLOCK)
+            self._probed = now
+        return now - self._probed
+
+    def close_probe(self) -> None:
+        """Close the socket of the probes; the next one has another."""
+        if self._probe is not None:
+            self._probe.close(linger=0)
+            self._probe = None
 
     def _serve(self, socket: zmq.Socket[bytes]) -> None:
         """Answer until the context ends."""
@@ -68,6 +98,8 @@ class ZapHandler:
         if len(request) < 6 or request[0] != _VERSION:
             return [_VERSION, request[1] if len(request) > 1 else b"", b"500", b"not a ZAP 1.0 request", b"", b""]
         number, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
+        if mechanism == _PROBE:
+            return [_VERSION, number, b"400", b"", b"", b""]
         curve = mechanism == b"CURVE" and len(credentials) == 1 and len(credentials[0]) == _KEY_BYTES
         key = credentials[0].hex() if curve else ""
         try:
@@ -76,15 +108,6 @@ class ZapHandler:
             log.exception("the key %s cannot be checked: it is refused", key)
             accepted = False
         if not accepted:
-            self._log(key or "none", address.decode("ascii", "replace"))
+            self._refusals(f"refused key {key or 'none'} from {address.decode('ascii', 'replace')}")
             return [_VERSION, number, b"400", b"this key is not allowed", b"", b""]
         return [_VERSION, number, b"200", b"", key.encode(), b""]
-
-    def _log(self, key: str, address: str) -> None:
-        now = time.monotonic()
-        if now < self._log_due:
-            self._unlogged += 1
-            return
-        more = f", and {self._unlogged} others" if self._unlogged else ""
-        log.warning("refused key %s from %s%s", key, address, more)
-        self._unlogged, self._log_due = 0, now + _LOG_S
