@@ -256,7 +256,7 @@ class Client:
 
     def hello(self, user: str = "eve", *, read_only: bool = False) -> Any:
         """Shake hands and return the answer."""
-        return self.ask(Hello(proto_min=1, proto_max=1, client="test", user=user, read_only=read_only))
+        return self.ask(Hello(proto_min=1, proto_max=frames.PROTOCOL, client="test", user=user, read_only=read_only))
 
     def say(self, message: msgspec.Struct, head: frames.Header | None = None, socket: Any = None) -> None:
         """Send one message."""

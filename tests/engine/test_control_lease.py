@@ -11,7 +11,7 @@ from ppengine.gateway.audit import Entry, audit_file
 from ppengine.gateway.control_lease import ControlLease
 from ppengine.protocol import frames
 from ppengine.protocol.allowed_keys import revoke
-from ppengine.protocol.control import Accepted, Command, Outcome, Refused
+from ppengine.protocol.control import Accepted, Command, Hello, Outcome, Refused
 from ppengine.protocol.json_files import decode_json
 from ppengine.protocol.keys import keys_dir
 from ppengine.protocol.snapshot import Events
@@ -111,6 +111,15 @@ def test_under_a_lease_others_may_abort_their_own_requests_alone(shared, pair):
         assert isinstance(got, Command) and (got.role, got.override) == ("operator", False)
         refused = forwarded(shared, admin, verb, override=True, reason="now")
         assert isinstance(refused, Refused) and refused.code == "LEASED"
+
+
+def test_a_console_of_the_protocol_before_gets_a_code_that_it_knows(shared, pair):
+    with client(shared, NAMED["admin"]) as old, client(shared, NAMED["admin"]) as new:
+        for console, proto in ((old, 1), (new, 2)):
+            welcome = console.ask(Hello(proto_min=1, proto_max=proto, client="t", user="eve"))
+            assert welcome.proto == proto
+        answers(pair[0], Lease(action="take"))
+        assert [forwarded(shared, console, Pause()).code for console in (old, new)] == ["DENIED", "LEASED"]
 
 
 def test_a_takeover_is_an_event_for_every_console(shared, pair):

@@ -127,7 +127,7 @@ def events_of(client, kinds, timeout=20.0):
 def test_hello_and_ping(world):
     client = world.client(greet=False)
     welcome = client.hello()
-    assert (welcome.role, welcome.epoch, welcome.engine, welcome.proto) == ("admin", "epoch-1", world.config.id, 1)
+    assert (welcome.role, welcome.epoch, welcome.engine, welcome.proto) == ("admin", "epoch-1", world.config.id, 2)
     assert welcome.event_oldest == welcome.event_seq + 1 or welcome.event_oldest == 1
     assert client.hello(read_only=True).role == "viewer"
     pong = client.ask(Ping(nonce=5))

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from ppengine.common.config import EngineConfig
 from ppengine.gateway import envelope
 from ppengine.gateway.access import AccessControl
@@ -44,6 +46,8 @@ from ppengine.protocol.verb_table import Role, covers
 
 QUESTION_ROLES: dict[str, Role] = {"stacks": "operator"}
 """Least roles of inspections that are more than reading: taking stacks stops a process for a moment."""
+_LEASED_SINCE = 2
+"""First protocol version with the error code LEASED; an unknown one would end the link of its console."""
 _REVOKED = "the key of this console is not allowed any more"
 
 
@@ -65,7 +69,7 @@ class Consoles:
         """`local` answers questions here; `pulse` returns the newest step and the age of the core's report in ms."""
         self._config, self._sockets, self._events, self._collector = config, sockets, events, collector
         self._access, self._engine, self._pulse = access, engine, pulse
-        self._answer_control = Answerer(sockets.control, config.id, config.epoch)
+        self._to_control = Answerer(sockets.control, config.id, config.epoch)
         self._answer_bulk = Answerer(sockets.bulk, config.id, config.epoch)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
         self._questions = RateLimits(QUESTIONS_S, QUESTIONS_MOST)
@@ -83,6 +87,14 @@ class Consoles:
             engine.list_faults,
             engine.core_away,
         )
+
+    def _answer_control(self, client: bytes, message: msgspec.Struct) -> None:
+        """Answer on `control`, in the protocol version of the console."""
+        if isinstance(message, Refused) and message.code == "LEASED":
+            session = self.sessions.get(client)
+            if session is not None and session.proto < _LEASED_SINCE:
+                message = msgspec.structs.replace(message, code="DENIED")
+        self._to_control(client, message)
 
     def on_control(self) -> None:
         """Take the waiting messages of `control`."""
@@ -169,7 +181,7 @@ class Consoles:
         session = self.sessions.hello(message.client, hello, time.monotonic(), principal, message.address)
         session.age_s(head)
         welcome = Welcome(
-            proto=min(frames.PROTOCOL, hello.proto_max),
+            proto=session.proto,
             role=session.role,
             engine=self._config.id,
             name=self._config.name,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ppengine.gateway.keyring import Principal
+from ppengine.protocol import frames
 from ppengine.protocol.control import Hello
 from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Attended
@@ -39,6 +40,8 @@ class Session(msgspec.Struct):
     seen: float
     """Time of the last sign of life, in monotonic seconds."""
     read_only: bool = False
+    proto: int = frames.PROTOCOL
+    """Protocol version that both sides speak."""
     address: str = ""
     """Address of a console on another host; empty: it shares the clocks of this one."""
     clock_ns: int | None = None
@@ -79,6 +82,7 @@ class Sessions:
         session = Session(
             client=client, user=user, program=program, principal=principal, seen=now, passing=hello.passing,
             console=hello.console[:_NAME_MOST], read_only=hello.read_only, address=address,
+            proto=min(frames.PROTOCOL, hello.proto_max),
         )  # fmt: skip
         # A console that comes back after its link broke has another routing id.
         before = self._of_console(session.console) if known is None else None

@@ -15,7 +15,10 @@ import msgspec
 from ppengine.protocol.error_text import one_line
 
 PROTOCOL_MIN = 1
-PROTOCOL = 1
+PROTOCOL = 2
+"""2: leases and overrides. A console of 1 gets no error code that it does not know."""
+READABLE_FROM = 1
+"""Least version that reads the messages of this one. It changes if a field goes or gets another type."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Cap on one frame (ZMQ_MAXMSGSIZE); the frame count is checked by `split`."""
 
@@ -38,6 +41,7 @@ class NotUtf8(ValueError):
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """Header of every message. Append-only: new fields go last and have defaults.
 
+    `proto` is the least version that reads the message.
     `seq` counts per topic from 1 within an epoch; 0 on messages that are not sequenced.
     `mono_ns` compares only with clocks of the same host; `wall` is Unix seconds.
     """
@@ -57,7 +61,7 @@ _header_decoder = msgspec.msgpack.Decoder(Header)
 
 def header(engine: str, epoch: str, topic: str = "", seq: int = 0) -> Header:
     """Return a header stamped with this process's clocks."""
-    return Header(PROTOCOL, engine, epoch, topic, seq, time.monotonic_ns(), time.time())
+    return Header(READABLE_FROM, engine, epoch, topic, seq, time.monotonic_ns(), time.time())
 
 
 def encode(message: msgspec.Struct) -> bytes:
