@@ -2,6 +2,7 @@
 
 python tests/engine/bench_hundred_consoles.py tiny --pairs 8
 
+Like `ppconsole attach`, they take one snapshot a second; with `--fast`, ten, as `watch --interval 0.1` does.
 The consoles are light: three sockets with CURVE each, which read and drop what the gateway sends, in a few processes.
 Real ones run on the machines of their users, so these have the lowest priority. Pairs with and without take turns.
 """
@@ -40,7 +41,7 @@ SETTLE_S, WINDOW_S = 4.0, 6.0
 """Seconds for consoles to attach, and the least of each side of a pair."""
 
 
-def watch(engine_id: str, count: int) -> None:
+def watch(engine_id: str, count: int, topic: bytes) -> None:
     """Be `count` consoles until killed: subscribe, say Hello, ping once a second, drop what comes."""
     os.nice(19)
     record = next(one for one in list_engines() if one.id == engine_id)
@@ -56,8 +57,8 @@ def watch(engine_id: str, count: int) -> None:
             be_client(socket, pair, record.server_key)
             socket.connect(endpoint)
             poller.register(socket, zmq.POLLIN)
-        for topic in (frames.TOPIC_SNAPSHOT, frames.TOPIC_EVENT):
-            state.subscribe(topic)
+        state.subscribe(topic)
+        state.subscribe(frames.TOPIC_EVENT)
         hello = Hello(proto_min=1, proto_max=frames.PROTOCOL, client=f"bench-{number}", user="bench")
         say(record, control, hello)
         controls.append(control)
@@ -83,12 +84,11 @@ def say(record: EngineRecord, socket: Any, message: Hello | Ping) -> None:
 class Crowd:
     """The consoles, while the block lasts; those of one process are stopped once they have attached."""
 
-    def __init__(self, engine_id: str) -> None:
-        self._engine_id = engine_id
+    def __init__(self, engine_id: str, fast: bool) -> None:
+        self._command = [sys.executable, __file__, "--watch", engine_id, *(["--fast"] if fast else [])]
 
     def __enter__(self) -> Crowd:
-        command = [sys.executable, __file__, "--watch", self._engine_id, "--pairs", str(IN_ONE)]
-        self.processes = [subprocess.Popen(command) for _ in range(CONSOLES // IN_ONE)]
+        self.processes = [subprocess.Popen(self._command) for _ in range(CONSOLES // IN_ONE)]
         time.sleep(SETTLE_S)
         for process in self.processes[: STALLED // IN_ONE]:
             process.send_signal(signal.SIGSTOP)
@@ -122,7 +122,7 @@ def steps_for(llm: LLM, work: Iterator[list[Job]], engine: list[int]) -> tuple[f
     return 1e3 * took / steps, 1e3 * (sum(map(cpu_seconds, engine)) - before) / steps
 
 
-def measure(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
+def measure(llm: LLM, work: Iterator[list[Job]], pairs: int, fast: bool) -> None:
     """Alternate both sides and print their ratios."""
     engine = llm.llm_engine
     roles = roles_of(engine.supervisor_pid)
@@ -135,7 +135,7 @@ def measure(llm: LLM, work: Iterator[list[Job]], pairs: int) -> None:
             if not attached:
                 sides[False] = steps_for(llm, work, roles["engine"])
                 continue
-            with Crowd(engine.engine_id) as crowd:
+            with Crowd(engine.engine_id, fast) as crowd:
                 before, began = (cpu_seconds(gateway), crowd.cpu()), time.monotonic()
                 sides[True] = steps_for(llm, work, roles["engine"])
                 passed = time.monotonic() - began
@@ -176,10 +176,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=96)
+    parser.add_argument("--fast", action="store_true", help="ten snapshots a second, in place of one")
     parser.add_argument("--watch", metavar="ENGINE", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.watch:
-        watch(arguments.watch, arguments.pairs)
+        watch(arguments.watch, IN_ONE, frames.TOPIC_SNAPSHOT if arguments.fast else frames.TOPIC_SNAPSHOT_SLOW)
         return
     profile = load_profile(arguments.profile)
     vocab = read_spec(Path(profile.model.path)).vocab_size
@@ -187,7 +188,7 @@ def main() -> None:
     work = (random_jobs(*fixed, number) for number in itertools.count())
     with LLM(profile) as llm:
         run_engine(llm, next(work))
-        measure(llm, work, arguments.pairs)
+        measure(llm, work, arguments.pairs, arguments.fast)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The port of an engine: clocks of other hosts, peers that waste connections, and a slow link."""
 
 import asyncio
-import contextlib
 import itertools
 import socket
 import time
@@ -24,22 +23,9 @@ from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.tcp_address import check_listen, parse_address
 from ppengine.protocol.verbs import Pause
 from ppengine.supervisor.boot import check_keys
+from slow_link import Relay, free_port
 
 REMOTE = make_keypair()
-ONE_WAY_S, BYTES_S = 0.1, 125_000
-"""Delay of each direction of the slow link, and its bytes a second: 1 Mbit/s."""
-
-
-def free_port():
-    """Return the first of three consecutive free ports."""
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            for number in (port + 1, port + 2):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
-            return port
 
 
 @pytest.fixture
@@ -151,59 +137,6 @@ def closed(one):
     return True
 
 
-class Relay:
-    """Carries TCP connections to three ports with a delay and at a limited rate, as a long way does."""
-
-    def __init__(self, target):
-        self.target, self.port = target, free_port()
-        self.bytes = 0
-
-    async def __aenter__(self):
-        self._servers = [
-            await asyncio.start_server(lambda r, w, n=n: self._serve(r, w, self.target.port + n), "127.0.0.1",
-                                       self.port + n)
-            for n in range(3)
-        ]  # fmt: skip
-        self._free_at = {True: 0.0, False: 0.0}
-        self._tasks = set()
-        return self
-
-    async def __aexit__(self, *_):
-        for server in self._servers:
-            server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader, writer, port):
-        far_reader, far_writer = await asyncio.open_connection(self.target.host, port)
-        for down, source, sink in ((False, reader, far_writer), (True, far_reader, writer)):
-            line = asyncio.Queue(maxsize=64)
-            for work in (self._take(down, source, line), self._give(line, sink)):
-                task = asyncio.create_task(work)
-                self._tasks.add(task)
-
-    async def _take(self, down, source, line):
-        """Read at the rate of the link, which all connections share."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            while data := await source.read(1500):
-                self.bytes += len(data)
-                self._free_at[down] = max(self._free_at[down], loop.time()) + len(data) / BYTES_S
-                await asyncio.sleep(self._free_at[down] - loop.time())
-                await line.put((loop.time() + ONE_WAY_S, data))
-        await line.put((0.0, b""))
-
-    async def _give(self, line, sink):
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            while (item := await line.get())[1]:
-                await asyncio.sleep(item[0] - loop.time())
-                sink.write(item[1])
-                await sink.drain()
-        sink.close()
-
-
 async def test_a_console_over_100_ms_and_1_mbit_follows(place):
     config, _, core, address = place
     seen, states = [], []
@@ -214,7 +147,8 @@ async def test_a_console_over_100_ms_and_1_mbit_follows(place):
         elif isinstance(update, LinkState):
             states.append((update.state, update.text))
 
-    async with Relay(address) as relay:
+    ports = [(address.host, address.port + number) for number in range(3)]
+    async with Relay(ports) as relay:
         near = parse_address(f"tcp://127.0.0.1:{relay.port}")
         link = EngineLink(remote_record(near, public_key(Path(config.run_dir))), slow=True)
         begun = time.monotonic()
