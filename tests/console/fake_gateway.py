@@ -57,11 +57,13 @@ from ppengine.protocol.frames import (
     TOPIC_EVENT,
     TOPIC_HEARTBEAT,
     TOPIC_SNAPSHOT,
+    TOPIC_SNAPSHOT_PACKED,
     TOPIC_SNAPSHOT_SLOW,
     Codec,
     decode_header,
     encode,
     header,
+    pack,
     split,
 )
 from ppengine.protocol.inspection import (
@@ -363,6 +365,7 @@ class FakeGateway:
                     slow_due = now + 1
                     self.slow_published += 1
                     self._publish(TOPIC_SNAPSHOT_SLOW, self.snapshot, sequence)
+                    self._publish(TOPIC_SNAPSHOT_PACKED, self.snapshot, sequence)
                     self._publish(TOPIC_HEARTBEAT, None, 0)
             self._answer_fetches(now)
 
@@ -372,7 +375,9 @@ class FakeGateway:
 
     def _publish(self, topic: bytes, message: msgspec.Struct | None, seq: int) -> None:
         head = encode(header(self.id, self.epoch, topic.decode(), seq))
-        self._state.send_multipart([topic, head, b"" if message is None else encode(message)], zmq.NOBLOCK)
+        body = b"" if message is None else encode(message)
+        body = pack(body) if topic == TOPIC_SNAPSHOT_PACKED else body
+        self._state.send_multipart([topic, head, body], zmq.NOBLOCK)
 
     def _send(self, socket: zmq.Socket[bytes], to: bytes, message: msgspec.Struct) -> None:
         socket.send_multipart([to, encode(header(self.id, self.epoch)), encode(message)])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
+from ppconsole.link import attachment
 from ppconsole.link.contexts import remote_record
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import AccessDenied
@@ -19,11 +20,11 @@ from ppengine.protocol.allowed_keys import AllowedKey, allow, revoke
 from ppengine.protocol.control import Command, Hello, Ping, Pong, Refused
 from ppengine.protocol.keys import keys_dir, public_key
 from ppengine.protocol.recording import LinkState
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import RequestInfo, Snapshot
 from ppengine.protocol.tcp_address import check_listen, parse_address
 from ppengine.protocol.verbs import Pause
 from ppengine.supervisor.boot import check_keys
-from slow_link import Relay, free_port
+from slow_link import BYTES_S, Relay, free_port
 
 REMOTE = make_keypair()
 
@@ -169,6 +170,65 @@ async def test_a_console_over_100_ms_and_1_mbit_follows(place):
     assert welcome.role == "admin" and link.record.id == config.id and detail is not None
     assert len(seen) >= 4 and max(gaps) < 2.0 and attached_s < 5.0
     assert not [state for state in states if state[0] in ("lost", "stale")], states
+
+
+def busy(count):
+    """Return the rows of many requests."""
+    return [
+        RequestInfo(
+            id=f"r-{number:06x}", owner=f"user-{number % 7}", state="running", age_s=number * 1.7, prompt_tokens=number,
+            output_tokens=3 * number, blocks=number % 50, swap_blocks=0, computed_tokens=4 * number, revision=3,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+async def test_the_snapshots_of_a_busy_engine_fit_a_slow_link(place):
+    config, _, core, address = place
+    seen, states = [], []
+
+    def take(update):
+        if isinstance(update, Snapshot):
+            seen.append((time.monotonic(), update))
+        elif isinstance(update, LinkState):
+            states.append(update.state)
+
+    rows = busy(600)
+    async with Relay([(address.host, address.port + number) for number in range(3)]) as relay:
+        near = parse_address(f"tcp://127.0.0.1:{relay.port}")
+        link = EngineLink(remote_record(near, public_key(Path(config.run_dir))), slow=True)
+        await link.start(take)
+        try:
+            await link.attached(10.0)
+            begun = time.monotonic()
+            while time.monotonic() < begun + 6.0:
+                core.report(requests=rows, requests_total=len(rows))
+                await asyncio.sleep(0.1)
+        finally:
+            await link.close()
+    full = len(frames.encode(seen[-1][1]))
+    print(f"{full} bytes a snapshot, {relay.bytes[True] / 6.0:.0f} bytes/s over the link")
+    assert len(seen[-1][1].requests) == 600 and full > 1.2 * BYTES_S, "one a second would not fit as it is"
+    assert relay.bytes[True] < 6.0 * BYTES_S / 2
+    assert max(later[0] - earlier[0] for earlier, later in itertools.pairwise(seen)) < 2.0
+    assert not [state for state in states if state in ("lost", "stale")], states
+
+
+async def test_a_gateway_of_the_protocol_before_gets_the_topic_that_it_has(place, monkeypatch):
+    """A console subscribes before it knows the version of the gateway."""
+    monkeypatch.setattr(attachment, "_PACKED_SINCE", frames.PROTOCOL + 1)
+    seen = []
+    link = EngineLink(remote_record(place[3], public_key(Path(place[0].run_dir))), slow=True)
+    await link.start(lambda update: seen.append(update) if isinstance(update, Snapshot) else None)
+    try:
+        await link.attached(10.0)
+        until_s = time.monotonic() + 5.0
+        while len(seen) < 2 and time.monotonic() < until_s:
+            place[2].report()
+            await asyncio.sleep(0.1)
+        assert len(seen) >= 2
+    finally:
+        await link.close()
 
 
 async def test_a_console_with_the_wrong_server_key_never_attaches(place):

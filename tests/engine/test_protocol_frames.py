@@ -160,3 +160,13 @@ def test_what_goes_out_comes_back():
 def test_a_text_that_no_peer_could_read_is_named_with_its_place(verb, says):
     with pytest.raises(frames.NotUtf8, match=says):
         frames.encode(Command(id="c", epoch="e", by="b", verb=verb))
+
+
+def test_a_packed_body_is_the_same_again_and_a_bad_one_is_refused():
+    body = frames.encode(frames.header("e", "b")) * 1000
+    packed = frames.pack(body)
+    assert frames.unpack(packed) == body and len(packed) < len(body) / 5
+    for bad in (b"", b"no zlib", packed[:-1], packed[:20], frames.pack(bytes(frames.MAX_FRAME_BYTES + 1))):
+        with pytest.raises(frames.ProtocolError, match="packed message"):
+            frames.unpack(bad)
+    assert len(frames.unpack(frames.pack(bytes(frames.MAX_FRAME_BYTES)))) == frames.MAX_FRAME_BYTES

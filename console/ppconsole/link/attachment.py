@@ -36,11 +36,14 @@ from ppengine.protocol.frames import (
     PROTOCOL_MIN,
     TOPIC_EVENT,
     TOPIC_SNAPSHOT,
+    TOPIC_SNAPSHOT_PACKED,
+    TOPIC_SNAPSHOT_SLOW,
     Codec,
     ProtocolError,
     decode_as,
     decode_header,
     split,
+    unpack,
 )
 from ppengine.protocol.keys import KeyFileError
 from ppengine.protocol.snapshot import Event, Events, Snapshot
@@ -51,6 +54,8 @@ from ppconsole.link.source import LinkLost, QueryFailed
 
 DRAIN = 2000
 """Most messages taken in one go before other tasks get their turn."""
+_PACKED_SINCE = 2
+"""First protocol version of a gateway with the packed topic."""
 _LAST_MS = 50
 """The last messages of an engine may come this much later than the news that it has closed."""
 
@@ -152,6 +157,9 @@ class Session:
         except BaseException:
             sockets.close()
             raise
+        if topic == TOPIC_SNAPSHOT_PACKED and welcome.proto < _PACKED_SINCE:
+            topic = TOPIC_SNAPSHOT_SLOW
+            sockets.use_snapshots(topic)
         return Session(record, sockets, welcome, topic, timing)
 
     async def run(self, handlers: Handlers) -> None:
@@ -251,7 +259,8 @@ class Session:
                 handlers.events(decode_as(Events, body).events)
         if newest is not None:
             self._last_snapshot = time.monotonic()
-            handlers.snapshot(decode_as(Snapshot, newest))
+            body = unpack(newest) if self._topic == TOPIC_SNAPSHOT_PACKED else newest
+            handlers.snapshot(decode_as(Snapshot, body))
 
     async def _read_control(self, handlers: Handlers) -> None:
         while True:

@@ -27,7 +27,13 @@ from ppengine.protocol.control import (
     Welcome,
 )
 from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, alive
-from ppengine.protocol.frames import TOPIC_SNAPSHOT, TOPIC_SNAPSHOT_SLOW, ProtocolError, decode_as
+from ppengine.protocol.frames import (
+    TOPIC_SNAPSHOT,
+    TOPIC_SNAPSHOT_PACKED,
+    TOPIC_SNAPSHOT_SLOW,
+    ProtocolError,
+    decode_as,
+)
 from ppengine.protocol.kept_files import engine_folder, read_end
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
@@ -248,8 +254,11 @@ class EngineLink:
             return str(error)
         if record is None:
             return f"no engine {self.record.name} ({self.record.id}) runs here"
+        # The way to another host may be slow.
+        packed = record.remote and self._topic == TOPIC_SNAPSHOT_SLOW
         session = await Session.open(
-            context, record, user=self.user, read_only=self.read_only, passing=self._passing, topic=self._topic,
+            context, record, user=self.user, read_only=self.read_only, passing=self._passing,
+            topic=TOPIC_SNAPSHOT_PACKED if packed else self._topic,
             timing=self._timing, console=self._console,
         )  # fmt: skip
         self.record = _named(record, session.welcome)

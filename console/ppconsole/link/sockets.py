@@ -44,7 +44,7 @@ class Sockets:
             raise KeyFileError(f"{record.label} has no key: another version started it")
         self.keypair = client_keypair()
         self._linger_ms = 0
-        self._topics = (snapshot_topic, TOPIC_EVENT, TOPIC_HEARTBEAT)
+        self._topics: tuple[bytes, ...] = (snapshot_topic, TOPIC_EVENT, TOPIC_HEARTBEAT)
         self.control = self._connect(zmq.DEALER, record.control_endpoint)
         self.bulk = self._connect(zmq.DEALER, record.bulk_endpoint)
         self.state = self._subscribe()
@@ -55,6 +55,13 @@ class Sockets:
         """Drop what a slow pipe holds: it would be old."""
         self.state.close()
         self.state = self._subscribe()
+
+    def use_snapshots(self, topic: bytes) -> None:
+        """Subscribe to another topic of snapshots, in place of the first."""
+        before, *others = self._topics
+        self._topics = (topic, *others)
+        self.state.subscribe(topic)
+        self.state.unsubscribe(before)
 
     def say_goodbye(self, epoch: str) -> None:
         """Put it on the wire if one is connected."""

@@ -63,6 +63,7 @@ SLOW_S, _SLACK_S = 1.0, 0.1
 """The slow topic's period and slack in seconds: it goes with a judgement, in one turn of the loop."""
 _LOGGED = ("audit.", "console.", "keys.", "lease.", "op.refused", "verdict.")
 """Events in the gateway's log; those of the core are in the core's."""
+_SNAPSHOTS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_SNAPSHOT_PACKED)
 _REFRESH_S = 0.05
 """Least seconds between two snapshots; a new subscriber gets one at once."""
 
@@ -230,8 +231,9 @@ class Gateway:
         if not self._refresh or now < self._published + self._spacing:
             return
         self._published = now
-        topics = [topic for topic in sorted(self._refresh) if self._publisher.wanted(topic)]
         kept = frames.TOPIC_SNAPSHOT_SLOW in self._refresh
+        due = self._refresh | ({frames.TOPIC_SNAPSHOT_PACKED} if kept else set())
+        topics = [topic for topic in sorted(due) if self._publisher.wanted(topic)]
         self._refresh.clear()
         consoles = self._consoles.sessions.count(now)
         if topics or kept:
@@ -252,7 +254,7 @@ class Gateway:
 
     def _on_state(self) -> None:
         fresh = self._publisher.read_subscriptions()
-        self._refresh |= fresh & {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
+        self._refresh |= fresh & set(_SNAPSHOTS)
 
     def _cut_off(self) -> None:
         """End the service of revoked keys: on `state` by closing it, as a subscriber sends no message to refuse."""
@@ -354,5 +356,5 @@ class Gateway:
         self._events.say("engine.stopped", why)
         consoles = self._consoles.sessions.count(time.monotonic())
         last = self._collector.snapshot(consoles, self._incidents.newest, stopped=True)
-        self._publisher.snapshot(last, [frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW])
+        self._publisher.snapshot(last, list(_SNAPSHOTS))
         self._history.write(last)

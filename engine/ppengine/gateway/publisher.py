@@ -13,7 +13,10 @@ from ppengine.protocol.snapshot import Event, Events, Snapshot
 
 _MOST_EVENTS = 1000
 """Most events in one message."""
-_TOPICS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_EVENT, frames.TOPIC_HEARTBEAT)
+_TOPICS = (
+    frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_SNAPSHOT_PACKED, frames.TOPIC_EVENT,
+    frames.TOPIC_HEARTBEAT,
+)  # fmt: skip
 
 
 class Publisher:
@@ -53,7 +56,7 @@ class Publisher:
         self.flush()
         body = frames.encode(snapshot)
         for topic in topics:
-            self._send(topic, body)
+            self._send(topic, frames.pack(body) if topic == frames.TOPIC_SNAPSHOT_PACKED else body)
 
     def event(self, event: Event) -> None:
         """Publish one event at the next `flush`: a busy engine has a hundred a second, most of them in bursts."""

@@ -7,6 +7,7 @@ msgspec lets `RecursionError` and `UnicodeDecodeError` through on hostile input,
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -24,9 +25,13 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 TOPIC_SNAPSHOT = b"snap"
 TOPIC_SNAPSHOT_SLOW = b"snap1"
+TOPIC_SNAPSHOT_PACKED = b"packed"
+"""The slow topic, compressed to about a tenth, for consoles on other hosts; since version 2."""
 TOPIC_EVENT = b"event"
 TOPIC_HEARTBEAT = b"hugz"
 
+_PACK_LEVEL = 1
+"""Fastest: the next ones take twice the time for a tenth less."""
 T = TypeVar("T")
 
 
@@ -136,6 +141,23 @@ def decode_header(frame: bytes | memoryview) -> Header:
     if not PROTOCOL_MIN <= head.proto <= PROTOCOL:
         raise ProtocolError(f"protocol {head.proto} is not spoken here: {PROTOCOL_MIN} to {PROTOCOL} are")
     return head
+
+
+def pack(body: bytes) -> bytes:
+    """Return the body of a message on the packed topic."""
+    return zlib.compress(body, _PACK_LEVEL)
+
+
+def unpack(packed: bytes) -> bytes:
+    """Return the body in a message of the packed topic. Raises ProtocolError, also for one above the cap of a frame."""
+    opened = zlib.decompressobj()
+    try:
+        body = opened.decompress(packed, MAX_FRAME_BYTES)
+    except zlib.error as error:
+        raise ProtocolError(f"not a packed message: {_said(error)}") from None
+    if not opened.eof:
+        raise ProtocolError(f"a packed message is cut off, or has more than {MAX_FRAME_BYTES} bytes")
+    return body
 
 
 def split(frames: Sequence[bytes], count: int = 2) -> Sequence[bytes]:
