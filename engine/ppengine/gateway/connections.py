@@ -39,6 +39,8 @@ class Connections:
         self._addresses: dict[tuple[str, int], str] = {}
         """Address of each open connection, by socket and descriptor."""
         self._counts: Counter[str] = Counter()
+        self._surplus: set[tuple[str, int]] = set()
+        """Connections that were closed here: their end is no failed handshake."""
         self._failed: dict[str, str] = {}
         """Reason of a failed handshake whose end is the next report of the socket."""
 
@@ -80,8 +82,9 @@ class Connections:
                 self._drop(known)
                 self._accept(known)
             elif report["event"] == zmq.EVENT_DISCONNECTED:
+                surplus = known in self._surplus
                 address, reason = self._drop(known), self._failed.pop(name, "")
-                if address and reason:
+                if address and reason and not surplus:
                     self._refusals(f"handshake of {address} failed: {reason}")
             else:
                 self._failed[name] = _reason(report["event"], report["value"])
@@ -97,10 +100,12 @@ class Connections:
             self._counts[address] += 1
             if self._counts[address] > self._most:
                 self._refusals(f"closed a connection of {address}, which has {self._most} others")
+                self._surplus.add(known)
                 peer.shutdown(socket.SHUT_RDWR)
 
     def _drop(self, known: tuple[str, int]) -> str:
         """Forget a connection; return its address, empty if it is not known."""
+        self._surplus.discard(known)
         address = self._addresses.pop(known, "")
         if address:
             self._counts[address] -= 1
