@@ -39,9 +39,6 @@ NOTHING_SELECTED = Selected()
 class Copying(Protocol):
     """Copies to the terminal's clipboard, and into a file."""
 
-    def verb(self, verb: Verb) -> None:
-        """Copy the shell line of a verb."""
-
     def command(self, words: Sequence[str]) -> None:
         """Copy the shell line of a command of the CLI; without words nothing."""
 
