@@ -61,12 +61,13 @@ class CoreWorld:
     """
 
     def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", load_format="auto", cards=None, run_dir="/r", model="m", journal=True, before=None, **scheduler,
+        restart="auto", restart_limit_s=60.0, load_format="auto", cards=None,
+        run_dir="/r", model="m", journal=True, before=None, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
         profile = Profile(
             name="t", model=ModelConfig(path=model, load_format=load_format),
-            parallel=ParallelConfig(pipeline=stages, restart=restart),
+            parallel=ParallelConfig(pipeline=stages, restart=restart, restart_limit_s=restart_limit_s),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler), journal=journal,
         )  # fmt: skip

@@ -273,18 +273,27 @@ def test_a_restarted_stage_that_dies_before_all_have_met_is_restarted_again() ->
     assert world.engine.health.state == "serving"
 
 
-def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:
+def test_a_death_while_loading_is_followed_by_another_try() -> None:
     world = running()
     ended(world, 1)
     ended(world, 1, generation=2)
     ended(world, 1, generation=2)
-    why = f"stage 1 died again while loading: {KILLED}; restart-stage 1 tries once more"
-    assert (world.engine.health.state, world.engine.health.message) == ("degraded", why)
-    assert world.started == [(1, 2)]
+    tries = "1 try failed, the next one is in 0 s; its requests end in 60 s"
+    assert world.engine.health.state == "degraded"
+    assert world.engine.health.message == f"stage 1 is lost: {KILLED}; {tries}"
+    assert world.started == [(1, 2)], "the next try waits"
     assert len(events(world, "stage.lost")) == 2
-    refused = world.say(Abort(request="r1"))[0]
-    assert isinstance(refused, Refused)
-    assert (refused.code, refused.text) == ("FAILED", f"the engine is degraded: {why}; restart-stage or stop")
+    assert world.engine.outputs._failure() == "", "readers wait: it may come back"
+    later(world, 0.6)
+    assert world.started == [(1, 2), (1, 3)]
+    back(world)
+    assert world.engine.health.state == "serving"
+
+
+def test_an_operator_can_restart_a_stage_between_two_tries() -> None:
+    world = running()
+    ended(world, 1)
+    ended(world, 1, generation=2)
     world.say(RestartStage(stage=0))
     world.engine.advance()
     assert world.started[1:] == [(0, 3), (1, 3)], "what is lost is started with it"
@@ -292,12 +301,81 @@ def test_a_death_while_loading_leaves_it_down_until_it_is_restarted() -> None:
     assert world.engine.health.state == "serving"
 
 
-def test_a_stage_that_cannot_load_leaves_it_down() -> None:
+def fail_to_start(world: CoreWorld, detail: str) -> None:
+    """Let the supervisor report that it could not make the newest process of stage 1."""
+    info = ProcessInfo(
+        role="stage", stage=1, rank=0, pid=1, exit_code=1, detail=detail, generation=world.generation
+    )  # fmt: skip
+    world.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
+    world.engine.advance()
+
+
+def test_tries_have_a_back_off_and_requests_end_as_lost_at_the_limit() -> None:
+    world = running()
+    world.submit([7] * 5, name="n", n=2, max_tokens=4)
+    ended(world, 1)
+    detail, times = "could not be started: [Errno 24] Too many open files", []
+    fail_to_start(world, detail)
+    begun = world.now
+    while world.now < begun + 100:
+        count = len(world.started)
+        world.drained(0, 2)
+        later(world, 0.25)
+        if len(world.started) > count:
+            times.append(world.now - begun)
+            fail_to_start(world, detail)
+        if world.now < begun + 60:
+            assert len(world.engine.requests.live()) == 8 and world.engine.health.state == "degraded"
+    assert times[:9] == pytest.approx([0.5, 1.5, 3.5, 7.5, 15.5, 30.5, 45.5, 60.5, 75.5]), "and they never end"
+    loss = f"stage 1 did not come up within 60 s, 8 tries: {detail}"
+    assert world.engine.requests.live() == []
+    gave_up = f"{loss}; 8 requests are lost, and new ones are refused"
+    assert events(world, "engine.gave-up") == [gave_up]
+    ends = [event for event in world.events if event.kind == "request.finished" and event.finished is not None]
+    assert {event.finished.id for event in ends} == {*(f"r{index}" for index in range(6)), "n", "n.1"}
+    assert {event.finished.ending for event in ends} == {f"lost: {loss}"}
+    assert world.engine.health.state == "degraded" and "; its requests have ended" in world.engine.health.message
+    for verb in (Abort(request="r1"), SetMemory(utilization=0.4)):
+        refused = world.say(verb)[0]
+        assert isinstance(refused, Refused) and refused.code == "FAILED" and detail in refused.text
+    refused = world.submit([1] * 5, name="late")[0]
+    assert isinstance(refused, Refused) and refused.code == "FAILED" and detail in refused.text
+
+
+def test_a_stage_that_comes_up_after_the_limit_serves_again() -> None:
+    world = running()
+    ended(world, 1)
+    fail_to_start(world, "no room")
+    later(world, 61.0)
+    fail_to_start(world, "no room")
+    later(world, 61.0)
+    assert world.engine.requests.live() == []
+    back(world)
+    assert (world.engine.health.state, world.engine.health.failure) == ("serving", "")
+    world.submit([1] * 5, name="new", max_tokens=3)
+    world.run()
+    assert len(world.tokens("new")) == 3
+    world.check()
+
+
+def test_a_restart_that_an_operator_requested_fails_at_the_limit() -> None:
+    world = running()
+    name = f"c{world._count + 1}"
+    world.say(RestartStage(stage=1))
+    world.engine.advance()
+    fail_to_start(world, "no room")
+    later(world, 61.0)
+    end = world.last(name)
+    assert isinstance(end, Outcome)
+    assert (end.state, end.text) == ("failed", "stage 1 did not come up within 60 s, 1 try: no room")
+
+
+def test_a_stage_that_cannot_load_is_tried_again() -> None:
     world = running()
     ended(world, 1)
     world.engine.on_stage(StageFailed(stage=1, rank=0, text="no weights", generation=2))
     world.engine.advance()
-    assert world.engine.health.message.startswith("stage 1 died again while loading: no weights")
+    assert world.engine.health.message.startswith("stage 1 is lost: no weights; 1 try failed")
 
 
 def test_the_fourth_death_within_ten_minutes_leaves_it_down() -> None:
@@ -494,7 +572,10 @@ def test_a_stage_that_comes_back_with_a_higher_peak_maps_no_more_than_is_agreed(
 @given(seed=st.integers(0, 10**6), ahead=st.booleans(), preemption=st.sampled_from(["recompute", "swap"]))
 def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahead: bool, preemption: str) -> None:
     source = random.Random(seed)
-    world = CoreWorld(stages=3, schedule_ahead=ahead, preemption=preemption, max_num_seqs=4, max_model_len=200)
+    world = CoreWorld(
+        stages=3, schedule_ahead=ahead, preemption=preemption, max_num_seqs=4, max_model_len=200,
+        restart_limit_s=86_400.0,
+    )  # fmt: skip
     world.counting = True
     wanted = {f"r{index}": source.randint(1, 40) for index in range(10)}
     for index, (name, count) in enumerate(wanted.items()):
@@ -519,6 +600,7 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             check = SetCheck(check=source.choice(["ledger", "finite"]), mode=source.choice(["on", "off"]))
             world.say(source.choice([Pause(mode="keep"), Resume(), memory, check]))
         elif world.engine.health.recovering:
+            later(world, source.choice([0.0, 20.0]))
             if source.random() < 0.5:
                 back(world)
         elif chance < 0.35 and world.changing is not None:
@@ -530,7 +612,7 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
         scheduler_invariants.check(world.scheduler)
     if world.engine.health.down:
         world.say(RestartStage(stage=0))
-    world.engine.advance()
+    later(world, 20.0)
     if world.engine.health.recovering:
         back(world)
     world.say(Resume())

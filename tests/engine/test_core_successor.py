@@ -219,7 +219,8 @@ def test_without_a_journal_every_request_is_reported_lost_by_id() -> None:
     fresh = follow(world)
     why = "is lost: the engine core was restarted, and its journal is off"
     assert texts(fresh, "request.lost") == [f"a {why}", f"c {why}"]
-    assert texts(fresh, "request.finished") == ["a lost, 0 tokens", "a.1 lost, 0 tokens", "c lost, 0 tokens"]
+    lost = "lost: the engine core was restarted, and its journal is off, 0 tokens"
+    assert texts(fresh, "request.finished") == [f"a {lost}", f"a.1 {lost}", f"c {lost}"]
     fresh.engine.outputs.fetch(b"g", Fetch(nonce=1, request="a", offset=4, sample=1, wait_ms=60_000))
     answer = fresh.answers[-1][1]
     assert isinstance(answer, Fetched) and answer.finished and answer.finish_reason == "lost"

@@ -192,6 +192,8 @@ class _Stream:
         self._prompt_tokens = 0
         self._engine = link.record
         self._came = 0
+        self._loss = ""
+        """Why it is lost."""
 
     async def all_samples(self) -> int:
         """Print all samples; one streams as it comes, of several each is printed as text when it has ended."""
@@ -214,7 +216,7 @@ class _Stream:
         why = clean(", ".join(dict.fromkeys(ends)))
         say(f"{self._request}: {self._prompt_tokens} in, {self._came} out{pace}, {why}")
         if "lost" in ends:
-            text = f"{self._request} is lost with the engine core; the event request.lost has the reason"
+            text = f"{self._request} is lost: {clean(self._loss) or 'the event request.lost has the reason'}"
             raise exits.Failure(text, exits.ERROR)
         return exits.DONE
 
@@ -247,7 +249,7 @@ class _Stream:
             end = part.offset + len(part.token_ids)
             self._came += end - tokens
             tokens, text = end, text + part.text
-            self._prompt_tokens = part.prompt_tokens
+            self._prompt_tokens, self._loss = part.prompt_tokens, part.loss or self._loss
             if self._json:
                 self._print_part(part)
             elif live and part.text:
@@ -282,6 +284,7 @@ class _Stream:
             line["logprobs"] = [{"chosen": entry.chosen, "top": entry.top} for entry in part.logprobs]
         if part.finished:
             line |= {"finish_reason": part.finish_reason, "prompt_tokens": part.prompt_tokens}
+            line |= {"loss": part.loss} if part.loss else {}
         if part.text or part.token_ids or part.finished:
             print_json(line)
 

@@ -49,7 +49,7 @@ def add_output(state: ConsoleState, fetched: Fetched) -> ConsoleState:
         old.tokens + len(fetched.token_ids),
         old.characters + len(fetched.text),
         fetched.finished,
-        fetched.finish_reason,
+        f"{fetched.finish_reason}: {fetched.loss}" if fetched.loss else fetched.finish_reason,
         old.prompt,
     )
     return _with_output(state, new)

@@ -64,6 +64,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """On GPUs: messages between stages go from card to card where the cards can reach each other, not through hosts."""
     restart: Literal["auto", "never"] = "auto"
     """Reaction to the death of a stage: `auto` restarts it and recomputes requests, `never` stays degraded."""
+    restart_limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    """Seconds in which a restarted stage must come up; then requests end as `lost`, and the tries go on."""
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

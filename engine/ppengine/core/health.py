@@ -28,6 +28,8 @@ class Health:
         """Why the core ends by itself; empty if an operator or a signal stopped it."""
         self.down = ""
         """Why serving is blocked until an operator restarts a stage."""
+        self.gave_up = ""
+        """Why all requests have ended and others are refused, until the stages serve."""
         self.follows = ""
         """How the core before this one ended, until all stages have met this one."""
         self._unfit = ""
@@ -76,7 +78,7 @@ class Health:
     @property
     def failure(self) -> str:
         """Why no more tokens will come, for readers that wait for them; empty if they will."""
-        return self.down or (f"the engine stopped: {self.leaving}" if self.leaving else "")
+        return self.down or self.gave_up or (f"the engine stopped: {self.leaving}" if self.leaving else "")
 
     @property
     def text(self) -> str:
@@ -112,11 +114,15 @@ class Health:
 
     def recovered(self) -> None:
         """Note that all stages have met again."""
-        self.recovering, self.follows = False, ""
+        self.recovering, self.follows, self.gave_up = False, "", ""
 
     def stay_down(self, why: str) -> None:
         """Note that serving is blocked until an operator restarts a stage."""
         self.recovering, self.down = False, why
+
+    def give_up(self, why: str) -> None:
+        """Note that all requests have ended because a stage does not come up: `why` in one line."""
+        self.gave_up = why
 
     def leave(self, why: str) -> None:
         """End the core at its next turn; the first reason counts."""

@@ -129,6 +129,16 @@ class LiveRequests:
         self._journal.ended(request)
         self._event.finished(ending.info)
 
+    def lose_all(self, why: str) -> int:
+        """End every request as lost: `why` in one line. Return their number. No step may be in flight."""
+        live, serving = self.live(), self._health.serving
+        for request in live:
+            assert serving is not None, "a live request is in the scheduler"
+            serving.scheduler.retirement.finish(request.id, "lost")
+            request.loss = why
+            self.ended(request)
+        return len(live)
+
     def restore_totals(self, prompt_tokens: int, output_tokens: int) -> None:
         """Go on with the totals of the core before this one."""
         self.prompt_tokens_total, self.output_tokens_total = prompt_tokens, output_tokens

@@ -222,7 +222,7 @@ class OutputHub:
                 token_ids=tokens, text_offset=question.text_offset,
                 text=sample.text[question.text_offset : shown], finished=done, finish_reason=sample.finish_reason,
                 logprobs=sample.logprobs[question.offset :], prompt_tokens=len(output.prompt_ids),
-                samples=len(output.samples),
+                samples=len(output.samples), loss="" if sample.ending is None else sample.ending.info.loss,
             ),
         )  # fmt: skip
         output.read_to_end = output.read_to_end or output.finished

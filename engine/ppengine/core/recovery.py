@@ -18,6 +18,7 @@ from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
 from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.core.start_tries import StartTries
 from ppengine.core.takeover import Takeover
 from ppengine.protocol import facts
 from ppengine.protocol.control import Command
@@ -73,6 +74,7 @@ class Recovery:
 
     def __post_init__(self) -> None:
         self.takeover = Takeover(self._stages, self._health, self._clock, self._notify_stage)
+        self._tries = StartTries(self._config.profile.parallel.restart_limit_s, self._clock)
 
     def follow(self, known: Settings, why: str) -> None:
         """Begin a generation in place of that of a core which ended: all stages leave it and meet again."""
@@ -132,7 +134,7 @@ class Recovery:
     def on_ready(self, message: StageReady) -> None:
         """Note that a stage has met its neighbours."""
         record = self._stages[message.stage, message.rank]
-        if message.generation == self.generation and record.on_ready(message):
+        if message.generation == self.generation and record.phase != "lost" and record.on_ready(message):
             self._event("stage.ready", f"{record.name} is ready", stage=record.stage)
 
     def _fail(self, record: StageRecord, words: str) -> None:
@@ -174,10 +176,12 @@ class Recovery:
                 if record.loss is not None:
                     record.loss.due = None
             self._begin([record for record in self._stages if record in requested or record.loss is not None])
-        elif (restarted or reconnected) and not self._health.down:
-            self._begin(restarted)
+        elif (restarted or reconnected or self._tries.due) and not self._health.down and not self._tries.waits:
+            self._begin([record for record in self._stages if record.phase == "lost"])
         if not self._health.recovering:
             return
+        if self._tries.expire():
+            self._give_up()
         self.takeover.notify(self.generation)
         self._restart_lingering()
         if self._stages.all_met(self.generation):
@@ -215,9 +219,12 @@ class Recovery:
         return restarted, reconnected
 
     def _judge(self, record: StageRecord, now: float, *, loading: bool) -> None:
-        """Stay down if a lost stage must not be restarted automatically."""
+        """Stay down if a lost stage must not be restarted automatically; try one again that did not come up."""
         first = self._stages.loss
-        self._refusal = refusal(record, first, now, loading=loading) if self.automatic else Refusal(first)
+        if self.automatic and loading and not record.cordoned:
+            self._tries.failed()
+            return
+        self._refusal = refusal(record, first, now) if self.automatic else Refusal(first)
         if self._refusal is not None:
             self.stay_down(self._refusal.text)
 
@@ -249,6 +256,7 @@ class Recovery:
             self._began = self._clock()
             self._recomputed = sum(1 for request in self._requests.live() if request.num_computed)
         self._health.recover()
+        self._tries.begun()
         self.generation += 1
         self._deadline = self._clock() + DRAIN_S
         for record in self._stages:
@@ -310,7 +318,7 @@ class Recovery:
         lines = [record.progress for record in self._stages if record.phase == "starting"]
         lines += [f"{record.name} does not leave the old generation and is {record.cordoned}: "
                   f"restart-stage {record.stage}, or lift the cordon" for record in self._lingering()]  # fmt: skip
-        text = "; ".join(filter(None, lines)) or "the stages meet"
+        text = self._tries.text or "; ".join(filter(None, lines)) or "the stages meet"
         self._health.progress(text)
         for record in self._stages:
             if record.restart is not None:
@@ -324,6 +332,7 @@ class Recovery:
             self.stay_down(f"a stage came back with less room: {refused}")
             return
         self._health.recovered()
+        self._tries.reset()
         self._stages.serve()
         serving = self._health.serving
         if serving is None:
@@ -348,9 +357,24 @@ class Recovery:
             if operation is not None and record.ready is not None:
                 self._operations.end(operation, "applied", f"{record.name} is pid {record.ready.pid}; {text}")
 
+    def _give_up(self) -> None:
+        """End all requests as lost, and refuse others until the stages serve: a stage does not come up."""
+        first = self._stages.lost[0] if self._stages.lost else None
+        name, why = ("a stage", "") if first is None else (first.name, first.loss.why if first.loss else "")
+        text = f"{name} {self._tries.loss}" + (f": {why}" if why else "")
+        self._health.give_up(text)
+        for record in self._stages:
+            record.restart = None
+        for operation in self._operations.live:
+            self._operations.end(operation, "failed", text)
+        lost = self._requests.lose_all(text)
+        stage = None if first is None else first.stage
+        self._event("engine.gave-up", f"{text}; {lost} requests are lost, and new ones are refused", stage=stage)
+
     def stay_down(self, why: str) -> None:
         """Block serving until an operator restarts a stage: `why` in one line."""
         self._health.stay_down(why)
+        self._tries.reset()
         for record in self._stages:
             record.restart = None
             if record.loss is not None:

@@ -34,7 +34,7 @@ def ending_of(request: Request, now: float) -> Ending:
     """Return the ending of `request` at `now` of the scheduler's clock, without its blocks."""
     detail = _detail(request, now)
     detail.state, detail.finished_s = "finished", detail.age_s
-    detail.why = ending_text(request.finish_reason or "", request.model_limit, _author(request))
+    detail.why = ending_text(request.finish_reason or "", request.model_limit, _author(request), request.loss)
     return Ending(now, detail, finished_info(request, now))
 
 
@@ -59,7 +59,7 @@ def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
     reason = sample.finish_reason or ""
     return msgspec.structs.replace(
         ending.detail,
-        why=ending.detail.why if reason in ("length", "abort") else reason,
+        why=ending.detail.why if reason in ("length", "abort", "lost") else reason,
         age_s=ending.detail.age_s + now - ending.at,
         output_tokens=len(sample.tokens),
         output_token_ids=list(sample.tokens),
@@ -87,6 +87,7 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         itl_p99_ms=high,
         preemptions=request.preemptions,
         model_limit=request.model_limit,
+        loss=request.loss,
     )
 
 

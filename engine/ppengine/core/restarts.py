@@ -28,11 +28,9 @@ def reconnects(record: StageRecord, now: float) -> bool:
     return before is None or now - before > AGAIN_S
 
 
-def refusal(record: StageRecord, first_loss: str, now: float, *, loading: bool) -> Refusal | None:
-    """Note a loss, while `loading` or not; return why the stage is not restarted, None if it is."""
+def refusal(record: StageRecord, first_loss: str, now: float) -> Refusal | None:
+    """Note a loss; return why the stage is not restarted, None if it is."""
     loss, retry = record.loss.why if record.loss else "", f"restart-stage {record.stage} tries once more"
-    if loading:
-        return Refusal(f"{record.name} died again while loading: {loss}; {retry}")
     deaths = record.deaths
     deaths.append(now)
     while deaths[0] < now - WINDOW_S:

@@ -92,7 +92,7 @@ class Successor:
         del self.state.requests[entered.name]
         self._event("request.lost", f"{entered.name} is lost: {why}", request=entered.name)
         for request in _requests(entered):
-            request.finish_reason, request.state = "lost", "finished"
+            request.finish_reason, request.state, request.loss = "lost", "finished", why
             self._requests.ended(request)
 
     def adopt_restarts(self, takeover: Takeover, operations: Operations) -> None:

@@ -182,7 +182,7 @@ class Commands:
         mends = bool(health.follows) and isinstance(verb, RestartStage)
         if row.needs != "nothing" and health.serving is None and not mends:
             raise CommandError("BUSY", health.text)
-        if row.needs == "running" and health.down:
+        if row.needs == "running" and (health.down or health.gave_up):
             # No step will retire any more, so no other verb would ever have an end.
             raise CommandError("FAILED", f"the engine is degraded: {health.message}; restart-stage or stop")
         handler = self.handlers.get(type(verb))

@@ -217,6 +217,8 @@ class Fetched(msgspec.Struct, tag="fetched", kw_only=True):
     prompt_tokens: int = 0
     samples: int = 1
     state: str = ""
+    loss: str = ""
+    """Why it is lost, in one line; empty: it is not."""
 
 
 InspectWhat = Literal[

@@ -23,7 +23,7 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     output_tokens: int
     """Number of output tokens."""
     reason: str
-    """Finish reason: `stop`, `length`, `abort`, ..."""
+    """Finish reason: `stop`, `length`, `abort`, `lost`, ..."""
     by: str = ""
     """Author of its abort; empty: not aborted, or by no operator."""
     queue_s: float | None = None
@@ -41,14 +41,22 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     model_limit: int | None = None
     """Tokens of prompt and output that the model allows, if this ended it; None: something else did."""
 
+    loss: str = ""
+    """Why it is lost, in one line; empty: it is not."""
+
     @property
     def ending(self) -> str:
         """The finish reason in words."""
-        return ending_text(self.reason, self.model_limit, self.by)
+        return ending_text(self.reason, self.model_limit, self.by, self.loss)
 
 
-def ending_text(reason: str, model_limit: int | None, by: str = "") -> str:
-    """Return a finish reason in words: of an abort with its author, of a length with the limit if it is the model's."""
+def ending_text(reason: str, model_limit: int | None, by: str = "", loss: str = "") -> str:
+    """Return a finish reason in words.
+
+    An abort has its author, a loss its reason, and a length the limit if it is the model's.
+    """
+    if loss:
+        return f"{reason}: {loss}"
     if by:
         return f"{reason} by {by}"
     return reason if model_limit is None else f"{reason}: the model's limit of {model_limit} tokens"

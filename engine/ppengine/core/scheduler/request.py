@@ -77,6 +77,8 @@ class Request:
     fence: Fence | None = None
     aborted_by: str = ""
     """Author of its abort, also of one that has not ended it yet; empty: not aborted, or by no operator."""
+    loss: str = ""
+    """Why it ended as lost, in one line; empty: it did not."""
     held_by: str = ""
     """Action and author of its hold (`swap-out by eve`), while it is held."""
     followers: list[Request] = field(default_factory=list)
