@@ -110,9 +110,10 @@ def spawn(
     reaches only the foreground process. Start from the main thread where you can: see `lifeline`.
     """
     read_end, write_end = lifeline.open_pipe()
-    output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    words_from = 0 if output is None else os.fstat(output).st_size
+    output = None
     try:
+        output = None if log is None else open_log(log)
+        words_from = 0 if output is None else os.fstat(output).st_size
         process = subprocess.Popen(
             [sys.executable, "-m", module, *args, "--lifeline", str(read_end)],
             stdin=subprocess.DEVNULL,
@@ -130,6 +131,11 @@ def spawn(
         if output is not None:
             os.close(output)
     return Child(process, log, write_end, words_from)
+
+
+def open_log(path: Path) -> int:
+    """Open a log file to append to it, and return its descriptor. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def session(leader: int) -> list[int]:
@@ -193,13 +199,13 @@ def thrown_words(log: Path, start: int = 0) -> str:
 
 
 def tail(log: Path, count: int, start: int = 0) -> list[str]:
-    """Return up to `count` last lines of `log` from byte `start` on; none if there is no such file."""
+    """Return up to `count` last lines of `log` from byte `start` on; none if it cannot be read."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(start, size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
-    except FileNotFoundError:
+    except OSError:
         return []
     return text.splitlines()[-count:]
 

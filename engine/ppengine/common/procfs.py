@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -211,6 +211,19 @@ def sibling(module: str) -> int | None:
             if module.encode() in (_read(f"/proc/{int(pid)}/cmdline") or b"").split(b"\0"):
                 return int(pid)
     return None
+
+
+def children(pids: Iterable[int]) -> dict[int, tuple[int, str]]:
+    """Return the other children of `pids` that run a module of this package: their parents and the modules."""
+    known, found = set(pids), dict[int, tuple[int, str]]()
+    for parent in known:
+        listed = (_read(str(task)) for task in Path(f"/proc/{parent}/task").glob("*/children"))
+        for pid in {int(word) for text in listed for word in (text or b"").split()} - known:
+            words = (_read(f"/proc/{pid}/cmdline") or b"").decode(errors="replace").replace("\0", " ").split()
+            module = next((word for word in words[1:] if word.startswith("ppengine.")), "")
+            if module:
+                found[pid] = parent, module
+    return found
 
 
 def catches(pid: int, signal_number: int) -> bool:

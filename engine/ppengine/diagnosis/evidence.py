@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ppengine.protocol.gpu import GpuProcess, Xid
@@ -162,6 +164,19 @@ class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stack: Stack | None = None
 
 
+class Shortage(msgspec.Struct, frozen=True, kw_only=True):
+    """An exhausted limit of the host: descriptors of a process, or free space of a folder."""
+
+    kind: Literal["files", "disk"]
+    where: str
+    """The process or the folder."""
+    figure: str
+    """Use and limit in words."""
+    stage: int | None = None
+    pid: int | None = None
+    since_s: float = 0.0
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment."""
 
@@ -178,5 +193,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A live check is on, or was a moment ago, that makes steps slower than they were."""
     agent: tuple[int, str | None] | None = None
     """Pid and state letter of an agent that is silent; None: it reports, or is gone."""
+    shortages: tuple[Shortage, ...] = ()
     stopping: bool = False
     """The engine is stopping on request: processes that end are no fault."""

@@ -31,6 +31,10 @@ _OUT_OF_MEMORY = re.compile(
     r"(can't|cannot|could not) allocate memory|does not fit",
     re.IGNORECASE,
 )
+_SHORT: dict[Cause, re.Pattern[str]] = {
+    "out_of_files": re.compile(r"too many open files|no descriptors? left|errno 2[34]\b", re.IGNORECASE),
+    "disk_full": re.compile(r"no space left on device|disk quota exceeded|errno 28\b", re.IGNORECASE),
+}
 _NOT_OF_ITS_OWN = (None, -signal.SIGKILL, UNKNOWN_STATUS)
 """Statuses with which the out-of-memory killer may have been at work; of much memory the end itself takes seconds."""
 _BREAKS = ("stream_owner", "stream_order")
@@ -121,6 +125,9 @@ def _cause(stage: StageEvidence) -> Cause:
         return "link"  # Its peer lives, or this would be an echo.
     if words and _OUT_OF_MEMORY.search(words):
         return "out_of_memory"
+    for cause, pattern in _SHORT.items():
+        if words and pattern.search(words):
+            return cause
     if _crashed(stage) or (words and code != UNKNOWN_STATUS and not _blames_peer(stage)):
         return "crashed"
     return "dead"
@@ -191,6 +198,9 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
     logs = f"ppconsole logs --stage {stage.stage}"
     if cause in ("killed_oom", "out_of_memory"):
         return f"{logs}; then less memory: ppconsole set-memory, or scheduler.max_num_batched_tokens"
+    if cause in _SHORT:
+        what = "make room on the disk" if cause == "disk_full" else "raise RLIMIT_NOFILE (prlimit, ulimit -n)"
+        return f"{logs}; {what}: the stage is tried again by itself"
     if cause == "dead" and cpu_limit_s(stage) is not None:
         return lift_cpu_limit(stage)
     if stage.successor is not None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -17,6 +15,7 @@ import zmq
 
 from ppengine.common import lifeline, logs
 from ppengine.common.config import EngineConfig
+from ppengine.common.open_files import raise_limit
 from ppengine.gateway.access import HandlerHung
 from ppengine.gateway.audit import AuditError
 from ppengine.gateway.gateway import Gateway
@@ -26,13 +25,6 @@ log = logging.getLogger("ppengine.gateway")
 
 HUNG_EXIT = 3
 """Exit code of a gateway whose ZAP handler hangs."""
-
-
-def _raise_descriptors() -> None:
-    """Allow as many open files as the hard limit: each console has three."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:
@@ -52,7 +44,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline.adopt(args.lifeline, on_parent_gone)
     logs.start()
-    _raise_descriptors()
+    raise_limit()  # Each console has three.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         config = EngineConfig.load(args.engine)

@@ -26,6 +26,7 @@ from ppengine.gateway.events import EventLog
 from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
 from ppengine.gateway.merge import Inputs, held_bytes, merge, stage_state
 from ppengine.gateway.process_table import ProcessTable
+from ppengine.gateway.shortage_watch import ShortageWatch
 from ppengine.protocol.facts import Exited, Fact, Serving
 from ppengine.protocol.gpu import DeviceRooms, GpuInfo
 from ppengine.protocol.reports import (
@@ -66,6 +67,7 @@ class Collector:
         self._failed_at = 0.0
         """Time of the diagnosis's failure, while it fails."""
         self.processes = ProcessTable(config, self._sightings)
+        self._shortages = ShortageWatch(config)
         self.core: CoreReport | None = None
         self.news = False
         """Whether a report of an agent, or a fact, has come since the last judgement."""
@@ -209,7 +211,8 @@ class Collector:
             with_neighbours(now_ns, with_xids(now_ns, stage, gpus), gpus, cards, self.processes.is_own)
             for stage in evidence.stages
         )
-        self._evidence = msgspec.structs.replace(evidence, stages=stages)
+        shortages = self._shortages.look(self.processes.listed)
+        self._evidence = msgspec.structs.replace(evidence, stages=stages, shortages=shortages)
         before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
         after = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}

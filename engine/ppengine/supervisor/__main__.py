@@ -16,6 +16,7 @@ import sys
 from ppengine.checkpoint.model_spec import CheckpointError
 from ppengine.common import lifeline
 from ppengine.common.config import ConfigError, Profile, load_profile
+from ppengine.common.open_files import raise_limit
 from ppengine.protocol.discovery import RuntimeDirError
 from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.supervisor.announcements import announce, tell
@@ -32,6 +33,7 @@ def main() -> int:
     """Run one engine and return its exit code."""
     options = _parser().parse_args()
     os.umask(0o077)
+    raise_limit()
     wakeup = Wakeup()
     wakeup.install()
     lifeline.adopt(options.lifeline, on_close=lambda: wakeup.ask("its parent is gone"))

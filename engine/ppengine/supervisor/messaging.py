@@ -67,8 +67,13 @@ class Link:
 
         A fresh socket connects to the new one alone: what the old one had received is gone with it.
         """
-        self._facts.close(linger=0)
-        self._facts = self._connect(zmq.PUSH, self._endpoint, most=0)
+        try:
+            fresh = self._connect(zmq.PUSH, self._endpoint, most=0)
+        except zmq.ZMQError:  # No descriptor is left: the present socket connects to the new one, too.
+            fresh = self._facts
+        if fresh is not self._facts:
+            self._facts.close(linger=0)
+            self._facts = fresh
         for fact in self._noted:
             self._facts.send(fact, zmq.NOBLOCK)
 

@@ -33,6 +33,8 @@ GRACE_S = 2.0
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "ray")
 """Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
+AGAIN_S = 1.0
+"""Seconds until a process is tried again for which there was no descriptor, folder or process."""
 MOST_AGENTS = 5
 """Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
@@ -96,7 +98,7 @@ class Supervisor:
         try:
             try:
                 self._boot()
-            except (ClaimError, ExecutorError) as error:
+            except (ClaimError, ExecutorError, OSError) as error:
                 self._end = End(1, str(error))
             while self._end is None:
                 self._turn()
@@ -134,7 +136,10 @@ class Supervisor:
 
     def _spawn(self, role: str, module: str) -> None:
         args = ["--engine", str(self._folder / "engine.json")]
-        self._children[role] = spawn(module, args, log=self._folder / f"{role}.log")
+        child = spawn(module, args, log=self._folder / f"{role}.log")
+        if role in self._children:
+            self._children[role].close()
+        self._children[role] = child
 
     def _turn(self) -> None:
         """Sleep until something happens, then see what it was."""
@@ -170,7 +175,7 @@ class Supervisor:
         ]
         link.report(named)
         tell(f"{self._config.name} ({self._config.id}): stage {order.stage} is restarted")
-        self._executor.restart(order.stage, order.generation)
+        self._executor.restart(order.stage, order.generation, again=order.again)
 
     def _follow(self, link: Link, answer: StateAnswer | None) -> None:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
@@ -225,8 +230,7 @@ class Supervisor:
             if again:
                 # It only looks, and knows nothing that it cannot learn again.
                 self._agents += 1
-                self._children["agent"].close()
-                self._spawn("agent", self._modules.agent)
+                self._due["agent"] = time.monotonic()
 
     def _can_restart(self, info: ProcessInfo) -> bool:
         """Return whether another gateway or core can go on where this one ended."""
@@ -251,13 +255,19 @@ class Supervisor:
         return None
 
     def _restart(self, link: Link) -> None:
-        """Start another gateway or core when its time has come: a gateway gets again what it cannot know."""
+        """Start another gateway, core or agent when its time has come: a gateway gets again what it cannot know."""
         for role in [role for role, due in self._due.items() if time.monotonic() >= due]:
             if self._end is not None:
                 return
             del self._due[role]
-            self._children[role].close()
-            self._spawn(role, self._modules.gateway if role == "gateway" else self._modules.core)
+            try:
+                self._spawn(role, getattr(self._modules, role))
+            except OSError as error:
+                tell(
+                    f"{self._config.name} ({self._config.id}): the {role} cannot be started: {error}; it is tried again"
+                )
+                self._due[role] = time.monotonic() + AGAIN_S
+                continue
             if role == "gateway":
                 link.repeat_facts()
 

@@ -27,6 +27,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from ppengine.common import lifeline
+from ppengine.common.open_files import open_files
 
 ORDER_BYTES = 16 * 1024
 _REPARENTED_S = 0.0005
@@ -58,21 +59,29 @@ def main() -> None:
             order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
             if not order:
                 return
+            if len(files) < 2:  # The kernel drops those for which there is no room.
+                raise SystemExit(f"error: the fork server has no descriptor left for a stage: {_descriptors()}")
             log, line = files
             module, *args = msgspec.json.decode(order, type=list[str])
             run = partial(_run_stage, module, [*args, "--lifeline", str(line)], log)
-            pid = _fork(run, [options.orders, options.lifeline])
+            try:
+                pid = _fork(run, [options.orders, options.lifeline])
+            except OSError as error:
+                raise SystemExit(f"error: no stage can be forked: {error.strerror}; {_descriptors()}") from None
             os.close(log)
             os.close(line)
             orders.send(b"%d" % pid)
 
 
 def _fork(run: Callable[[], None], foreign: list[int]) -> int:
-    """Call `run` in an orphan without the descriptors `foreign`, and return its pid."""
+    """Call `run` in an orphan without the descriptors `foreign`, and return its pid. Raises OSError."""
     read_end, write_end = os.pipe()
     between = os.fork()
     if between == 0:
-        between, orphan = os.getpid(), os.fork()
+        try:
+            between, orphan = os.getpid(), os.fork()
+        except OSError as error:
+            os._exit(error.errno or 1)
         if orphan:
             os.write(write_end, b"%d" % orphan)
             os._exit(0)
@@ -83,10 +92,18 @@ def _fork(run: Callable[[], None], foreign: list[int]) -> int:
             time.sleep(_REPARENTED_S)
         run()
     os.close(write_end)
-    os.waitpid(between, 0)
-    pid = int(os.read(read_end, 32))
+    _, status = os.waitpid(between, 0)
+    pid = os.read(read_end, 32)
     os.close(read_end)
-    return pid
+    if not pid:
+        code = os.waitstatus_to_exitcode(status)
+        raise OSError(code, os.strerror(code) if code > 0 else f"signal {-code}")
+    return int(pid)
+
+
+def _descriptors() -> str:
+    known = open_files(os.getpid())
+    return "all its descriptors are in use" if known is None else known.text
 
 
 def _run_stage(module: str, args: list[str], log: int) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ppengine.common import lifeline
-from ppengine.common.child_process import Child, spawn
+from ppengine.common.child_process import Child, open_log, spawn
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -91,8 +91,9 @@ class ForkServer:
     def order(self, module: str, args: Sequence[str], log: Path) -> None:
         """Order a stage: `main` of `module` with `args`, output to `log`. Raises OSError if the fork server is gone."""
         read_end, write_end = lifeline.open_pipe()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        output = -1
         try:
+            output = open_log(log)
             words_from = os.fstat(output).st_size
             socket.send_fds(self._orders, [msgspec.json.encode([module, *args])], [output, read_end])
         except BaseException:
@@ -100,7 +101,8 @@ class ForkServer:
             raise
         finally:
             os.close(read_end)
-            os.close(output)
+            if output >= 0:
+                os.close(output)
         self._open.append(_Order(log, write_end, words_from))
 
     def take(self) -> Child | None:
