@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +16,11 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint
 from ppengine.common import procfs
+from ppengine.protocol.control import Refused
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Snapshot, Verdict
-from ppengine.protocol.verbs import Submit
-from serving import Served
+from ppengine.protocol.verbs import Priority, Submit
+from serving import Served, audited
 
 from profiles import small
 
@@ -123,3 +127,87 @@ async def without_descriptors(engine: Served) -> None:
         engine.find_pids()
         late = await op.submit(PROMPT, max_tokens=20)
         await op.output(late)
+
+
+class OnSmallDisk(Served):
+    """An engine whose run folder is on a disk of its own, of a few MiB."""
+
+    MIB = 8
+
+    def start(self) -> None:
+        """Mount the disk before the first start."""
+        if not os.path.ismount(self.runtime):
+            text = self.file.read_text()
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={self.MIB}m,mode=0700", "tmpfs", str(self.runtime)]
+            ran = subprocess.run(mount, capture_output=True, text=True)
+            if ran.returncode:
+                pytest.skip(f"no disk can be mounted here: {ran.stderr.strip()}")
+            self.file.write_text(text)
+        super().start()
+
+    def remove(self) -> None:
+        """Unmount it at the end."""
+        super().remove()
+        subprocess.run(["umount", "-l", str(self.runtime)], capture_output=True)
+        shutil.rmtree(self.runtime)
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Fill the disk to the last byte."""
+        filler = self.runtime / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        assert os.statvfs(self.runtime).f_bavail == 0
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+
+async def test_a_full_disk_refuses_commands_by_name_and_nothing_else(folder: Path) -> None:
+    with OnSmallDisk(small(folder, stages=2, model={"max_model_len": 2048})) as engine:
+        async with engine.operator() as op:
+            name = await op.submit(PROMPT, max_tokens=TOKENS)
+            begun = time.monotonic()
+            with engine.full():
+                picture = await op.until(has("disk_full", str(engine.engine.run_dir)), "the folder is named")  # type: ignore[arg-type]
+                print(f"\nfull disk: named after {time.monotonic() - begun:.1f} s")
+                assert " 0 B free of 8,388,608 B" in picture.verdicts[0].evidence[0]
+                tokens = picture.requests[0].output_tokens
+                await op.until(lambda picture: picture.requests[0].output_tokens > tokens + 20, "steps go on")
+                ends = [await op.ask(Priority(request=name, priority=1)) for _ in range(40)]
+                refusals = [end for end in ends if isinstance(end, Refused)]
+                assert ends[-len(refusals) :] == refusals, "those before had room in the last page of the log"
+                assert {(end.code, end.text.partition(": ")[0]) for end in refusals} == {
+                    ("FAILED", f"the audit log {engine.engine.run_dir}/audit.jsonl cannot be written")
+                }
+                assert refusals[-1].text.endswith(
+                    ": No space left on device; no command is carried out, except for stop"
+                )
+                ran = await op.cli("explain")
+                assert ran.code == 10 and "disk_full" in ran.out and "df " in ran.out
+            freed = time.monotonic()
+            await op.until(lambda picture: not picture.verdicts, "nothing is left of it")
+            print(f"full disk: cleared after {time.monotonic() - freed:.1f} s")
+            late = await op.submit(PROMPT, max_tokens=20)
+            await op.output(late)
+            assert len((await op.output(name))[0]) == TOKENS
+            seqs = [event.seq for event in await op.heard()]
+            assert seqs == list(range(seqs[0], seqs[0] + len(seqs))), "no event is missing"
+            recorded = audited(engine)
+            assert all(outcomes[0] == "received" for outcomes in recorded.values())
+            assert not {end.id for end in refusals} & set(recorded), "no line of a refused one"
+
+
+async def test_an_engine_with_a_full_disk_can_be_stopped_and_its_audit_log_has_it(folder: Path) -> None:
+    with OnSmallDisk(small(folder, stages=2)) as engine:
+        copy = engine.engine.run_dir / "audit.jsonl"
+        with engine.full():
+            held = copy.open("rb")
+            ran = engine.cli("stop")
+            assert ran.code == 0, ran
+            engine.ended(0, "stopped by command")
+        with held:
+            lines = [json.loads(line) for line in held.read().splitlines()]
+        assert [(line["verb"], line["outcome"]) for line in lines][:1] == [("stop", "received")]

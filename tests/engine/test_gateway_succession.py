@@ -139,7 +139,7 @@ class Killable:
         self.core, self.left, self.got = core, moment, list[object]()
         audit = AuditLog(folder, "engine", "id", {})
         write = audit.write
-        audit.write = lambda entry: self.step(lambda: write(entry))  # type: ignore[method-assign]
+        audit.write = lambda entry, **options: self.step(lambda: write(entry, **options))  # type: ignore[method-assign,assignment]
         self.sessions = Sessions(lambda what, session: None)
         self.events = EventLog(lambda one: None)
         lease = ControlLease(folder / "lease.json", self.events.say, lambda name: True)

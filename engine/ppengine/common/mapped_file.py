@@ -16,7 +16,11 @@ def make(path: Path, size: int) -> mmap.mmap:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, size)
+        # A hole would end the writer by SIGBUS once the file system is full.
+        os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(descriptor)

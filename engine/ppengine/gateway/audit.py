@@ -7,6 +7,8 @@ are not written, only their lengths.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from ppengine.protocol.control import Command
 from ppengine.protocol.verbs import Many, Submit, label_of, name_of
 
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
+RESERVE, RESERVE_BYTES = "audit.reserve", 64 * 1024
 TAIL_BYTES = 4 * 1024 * 1024
 """Bytes of its predecessor's lines that a new gateway reads."""
 RECORDED_MOST = 1000
@@ -71,7 +74,10 @@ class Recorded(msgspec.Struct):
 
 
 class AuditLog:
-    """Appends to one or two files. A write is one system call, so lines never mix."""
+    """Appends to one or two files. A write is one system call, so lines never mix.
+
+    A reserve on the disk of the first keeps room for the lines of `stop`, and for ends of commands under way.
+    """
 
     def __init__(self, run_dir: Path, name: str, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
         """Open the files. Raises AuditError."""
@@ -79,6 +85,7 @@ class AuditLog:
         if environ.get(KEEP_VARIABLE):
             paths.append(Path(environ[KEEP_VARIABLE]) / f"{name.replace('/', '_')}-{engine_id}.jsonl")
         self._files: list[tuple[Path, int]] = []
+        self._reserve = run_dir / RESERVE
         for path in paths:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,6 +93,8 @@ class AuditLog:
                 self._files.append((path, os.open(path, flags, 0o600)))
             except OSError as error:
                 raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+        with contextlib.suppress(AuditError):
+            self._keep_reserve()
 
     def recorded(self) -> dict[str, Recorded]:
         """Return the commands of the last `TAIL_BYTES` by id: those without an end, and the newest others."""
@@ -102,20 +111,54 @@ class AuditLog:
         newest = set(list(found)[-RECORDED_MOST:])
         return {one: known for one, known in found.items() if known.end is None or one in newest}
 
-    def write(self, entry: Entry) -> None:
-        """Append one line. Raises AuditError: a command that cannot be recorded must not be carried out."""
+    def write(self, entry: Entry, *, reserved: bool = False) -> None:
+        """Append one line. `reserved`: it may use the reserve, and others need one that is whole.
+
+        Raises AuditError: a command that cannot be recorded must not be carried out.
+        """
+        if not reserved:
+            self._keep_reserve()
         line = msgspec.json.encode(entry) + b"\n"
         for path, descriptor in self._files:
             try:
-                os.write(descriptor, line)
+                try:
+                    _append(descriptor, line)
+                except OSError:
+                    if not reserved or not self._reserve.exists():
+                        raise
+                    self._reserve.unlink()
+                    _append(descriptor, line)
             except OSError as error:
                 raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+
+    def _keep_reserve(self) -> None:
+        """Take the reserve, unless it is there. Raises AuditError."""
+        if self._reserve.exists():
+            return
+        try:
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
+            raise AuditError(f"the audit log {self._files[0][0]} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the files."""
         for _, descriptor in self._files:
             os.close(descriptor)
         self._files.clear()
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Append a line, or nothing of it. Raises OSError."""
+    written = os.write(descriptor, line)
+    if written < len(line):
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def entry_of(command: Command, client: str, principal: str) -> Entry:

@@ -94,6 +94,8 @@ class CommandDesk:
         self._answer, self._engine, self._lease = answer, engine, lease
         self._most = kept
         self._limits = RateLimits()
+        self._unwritten = ""
+        """Why the newest line could not be written; empty: it was."""
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self.stopping = False
         """A Stop is under way."""
@@ -125,8 +127,10 @@ class CommandDesk:
             return
         command.console = session.console
         kept = Kept(entry_of(command, session.program, session.principal.name), brief(command), client, command)
-        if not self._write(kept.entry):
-            text = "the audit log cannot be written; no command is carried out"
+        # An engine that cannot record must still be stopped: the reserve of the log is for that.
+        why = self._write(kept.entry, reserved=kept.ends_engine)
+        if why and not kept.ends_engine:
+            text = f"{why}; no command is carried out, except for stop"
             self._answer(client, Refused(id=command.id, code="FAILED", text=text))
             return
         refusal = self._check(head, command, session)
@@ -344,7 +348,7 @@ class CommandDesk:
         # The effect has happened: a log that cannot be written must not hide it from the console.
         known = outcome_name(reply) in kept.audited or (kept.over and bool(kept.audited & ENDS))
         if not known:
-            self._write(line_of(kept.entry, reply))
+            self._write(line_of(kept.entry, reply), reserved=kept.ends_engine or not isinstance(reply, Refused))
         if kept.client:
             self._answer(kept.client, reply)
         if kept.ends_engine and (isinstance(reply, Accepted) or getattr(reply, "state", "") == "applied"):
@@ -368,13 +372,17 @@ class CommandDesk:
         if request not in session.requests:
             session.requests.append(request)
 
-    def _write(self, entry: Entry) -> bool:
+    def _write(self, entry: Entry, *, reserved: bool) -> str:
+        """Write a line; return why it could not be written, empty if it was. One event reports a row of failures."""
         try:
-            self._audit.write(entry)
+            self._audit.write(entry, reserved=reserved)
         except AuditError as error:
-            self._events.say("audit.failed", str(error))
-            return False
-        return True
+            if not self._unwritten:
+                self._events.say("audit.failed", str(error))
+            self._unwritten = str(error)
+            return self._unwritten
+        self._unwritten = ""
+        return ""
 
     def _tell(self, kept: Kept, reply: Reply) -> None:
         entry = kept.entry

@@ -6,9 +6,12 @@ its length (4 bytes) and `Entry` as msgpack. At `kept` records the file becomes 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
+import time
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -17,6 +20,8 @@ from ppengine.protocol.frames import encode
 from ppengine.protocol.snapshot import Event
 
 FILE, OLDER = "events.journal", "events.journal.1"
+AGAIN_S = 5.0
+"""Seconds after an error of the disk until events are written again."""
 _LENGTH = struct.Struct("<I")
 log = logging.getLogger("ppengine.gateway")
 
@@ -29,7 +34,10 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EventJournal:
-    """The file of one engine. A disk that is full costs the numbering of the next gateway, never the engine."""
+    """The file of one engine. A disk that is full costs the numbering of the next gateway, never the engine.
+
+    Events that could not be written are kept in memory, and written when there is room again.
+    """
 
     def __init__(self, folder: Path, kept: int) -> None:
         """Read what a gateway before this one has written, and append to it. Raises OSError."""
@@ -41,25 +49,38 @@ class EventJournal:
         entries, whole = _read(path)
         self.restored = [*older, *entries][-kept:]
         """The newest events that were written before, the oldest first."""
-        self._count = len(entries)
+        self._count, self._size = len(entries), whole
         self._descriptor = _open(path)
         # Half a record is the last one of a gateway that was killed: it was not published.
         os.ftruncate(self._descriptor, whole)
+        self._unwritten: deque[Entry] = deque(maxlen=kept)
+        self._retry_at = 0.0
 
     def write(self, entries: list[Entry]) -> None:
         """Append events."""
-        if self._descriptor < 0:
+        self._unwritten.extend(entries)
+        if time.monotonic() < self._retry_at:
             return
+        try:
+            self._append(list(self._unwritten))
+        except OSError as error:
+            if not self._retry_at:
+                log.warning("events are not kept for the next gateway until there is room: %s", error)
+            self._retry_at = time.monotonic() + AGAIN_S
+            return
+        self._unwritten.clear()
+        self._retry_at = 0.0
+
+    def _append(self, entries: list[Entry]) -> None:
         bodies = [encode(entry) for entry in entries]
         data = b"".join(_LENGTH.pack(len(body)) + body for body in bodies)
-        try:
-            if self._count >= self._kept:
-                self._turn()
-            if os.write(self._descriptor, data) < len(data):
-                raise OSError("the disk is full")
-        except OSError as error:
-            log.warning("events are not kept for the next gateway: %s", error)
-            self.close()
+        if self._descriptor < 0 or self._count >= self._kept:
+            self._turn()
+        written = os.write(self._descriptor, data)
+        if written < len(data):
+            os.ftruncate(self._descriptor, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += written
         self._count += len(entries)
 
     def close(self) -> None:
@@ -70,10 +91,10 @@ class EventJournal:
 
     def _turn(self) -> None:
         """Begin another file."""
-        os.close(self._descriptor)
-        self._descriptor = -1
-        (self._folder / FILE).replace(self._folder / OLDER)
-        self._descriptor, self._count = _open(self._folder / FILE), 0
+        self.close()
+        if (self._folder / FILE).exists():
+            (self._folder / FILE).replace(self._folder / OLDER)
+        self._descriptor, self._count, self._size = _open(self._folder / FILE), 0, 0
 
 
 def _open(path: Path) -> int:
