@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -211,3 +213,31 @@ async def test_an_engine_with_a_full_disk_can_be_stopped_and_its_audit_log_has_i
         with held:
             lines = [json.loads(line) for line in held.read().splitlines()]
         assert [(line["verb"], line["outcome"]) for line in lines][:1] == [("stop", "received")]
+
+
+async def test_a_removed_run_folder_is_made_again_and_stages_can_be_restarted(engine: Served) -> None:
+    run_dir = engine.engine.run_dir
+    async with engine.operator() as op:
+        name = await op.submit(PROMPT, max_tokens=TOKENS)
+        before = audited(engine)
+        begun = time.monotonic()
+        shutil.rmtree(run_dir)
+        (run_dir.parent / f"{engine.config.id}.json").unlink()
+        os.kill(engine.pids["stage1"], signal.SIGKILL)
+        await op.until(lambda picture: picture.engine.state == "degraded", "the stage is lost")
+        await op.until(lambda picture: picture.engine.state == "serving", "it serves again", 60.0)
+        print(f"\nrun folder removed, stage killed: kill to serving {time.monotonic() - begun:.1f} s")
+        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        engine.find_pids()
+        assert len((await op.output(name))[0]) == TOKENS
+        late = await op.submit(PROMPT, max_tokens=20)
+        await op.output(late)
+        recorded = audited(engine)
+        assert {one: recorded[one] for one in before} == before and len(recorded) > len(before)
+    assert (await asyncio.to_thread(engine.cli, "status")).code == 0, "consoles that come later find it"
+    async with engine.operator() as op:
+        name = await op.submit(PROMPT, max_tokens=200)
+        os.kill(engine.pids["core"], signal.SIGKILL)
+        await op.until(lambda picture: picture.engine.state == "serving", "another core serves", 60.0)
+        engine.find_pids()
+        assert len((await op.output(name))[0]) == 200, "by its journal, in the folder that was made again"

@@ -30,6 +30,7 @@ from ppengine.agent.stage_watch import DEVICE_PAGE, StageWatch
 from ppengine.common import debug_attach, lifeline, logs, procfs
 from ppengine.common.config import EngineConfig
 from ppengine.common.ptrace_pauses import PauseFilter, PtracePauses
+from ppengine.common.sockets import LOOK_S, Bindings
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail, StageStacks
@@ -128,7 +129,8 @@ class StackServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, 64 * 1024)
         # A restarted gateway connects under the name of its predecessor.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.bind(config.endpoint("agent"))
+        self._bindings = Bindings()
+        self._bindings.bind(self._socket, config.endpoint("agent"))
         threading.Thread(target=self._serve, name="stacks", daemon=True).start()
 
     def _serve(self) -> None:
@@ -138,6 +140,9 @@ class StackServer:
         with contextlib.suppress(OSError):
             (Path(self._config.run_dir) / STACKS_FILE).write_text(ability.text + "\n")
         while True:
+            self._bindings.look()
+            if not self._socket.poll(int(LOOK_S * 1e3)):
+                continue
             identity, *body = self._socket.recv_multipart()
             try:
                 question = self._codec.decode(frames.split(body, 1)[0])

@@ -1,6 +1,11 @@
-"""Reading zmq sockets without waiting, for loops that do so thousands of times a second."""
+"""Reading zmq sockets without waiting, for loops that do so thousands of times a second; and their files."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
 
 import zmq
 
@@ -12,3 +17,49 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 def readable(socket: zmq.Socket[bytes]) -> bool:
     """Return whether a message is there. An exception each time that none is would cost more than the message."""
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+LOOK_S = 1.0
+"""Seconds between two looks at the files."""
+
+
+class Bindings:
+    """The ipc endpoints that a process binds. A file that is gone is made again, for peers that connect later.
+
+    Connections outlive the file, so a process cannot notice the loss by itself.
+    """
+
+    def __init__(self) -> None:
+        self._bound: list[tuple[zmq.Socket[bytes], str]] = []
+        self._due = 0.0
+
+    def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        """Bind `socket`, for this user alone. Raises zmq.ZMQError."""
+        _bind(socket, endpoint)
+        self._bound.append((socket, endpoint))
+
+    def look(self) -> list[str]:
+        """Bind again, once a second, those whose files are gone; return their names."""
+        now = time.monotonic()
+        if now < self._due:
+            return []
+        self._due = now + LOOK_S
+        self._bound = [(socket, endpoint) for socket, endpoint in self._bound if not socket.closed]
+        made = []
+        for socket, endpoint in self._bound:
+            path = Path(endpoint.removeprefix("ipc://"))
+            # The supervisor makes the folder.
+            if not path.exists() and path.parent.is_dir():
+                with contextlib.suppress(zmq.ZMQError):
+                    _bind(socket, endpoint)
+                    made.append(path.name)
+        return made
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    # A socket file's mode follows the umask; the 0700 folder guards it as well.
+    before = os.umask(0o077)
+    try:
+        socket.bind(endpoint)
+    finally:
+        os.umask(before)

@@ -22,7 +22,7 @@ from ppengine.common.child_process import CRASHED
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.one_line import one_line
-from ppengine.common.sockets import NOBLOCK, readable
+from ppengine.common.sockets import NOBLOCK, Bindings, readable
 from ppengine.core.engine import Engine
 from ppengine.core.journal import Journal
 from ppengine.core.journal_state import restore
@@ -69,9 +69,9 @@ class Loop:
         self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._render = self._socket(context, zmq.ROUTER)
         self._render.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._render.bind(config.endpoint("render"))
-        self._steps.bind(config.endpoint("steps"))
-        self._front.bind(config.endpoint("front"))
+        self._bindings = Bindings()
+        for socket, name in ((self._render, "render"), (self._steps, "steps"), (self._front, "front")):
+            self._bindings.bind(socket, config.endpoint(name))
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
         self._clock = time.monotonic
@@ -132,6 +132,8 @@ class Loop:
                 report_at = max(report_at + interval, now)
                 self._send_events(self._report)
                 self._send_report(self._report)
+            if made := self._bindings.look():
+                self.engine.event("folder.remade", f"the core has bound its sockets again: {', '.join(made)}")
         self._close()
 
     def _turn(self) -> None:

@@ -11,6 +11,7 @@ turn; then the older file goes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import struct
@@ -31,6 +32,8 @@ SLICE_S = 0.001
 """Seconds of a turn that go into moving the live state."""
 AGAIN_S = 10.0
 """Seconds after an error of the disk until another file is tried."""
+LOOK_S = 1.0
+"""Seconds between two looks whether the file is there."""
 SYNC_S = 1.0
 """Seconds between two syncs to the disk, for a host that goes down."""
 _MARK = b"\xc1pj\n"
@@ -54,6 +57,8 @@ class Journal:
         self._size = 0
         self._moving: Iterator[Record] | None = None
         """The rest of the live state, while an older file is needed for it."""
+        self._look_at = 0.0
+        """Time of the next look whether the file is there."""
         self._retry_at: float | None = None
         """Time of the next try after an error; None: the file is good."""
         self._sync = _Sync()
@@ -83,6 +88,11 @@ class Journal:
     def commit(self, state: State, now: float) -> None:
         """Write the records of the turn. Raises nothing: an error switches the journal off for a while."""
         records, self._records = self._records, []
+        if self._descriptor >= 0 and now >= self._look_at:
+            self._look_at = now + LOOK_S
+            if not (self._folder / FILE).exists() and self._folder.is_dir():
+                self._fail(FileNotFoundError(errno.ENOENT, "its file was removed; another one is begun"))
+                self._retry_at = now
         if self._descriptor < 0:
             if self._retry_at is not None and now >= self._retry_at:
                 self._retry_at = None

@@ -35,6 +35,9 @@ def audit_file(run_dir: Path) -> Path:
     return run_dir / "audit.jsonl"
 
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
 class AuditError(Exception):
     """The log cannot be written; one line."""
 
@@ -89,8 +92,7 @@ class AuditLog:
         for path in paths:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._files.append((path, os.open(path, flags, 0o600)))
+                self._files.append((path, os.open(path, _FLAGS, 0o600)))
             except OSError as error:
                 raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
         with contextlib.suppress(AuditError):
@@ -119,6 +121,7 @@ class AuditLog:
         if not reserved:
             self._keep_reserve()
         line = msgspec.json.encode(entry) + b"\n"
+        self._files = [(path, _present(path, descriptor)) for path, descriptor in self._files]
         for path, descriptor in self._files:
             try:
                 try:
@@ -151,6 +154,25 @@ class AuditLog:
         for _, descriptor in self._files:
             os.close(descriptor)
         self._files.clear()
+
+
+def _present(path: Path, descriptor: int) -> int:
+    """Return the descriptor of a log; one whose file was removed is written again, with all its lines."""
+    if path.exists():
+        return descriptor
+    try:
+        lines = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        fresh = os.open(path, _FLAGS, 0o600)
+    except OSError as error:
+        raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+    try:
+        _append(fresh, lines)
+    except OSError as error:
+        os.close(fresh)
+        path.unlink(missing_ok=True)
+        raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+    os.close(descriptor)
+    return fresh
 
 
 def _append(descriptor: int, line: bytes) -> None:

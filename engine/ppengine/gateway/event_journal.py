@@ -74,7 +74,8 @@ class EventJournal:
     def _append(self, entries: list[Entry]) -> None:
         bodies = [encode(entry) for entry in entries]
         data = b"".join(_LENGTH.pack(len(body)) + body for body in bodies)
-        if self._descriptor < 0 or self._count >= self._kept:
+        gone = not (self._folder / FILE).exists()
+        if self._descriptor < 0 or self._count >= self._kept or gone:
             self._turn()
         written = os.write(self._descriptor, data)
         if written < len(data):

@@ -149,6 +149,8 @@ class Gateway:
                 self._consoles.lease.expire()
                 self._on_faults()
                 self._access.turn(self._events.say)
+                if made := self._sockets.look():
+                    self._events.say("folder.remade", f"the gateway has bound its sockets again: {', '.join(made)}")
             if self._access.revoked():
                 self._cut_off()
                 poller, handlers = self._handlers()

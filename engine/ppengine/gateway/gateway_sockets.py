@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import zmq
 
 from ppengine.common import curve
 from ppengine.common.config import EngineConfig
-from ppengine.common.sockets import NOBLOCK, readable
+from ppengine.common.sockets import NOBLOCK, Bindings, readable
 from ppengine.gateway.connections import Connections
 from ppengine.protocol.frames import MAX_FRAME_BYTES
-from ppengine.protocol.keys import Keypair
+from ppengine.protocol.keys import KeyFileError, Keypair, write_keypair
 
 Socket = zmq.Socket[bytes]
 STATE_HWM = 20
@@ -53,6 +55,7 @@ class Sockets:
         if longest > _PATH_MOST:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
         self._context, self._config, self._server, self._connections = context, config, server, connections
+        self._bindings = Bindings()
         # A socket file's mode follows the umask; the 0700 folder guards it as well.
         before = os.umask(0o077)
         try:
@@ -70,6 +73,14 @@ class Sockets:
         """Close all; queued messages have `linger_ms` to leave."""
         for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
             socket.close(linger=linger_ms)
+
+    def look(self) -> list[str]:
+        """Make the files again that are gone, the server's key with them; return the names of the sockets."""
+        made = self._bindings.look()
+        if made:
+            with contextlib.suppress(KeyFileError):
+                write_keypair(Path(self._config.run_dir) / "server.key", self._server, replace=False)
+        return made
 
     def reopen_state(self) -> None:
         """Close `state` and bind it again: subscribers connect by themselves, and the ZAP handler sees each key."""
@@ -89,7 +100,7 @@ class Sockets:
         if kind == zmq.XPUB:
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         curve.be_server(socket, self._server)
-        socket.bind(self._config.endpoint(name))
+        self._bindings.bind(socket, self._config.endpoint(name))
         listen = self._config.listen
         if listen is not None:
             socket.setsockopt(zmq.IPV6, int(listen.six))
@@ -101,7 +112,7 @@ class Sockets:
 
     def _private(self, name: str) -> Socket:
         socket = self._socket(zmq.PULL)
-        socket.bind(self._config.endpoint(name))
+        self._bindings.bind(socket, self._config.endpoint(name))
         return socket
 
     def _socket(self, kind: int) -> Socket:

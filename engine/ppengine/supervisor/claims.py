@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ppengine.common.config import EngineConfig
-from ppengine.protocol import discovery
+from ppengine.protocol import discovery, kept_files
 
 LONGEST_SOCKET = "control"
 _SOCKET_PATH_BYTES = 107
@@ -63,12 +63,25 @@ def claim(config: EngineConfig) -> None:
                 f"an engine named {config.name!r} runs already (id {taken[config.name]}); give --name NAME"
             )
         try:
-            for path in (Path(config.run_dir), Path(config.ring_dir)):
-                _make(path, config.keeper or identity(os.getpid()))
-            (Path(config.run_dir) / "engine.json").write_bytes(msgspec.json.encode(config))
+            make(config)
         except OSError as error:
             discovery.remove_engine(config.id)
             raise ClaimError(f"{error.filename}: {error.strerror}; the engine needs a folder there") from None
+
+
+def make(config: EngineConfig) -> bool:
+    """Make the folders of an engine and its engine.json, those that are missing; return whether one was.
+
+    Raises OSError.
+    """
+    missing = [path for path in (Path(config.run_dir), Path(config.ring_dir)) if not path.is_dir()]
+    for path in missing:
+        _make(path, config.keeper or identity(os.getpid()))
+    file = Path(config.run_dir) / "engine.json"
+    if missing or not file.exists():
+        kept_files.write_file(file, msgspec.json.encode(config))
+        return True
+    return False
 
 
 def check_socket_path(run_dir: Path) -> None:
@@ -121,7 +134,7 @@ def identity(pid: int) -> tuple[int, int]:
 
 def _make(path: Path, owner: tuple[int, int]) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.mkdir(mode=0o700)
+    draft.mkdir(mode=0o700, parents=True)
     try:
         (draft / _OWNER).write_text(f"{owner[0]} {owner[1]}\n")
         draft.rename(path)

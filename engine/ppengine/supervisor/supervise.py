@@ -16,7 +16,7 @@ from ppengine.protocol.frames import PROTOCOL
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
 from ppengine.protocol.reports import ProcessInfo, StartStage
-from ppengine.supervisor import process_deaths
+from ppengine.supervisor import claims, process_deaths
 from ppengine.supervisor.announcements import announce, tell
 from ppengine.supervisor.claims import ClaimError, claim
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
@@ -86,6 +86,10 @@ class Supervisor:
         self._link: Link | None = None
         self._known: list[ProcessInfo] = []
         self._reported_at = 0.0
+        self._look_at = 0.0
+        """Time of the next look at the folders."""
+        self._missing = ""
+        """Why they could not be made again."""
         self._published = False
         self._served = False
         self._degraded = False
@@ -157,6 +161,7 @@ class Supervisor:
             self._judge(info)
         self._restart(self._link)
         self._publish()
+        self._keep_folders()
         limit = self._within_s
         if limit is not None and not self._served and time.monotonic() - self._started_at > limit:
             self._end = self._end or End(TIMED_OUT, f"it does not serve within {limit:g} s")
@@ -284,6 +289,23 @@ class Supervisor:
         discovery.write_record(self._record())
         self._published = True
         announce("started", id=self._config.id, name=self._config.name, run_dir=self._config.run_dir)
+
+    def _keep_folders(self) -> None:
+        """Make folders and record again if something has removed them: processes bind their sockets again by that."""
+        now = time.monotonic()
+        if not self._published or self._end is not None or now < self._look_at:
+            return
+        self._look_at = now + REPORT_S
+        name = f"{self._config.name} ({self._config.id})"
+        try:
+            if claims.make(self._config):
+                tell(f"{name}: {self._folder} or {self._config.ring_dir} was removed; it is made again")
+            if not (discovery.runtime_dir() / f"{self._config.id}.json").exists() and keys.public_key(self._folder):
+                discovery.write_record(self._record())
+        except (OSError, discovery.RuntimeDirError) as error:
+            if str(error) != self._missing:
+                tell(f"{name}: its folders are gone and cannot be made again: {error}; it is tried again")
+            self._missing = str(error)
 
     def _record(self) -> discovery.EngineRecord:
         config, pid = self._config, os.getpid()
