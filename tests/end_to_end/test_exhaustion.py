@@ -241,3 +241,51 @@ async def test_a_removed_run_folder_is_made_again_and_stages_can_be_restarted(en
         await op.until(lambda picture: picture.engine.state == "serving", "another core serves", 60.0)
         engine.find_pids()
         assert len((await op.output(name))[0]) == 200, "by its journal, in the folder that was made again"
+
+
+async def test_a_process_without_descriptors_is_named_and_requests_go_on(engine: Served) -> None:
+    async with engine.operator() as op:
+        for role in ("stage1", "core", "agent", "gateway"):
+            name = await op.submit(PROMPT, max_tokens=600)
+            begun = time.monotonic()
+            stage = 1 if role == "stage1" else None
+            with out_of_files(engine.pids[role]) as limit:
+                words = f"of {limit:,} descriptors, RLIMIT_NOFILE"
+                found = await op.until(has("out_of_files", words), f"{role} is named", 20.0)  # type: ignore[arg-type]
+                print(f"\n{role} without descriptors: named after {time.monotonic() - begun:.1f} s")
+                (verdict,) = [one for one in found.verdicts if one.cause == "out_of_files"]
+                assert verdict.stage == stage and ("stage 1" if stage else role) in verdict.summary
+                assert str(engine.pids[role]) in verdict.suggest
+                assert len((await op.output(name))[0]) == 600
+                ran = await op.cli("status")
+                print(f"a console that attaches meanwhile: exit code {ran.code}")
+            await op.until(lambda picture: not picture.verdicts, "nothing is left of it")
+            old = dict(engine.pids)
+            engine.find_pids()
+            assert engine.pids == old, "no process has ended"
+
+
+async def test_a_stage_without_room_for_its_rings_is_tried_until_there_is_room(engine: Served) -> None:
+    async with engine.operator() as op:
+        name = await op.submit(PROMPT, max_tokens=TOKENS)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=0700", "tmpfs", engine.config.ring_dir]
+        ran = subprocess.run(mount, capture_output=True, text=True)
+        if ran.returncode:
+            pytest.skip(f"no disk can be mounted here: {ran.stderr.strip()}")
+        try:
+            begun = time.monotonic()
+            os.kill(engine.pids["stage1"], signal.SIGKILL)
+            found = await op.until(
+                lambda picture: " failed, the next one is " in picture.engine.message, "it is tried", 40.0
+            )
+            assert "No space left on device" in found.engine.message
+            found = await op.until(has("disk_full"), "the verdict has the reason")  # type: ignore[arg-type]
+            print(f"\nno room for rings: kill to the verdict {time.monotonic() - begun:.1f} s")
+            assert any(one.stage == 1 for one in found.verdicts)
+        finally:
+            subprocess.run(["umount", "-l", engine.config.ring_dir], check=True)
+        lifted = time.monotonic()
+        await op.until(lambda picture: picture.engine.state == "serving", "it serves again", 60.0)
+        print(f"no room for rings: room to serving {time.monotonic() - lifted:.1f} s")
+        assert len((await op.output(name))[0]) == TOKENS
+        engine.find_pids()

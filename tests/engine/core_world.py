@@ -103,7 +103,7 @@ class CoreWorld:
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
             send_renderer=lambda name, payload: self.send_renderer(name, payload),
-            start_stage=lambda place, generation, again: self.started.append((place.stage, generation)),
+            start_stage=lambda place, generation: self.started.append((place.stage, generation)),
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
             note=self.facts.append, store=self.journal,
             restored=before.journal.restored() if before is not None else None, clock=lambda: self.now,

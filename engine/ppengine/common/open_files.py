@@ -8,6 +8,9 @@ import os
 import resource
 from typing import NamedTuple
 
+FILES_LEFT = 4
+"""A process with fewer free descriptors is out of them: a start of a stage takes four."""
+
 
 class OpenFiles(NamedTuple):
     """Descriptors of a process."""

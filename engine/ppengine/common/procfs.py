@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,36 @@ _NAME_MOST = 40
 """Characters of a program's name."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
+
+
+class _Spare:
+    """A descriptor for a process that has no other left: one that cannot look would report the living as gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, path: str) -> bytes | None:
+        """Read a small file by the spare descriptor; None: it is not readable."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    return os.read(descriptor, 4096)
+                finally:
+                    os.close(descriptor)
+            except OSError:
+                return None
+            finally:
+                try:
+                    self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    self._descriptor = -1
+
+
+_spare = _Spare()
 
 
 class Stat(NamedTuple):
@@ -125,8 +157,8 @@ def _read(path: str) -> bytes | None:
             return os.read(descriptor, 4096)
         finally:
             os.close(descriptor)
-    except OSError:
-        return None
+    except OSError as error:
+        return _spare.read(path) if error.errno in (errno.EMFILE, errno.ENFILE) else None
 
 
 def anonymous_bytes(pid: int) -> int | None:

@@ -252,8 +252,8 @@ class Loop:
         for thread in ("s", "c"):
             self._steps.send_multipart([_identity(thread, place), encode(message)], NOBLOCK)
 
-    def _start_stage(self, place: Place, generation: int, again: bool) -> None:
-        message = StartStage(stage=place.stage, generation=generation, again=again)
+    def _start_stage(self, place: Place, generation: int) -> None:
+        message = StartStage(stage=place.stage, generation=generation)
         if self._supervisor:
             self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
         else:

@@ -79,7 +79,7 @@ class Engine:
         happened: Callable[[Event], None],
         send_shadow: Callable[[bytes], None],
         send_renderer: Callable[[bytes, bytes], None],
-        start_stage: Callable[[Place, int, bool], None],
+        start_stage: Callable[[Place, int], None],
         notify_stage: Callable[[Place, NewGeneration], None],
         note: Callable[[Fact], None],
         store: Journal,

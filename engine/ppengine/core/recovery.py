@@ -57,7 +57,7 @@ class Recovery:
     _operations: Operations
     _event: Events
     _clock: Callable[[], float]
-    _start_stage: Callable[[Place, int, bool], None]
+    _start_stage: Callable[[Place, int], None]
     _notify_stage: Callable[[Place, NewGeneration], None]
     _note: Callable[[Fact], None]
     _commit: Callable[[], None]
@@ -300,7 +300,7 @@ class Recovery:
 
     def _start(self, record: StageRecord) -> None:
         record.start(self.generation)
-        self._start_stage(record.place, self.generation, bool(self._tries.count))
+        self._start_stage(record.place, self.generation)
 
     def _lingering(self) -> list[StageRecord]:
         """Return the live stages that have not left the old generation in time."""

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from ppengine.common import procfs
 from ppengine.common.config import EngineConfig
-from ppengine.common.open_files import OpenFiles, open_files
+from ppengine.common.open_files import FILES_LEFT, OpenFiles, open_files
 from ppengine.diagnosis.evidence import Shortage
 from ppengine.gateway.audit import KEEP_VARIABLE
 from ppengine.protocol import kept_files
 from ppengine.protocol.reports import ProcessInfo
 
 LOOK_S = 1.0
-FILES_LEFT = 4
-"""A process with fewer free descriptors is out of them: a start of a stage takes four."""
 DISK_LEFT = 256 * 1024
 """A folder with fewer free bytes is full: records and logs still come in pieces of this size."""
 

@@ -377,8 +377,6 @@ class StartStage(msgspec.Struct, tag="start-stage", kw_only=True):
 
     stage: int
     generation: int
-    again: bool = False
-    """The process before it did not come up: nothing that may be the reason is used again."""
 
 
 class ProcessReport(msgspec.Struct, tag="processes", kw_only=True):

@@ -180,7 +180,7 @@ class Supervisor:
         ]
         link.report(named)
         tell(f"{self._config.name} ({self._config.id}): stage {order.stage} is restarted")
-        self._executor.restart(order.stage, order.generation, again=order.again)
+        self._executor.restart(order.stage, order.generation)
 
     def _follow(self, link: Link, answer: StateAnswer | None) -> None:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""

@@ -17,6 +17,7 @@ import msgspec
 
 from ppengine.common import lifeline
 from ppengine.common.child_process import Child, open_log, spawn
+from ppengine.common.open_files import FILES_LEFT, open_files
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -120,6 +121,14 @@ class ForkServer:
         """Return how the process ended, empty while it runs. Open orders are lost with it."""
         info = self._process.info("forkserver")
         return "" if info.exit_code is None else info.detail or f"exit code {info.exit_code}"
+
+    @property
+    def cramped(self) -> bool:
+        """Whether it has no descriptors for another stage, or fewer than this process may have: stages inherit that."""
+        theirs, ours = open_files(self.pid), open_files(os.getpid())
+        if theirs is None or ours is None:
+            return False
+        return theirs.limit - theirs.used < FILES_LEFT or theirs.limit < ours.limit
 
     @property
     def pid(self) -> int:

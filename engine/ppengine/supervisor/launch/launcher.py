@@ -27,10 +27,8 @@ class Executor(Protocol):
     def poll(self) -> list[ProcessInfo]:
         """Return all stages in order, as far as they are known; those that ended have an exit code. Never blocks."""
 
-    def restart(self, stage: int, generation: int, *, again: bool = False) -> None:
+    def restart(self, stage: int, generation: int) -> None:
         """End the rest of a stage's process and start another for `generation`, without waiting for it.
-
-        `again`: the one before did not come up, so nothing of the launcher that may be the reason is used again.
 
         If that fails, `poll` returns a stage that has ended, with the reason.
         """

@@ -77,18 +77,13 @@ class LocalExecutor:
         infos = (place.info(stage) for stage, place in enumerate(self._places))
         return [info for info in infos if info is not None]
 
-    def restart(self, stage: int, generation: int, *, again: bool = False) -> None:
-        """Kill the stage if it still runs, stopped or not, and order a new one; the old one is reported until then.
-
-        `again`: another fork server makes it, for a stage has the limits of the one that forks it.
-        """
+    def restart(self, stage: int, generation: int) -> None:
+        """Kill the stage if it still runs, stopped or not, and order a new one; the old one is reported until then."""
         place = self._places[stage]
         if place.child is not None:
             self._places[stage] = place._replace(replaced=place.replaced or place.child.poll() is None)
             self._end(place.child)
         self._wanted[stage] = generation
-        if again and not self._ordered:
-            self._close_server()
         try:
             self._order(stage)
         except (OSError, ExecutorError) as error:
@@ -112,8 +107,9 @@ class LocalExecutor:
             child.close()
 
     def _order(self, stage: int) -> None:
-        if self._server is not None and self._server.exit_text():
-            self._close_server()
+        if self._server is not None and (self._server.exit_text() or (not self._ordered and self._server.cramped)):
+            self._server.close()
+            self._server = None
         if self._server is None:
             self._server = ForkServer(self._module, self._folder)
         generation = self._wanted[stage]
@@ -121,11 +117,6 @@ class LocalExecutor:
         args = ["--engine", str(self._folder / "engine.json"), *place]
         self._server.order(self._module, args, self._folder / f"stage{stage}.log")
         self._ordered.append((stage, generation))
-
-    def _close_server(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
 
     def _take_forked(self) -> None:
         """Take the stages that were forked; if the fork server is gone, report the others as failed."""

@@ -62,7 +62,7 @@ class RayExecutor:
                     info.exit_code, info.detail = 1, "its Ray driver ended"
         return [driver, *(msgspec.structs.replace(info) for _, info in sorted(self._stages.items()))]
 
-    def restart(self, stage: int, generation: int, *, again: bool = False) -> None:
+    def restart(self, stage: int, generation: int) -> None:
         """Have the driver kill the stage's actor if there is one, and make another in its place."""
         info = self._stages.get(stage)
         if info is not None:
