@@ -1,7 +1,10 @@
-"""Stages whose memory grows without end."""
+"""Stages whose memory grows without end, or whose descriptors are used up."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import threading
 from typing import Any
 
@@ -11,6 +14,7 @@ from ppengine.drills.registry import Undo, arm, strike
 _PIECE = 4 << 20
 _PIECES_S = 0.1
 _A_STEP = 128 << 10
+_SPARE = 64
 
 
 @arm("grow", "leak", clears=True)
@@ -39,3 +43,25 @@ def leak_in_forward(fault: Fault, go: Go, *args: Any) -> Any:
     fault.tool = fault.tool or []
     fault.tool.append(args[0].new_ones(_A_STEP // args[0].itemsize))
     return go(*args)
+
+
+@arm("grow", "out_of_files", clears=True, held_out=True)
+def leak_files(parts: StageParts) -> Undo:
+    """The stage opens files until its limit of open files, which is lowered to 64 more than it has. Cleared: it closes
+    them.
+
+    Verdict: stage K has no descriptors left: N of N descriptors, RLIMIT_NOFILE.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + _SPARE, hard))
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def close() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+
+    return close
