@@ -90,7 +90,6 @@ async def test_a_fork_server_without_descriptors_is_replaced(engine: Served) -> 
             await op.until(lambda picture: picture.engine.state == "serving", "it serves again", 60.0)
             print(f"\nfork server without descriptors: kill to serving {time.monotonic() - begun:.1f} s")
         assert forkserver(engine) != old
-        assert "descriptor" in (engine.engine.run_dir / "forkserver.log").read_text()
         engine.find_pids()
         await op.output(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from engines import HERE, alive, wait_until
-from ppengine.common.child_process import Child, describe_exit, last_words, session, spawn, tail
+from ppengine.common.child_process import Child, describe_exit, last_words, session, spawn, tail, until
+from ppengine.supervisor.launch.forkserver_client import ForkServer
 from ppengine.supervisor.launch.local import LocalExecutor
 
 PRINT_SELF = "import os, sys; print(os.getsid(0), sys.stdin.read() == '', os.environ.get('EXTRA'), *sys.argv[1:])"
@@ -20,7 +22,8 @@ PRINT_SELF = "import os, sys; print(os.getsid(0), sys.stdin.read() == '', os.env
 @pytest.fixture(autouse=True)
 def module_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Let `-m` find modules that a test writes, and the stand-ins."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
+    paths = [str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     return tmp_path
 
 
@@ -140,3 +143,43 @@ def test_an_abort_tells_what_was_thrown(tmp_path: Path) -> None:
     assert describe_exit(-signal.SIGSEGV, log) == "killed by SIGSEGV"
     log.write_text("Fatal Python error: Aborted\n")
     assert describe_exit(-signal.SIGABRT, log) == describe_exit(-signal.SIGABRT, None) == "killed by SIGABRT"
+
+
+def test_a_fork_server_without_descriptors_says_so_and_another_one_forks(
+    module_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module_path / "sleeper.py").write_text("import time\ndef main():\n    time.sleep(60)\n")
+    executor = LocalExecutor("sleeper")
+    executor.start(SimpleNamespace(run_dir=str(tmp_path), stages=1))  # type: ignore[arg-type]
+    try:
+        assert until(lambda: bool(executor.poll()), 30), "the first one is forked"
+        server = executor._server
+        assert server is not None and not server.cramped
+        used = {int(one.name) for one in Path(f"/proc/{server.pid}/fd").iterdir()}
+        limit = min(set(range(len(used) + 1)) - used)
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+        assert server.cramped
+        with monkeypatch.context() as patch:
+            patch.setattr(ForkServer, "cramped", False)  # The limit is met behind the look.
+            executor.restart(0, 2)
+            assert until(lambda: executor.poll()[0].exit_code is not None, 30)
+        assert executor.poll()[0].detail.startswith("the fork server ended: the fork server has no descriptor left")
+        executor.restart(0, 3)
+        assert until(lambda: executor.poll()[0].generation == 3, 30)
+        assert executor.poll()[0].exit_code is None and executor._server is not server
+    finally:
+        executor.stop(0.0)
+
+
+def test_an_order_without_descriptors_leaves_none_open(module_path: Path, tmp_path: Path) -> None:
+    (module_path / "sleeper.py").write_text("import time\ndef main():\n    time.sleep(60)\n")
+    server = ForkServer("sleeper", tmp_path)
+    try:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(5):
+            with pytest.raises(FileNotFoundError):
+                server.order("sleeper", [], tmp_path / "gone" / "log")
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    finally:
+        server.close()

@@ -18,8 +18,8 @@ from ppengine.protocol.snapshot import Cause
 How = Literal["strike", "arm", "outside"]
 """`strike`: at a point of the step loop; `arm`: once, by the stage's fault thread; `outside`: by the gateway."""
 Effect = Literal["hang", "death", "slow", "wrong", "grow", "blind", "none"]
-"""Effect on the engine. `grow`: it uses up memory or descriptors; `blind`: it works, but is no longer observed; `none`: it
-works and is observed."""
+"""Effect on the engine. `grow`: it uses up memory or descriptors; `blind`: it works, but is no longer observed;
+`none`: it works and is observed."""
 On = Literal["stage", "core", "agent", "gateway"]
 Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]
