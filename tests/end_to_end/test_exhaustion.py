@@ -261,7 +261,8 @@ async def test_a_process_without_descriptors_is_named_and_requests_go_on(engine:
             await op.until(lambda picture: not picture.verdicts, "nothing is left of it")
             old = dict(engine.pids)
             engine.find_pids()
-            assert engine.pids == old, "no process has ended"
+            # A gateway that a console finds without descriptors may end, and is replaced.
+            assert {one for one in old if engine.pids[one] != old[one]} <= {"gateway"}
 
 
 async def test_a_stage_without_room_for_its_rings_is_tried_until_there_is_room(engine: Served) -> None:
