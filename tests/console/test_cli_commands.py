@@ -507,7 +507,7 @@ def test_submit_of_a_request_that_is_lost_with_the_core_fails(cli: Cli, fake: Fa
     fake.loses = True
     run = cli("submit", "Once", "--max-tokens", "20")
     assert run.code == 1 and run.out == "Once upon a time there was a fox.\n"
-    assert run.err.splitlines()[-1].endswith("is lost with the engine core; the event request.lost has the reason")
+    assert run.err.splitlines()[-1].endswith("is lost: the event request.lost has the reason")
 
 
 def test_submit_with_a_priority(cli: Cli, fake: FakeGateway) -> None:

@@ -484,17 +484,21 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
         _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
         _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
         _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config, _incidents=nothing, _history=nothing,
-        _probe=SimpleNamespace(stacks={}), _parent=7, _journal=nothing,
+        _probe=SimpleNamespace(stacks={}), _parent=7, _journal=nothing, _access=nothing,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
+    gateway._publish_end = lambda why: Gateway._publish_end(gateway, why)
 
     def trips(case):
         raise KeyError("stage 2")
 
     monkeypatch.setattr("ppengine.diagnosis.RULES", (trips,))
-    monkeypatch.setattr("ppengine.gateway.departure.clear_away", lambda *orphans: cleared.append(orphans) or [])
+    monkeypatch.setattr(
+        "ppengine.gateway.departure.clear_away",
+        lambda *orphans, keep_files: cleared.append((*orphans, keep_files)) or [],
+    )
     Gateway.leave(gateway, orphaned=True)
-    assert lost == ["the engine stops"] and cleared == [(config.id, {})]
+    assert lost == ["the engine stops"] and cleared == [(config.id, {}, False)]
     ((last, topics),) = published
     assert last.engine.state == "stopped" and len(topics) == 2 and kept == [last]

@@ -238,7 +238,7 @@ def cgroup_counts(files: list[Path]) -> dict[str, int]:
 
 def sibling(module: str) -> int | None:
     """Return the pid of this process's sibling that runs `module` (`python -m module`); None without one."""
-    for children in Path(f"/proc/{os.getppid()}/task").glob("*/children"):
+    for children in _children_files(os.getppid()):
         for pid in (_read(str(children)) or b"").split():
             if module.encode() in (_read(f"/proc/{int(pid)}/cmdline") or b"").split(b"\0"):
                 return int(pid)
@@ -249,13 +249,21 @@ def children(pids: Iterable[int]) -> dict[int, tuple[int, str]]:
     """Return the other children of `pids` that run a module of this package: their parents and the modules."""
     known, found = set(pids), dict[int, tuple[int, str]]()
     for parent in known:
-        listed = (_read(str(task)) for task in Path(f"/proc/{parent}/task").glob("*/children"))
+        listed = (_read(str(file)) for file in _children_files(parent))
         for pid in {int(word) for text in listed for word in (text or b"").split()} - known:
             words = (_read(f"/proc/{pid}/cmdline") or b"").decode(errors="replace").replace("\0", " ").split()
             module = next((word for word in words[1:] if word.startswith("ppengine.")), "")
             if module:
                 found[pid] = parent, module
     return found
+
+
+def _children_files(pid: int) -> list[Path]:
+    """Return the files that list the children of each thread; without a descriptor to look, that of the main thread."""
+    try:
+        return list(Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:
+        return [Path(f"/proc/{pid}/task/{pid}/children")]
 
 
 def catches(pid: int, signal_number: int) -> bool:

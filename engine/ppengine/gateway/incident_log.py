@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
@@ -123,8 +124,9 @@ class IncidentLog:
         self._open, self.newest = Incident(info=info, fault=fault, events=events), info
         self._recent.clear()
         self._write(self._open)
-        for folder in incident_folders(self._folder)[:-KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # Out of descriptors, perhaps: the next incident makes room.
+            for folder in incident_folders(self._folder)[:-KEPT]:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _again(self, fault: FaultDetail) -> bool:
         """Go on with the incident before, if `fault` is it: a slowness comes and goes with the load, as one fault."""
