@@ -484,7 +484,7 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
         _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
         _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
         _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config, _incidents=nothing, _history=nothing,
-        _probe=SimpleNamespace(stacks={}), _parent=7, _journal=nothing, _access=nothing,
+        _probe=SimpleNamespace(stacks={}), _parent=7, _journal=nothing, _access=nothing, _connections=nothing,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
@@ -501,4 +501,4 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
     Gateway.leave(gateway, orphaned=True)
     assert lost == ["the engine stops"] and cleared == [(config.id, {}, False)]
     ((last, topics),) = published
-    assert last.engine.state == "stopped" and len(topics) == 2 and kept == [last]
+    assert last.engine.state == "stopped" and len(topics) == 3 and kept == [last]
