@@ -11,16 +11,16 @@ import msgspec
 
 from ppengine.common.child_process import Child, is_unclean, spawn, tail
 from ppengine.common.config import EngineConfig
-from ppengine.protocol import discovery, kept_files, keys
-from ppengine.protocol.frames import PROTOCOL
+from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
 from ppengine.protocol.reports import ProcessInfo, StartStage
-from ppengine.supervisor import claims, process_deaths
-from ppengine.supervisor.announcements import announce, tell
+from ppengine.supervisor import process_deaths
+from ppengine.supervisor.announcements import tell
 from ppengine.supervisor.claims import ClaimError, claim
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link
+from ppengine.supervisor.presence import Presence
 from ppengine.supervisor.process_deaths import ProcessDeaths
 from ppengine.supervisor.service_manager import ServiceManager
 from ppengine.supervisor.wakeup import Wakeup
@@ -86,11 +86,7 @@ class Supervisor:
         self._link: Link | None = None
         self._known: list[ProcessInfo] = []
         self._reported_at = 0.0
-        self._look_at = 0.0
-        """Time of the next look at the folders."""
-        self._missing = ""
-        """Why they could not be made again."""
-        self._published = False
+        self._presence = Presence(config)
         self._served = False
         self._degraded = False
         self._end: End | None = None
@@ -123,10 +119,7 @@ class Supervisor:
     def _boot(self) -> None:
         if self._follows is None:
             claim(self._config)
-        try:
-            discovery.keep_record(self._record())
-        except OSError as error:
-            tell(f"note: no logs and no incidents are kept: {error.filename}: {error.strerror}")
+        self._presence.keep_record()
         self._link = Link(self._config)
         self._spawn("gateway", self._modules.gateway)
         self._spawn("core", self._modules.core)
@@ -160,11 +153,16 @@ class Supervisor:
         for info in self._observe():
             self._judge(info)
         self._restart(self._link)
-        self._publish()
-        self._keep_folders()
+        if self._end is not None:
+            return
+        if not self._presence.publish() and time.monotonic() - self._started_at > GATEWAY_START_S:
+            reason = f"the gateway opened no sockets in {GATEWAY_START_S:g} s"
+            self._end = End(1, reason, self._folder / "gateway.log")
+            return
+        self._presence.keep_folders()
         limit = self._within_s
         if limit is not None and not self._served and time.monotonic() - self._started_at > limit:
-            self._end = self._end or End(TIMED_OUT, f"it does not serve within {limit:g} s")
+            self._end = End(TIMED_OUT, f"it does not serve within {limit:g} s")
 
     def _start_anew(self, link: Link, order: StartStage) -> None:
         """Replace the process of one stage; report its end first if it ended by itself."""
@@ -241,7 +239,7 @@ class Supervisor:
         """Return whether another gateway or core can go on where this one ended."""
         if info.role == "core":
             return not self._boots and is_unclean(info.exit_code)
-        return info.role == "gateway" and self._published
+        return info.role == "gateway" and self._presence.published
 
     @property
     def _boots(self) -> bool:
@@ -275,58 +273,6 @@ class Supervisor:
                 continue
             if role == "gateway":
                 link.repeat_facts()
-
-    def _publish(self) -> None:
-        """Write the record that consoles find, as soon as the gateway's sockets are there."""
-        if self._published or self._end is not None:
-            return
-        if not all((self._folder / socket).exists() for socket in ("state", "control", "bulk")):
-            if time.monotonic() - self._started_at > GATEWAY_START_S:
-                self._end = End(
-                    1, f"the gateway opened no sockets in {GATEWAY_START_S:g} s", self._folder / "gateway.log"
-                )
-            return
-        discovery.write_record(self._record())
-        self._published = True
-        announce("started", id=self._config.id, name=self._config.name, run_dir=self._config.run_dir)
-
-    def _keep_folders(self) -> None:
-        """Make folders and record again if something has removed them: processes bind their sockets again by that."""
-        now = time.monotonic()
-        if not self._published or self._end is not None or now < self._look_at:
-            return
-        self._look_at = now + REPORT_S
-        name = f"{self._config.name} ({self._config.id})"
-        try:
-            if claims.make(self._config):
-                tell(f"{name}: {self._folder} or {self._config.ring_dir} was removed; it is made again")
-            if not (discovery.runtime_dir() / f"{self._config.id}.json").exists() and keys.public_key(self._folder):
-                discovery.write_record(self._record())
-        except (OSError, discovery.RuntimeDirError) as error:
-            if str(error) != self._missing:
-                tell(f"{name}: its folders are gone and cannot be made again: {error}; it is tried again")
-            self._missing = str(error)
-
-    def _record(self) -> discovery.EngineRecord:
-        config, pid = self._config, os.getpid()
-        return discovery.EngineRecord(
-            id=config.id,
-            name=config.name,
-            epoch=config.epoch,
-            pid=pid,
-            pid_start=discovery.process_start(pid) or 0,
-            state_endpoint=config.endpoint("state"),
-            control_endpoint=config.endpoint("control"),
-            bulk_endpoint=config.endpoint("bulk"),
-            proto=PROTOCOL,
-            model=Path(config.model_path).name,
-            pipeline_parallel_size=config.stages,
-            run_dir=config.run_dir,
-            started_wall=config.started_wall,
-            server_key=keys.public_key(self._folder),
-            address=config.profile.console.listen or "",
-            keeper=config.keeper,
-        )
 
     def _shut_down(self, grace: float) -> None:
         """End every process: core and stages in order if possible, then the others, the gateway last."""
