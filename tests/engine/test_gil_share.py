@@ -79,6 +79,19 @@ def test_sleeps_are_spread_around_a_twelfth_of_a_second(tmp_path):
     assert 40 <= min(sleeps) < 45 and 115 < max(sleeps) <= 120 and 75 < sum(sleeps) / 200 < 85
 
 
+def test_a_sleep_that_is_late_without_a_wait_is_no_hold(tmp_path):
+    """A host takes the core of a guest: the thread is late, and has not waited for anything."""
+    ring = Recorder(tmp_path / "x.ring", "control", 0, 0)
+    probe, reader = GilProbe(ring), RingReader(tmp_path / "x.ring")
+    for _ in range(20):
+        with probe.asleep(20):
+            time.sleep(0.035)
+    assert reader.word(Word.GIL_PROBES) == 20
+    assert reader.word(Word.GIL_HOLDS) <= 2 and reader.word(Word.GIL_TURNS) <= 2
+    reader.close()
+    ring.close()
+
+
 def test_a_main_thread_without_a_core_makes_the_next_sleep_short(tmp_path, monkeypatch):
     """The long sleep counts for nothing then; the short one does, and is followed by a long one."""
     ring, waited = Recorder(tmp_path / "x.ring", "control", 0, 0), iter([0, 0, 0, 5_000_000] + [0] * 12)

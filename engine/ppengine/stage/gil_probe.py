@@ -4,6 +4,9 @@ The thread sleeps for a known time without the GIL. If it is late, it has waited
 the time in which it had no core. A long wait may also be for a main thread that holds the GIL and
 has no core, so that time of the main thread is left out of it.
 
+A host may take cores from its guests without a trace in those times, so the switches count, too: a
+thread that waits for the GIL gives up its core at once, and again every 5 ms.
+
 A sleep begins while the GIL is free, so a short one finds less than half of the holds. Sleeps of many
 lengths find all. They count while the main thread always has a core; while it has not, short ones do.
 """
@@ -14,6 +17,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from resource import RUSAGE_THREAD, getrusage
 from time import monotonic_ns
 
 from ppengine.common.ring import Word
@@ -22,6 +26,8 @@ from ppengine.stage.recorder import Recorder
 _TURN_NS, _LONG_NS = 4_000_000, 8_000_000
 """A wait of 4 ms is about the turn (5 ms) that Python grants a thread; one of 8 ms is for a thread that grants none."""
 _GOLDEN = 0.618034
+_TURN_SWITCHES, _LONG_SWITCHES = 2, 3
+"""Least voluntary switches of a sleep and such a wait: one to sleep, one to wait, one more after 5 ms."""
 _LEAST_MS, _SPREAD_MS = 40, 80
 _SHORT_MS = 20
 """The shorter a sleep, the less time without a core of the main thread lies outside of the wait."""
@@ -55,7 +61,9 @@ class GilProbe:
     def asleep(self, ms: int) -> Iterator[None]:
         """Count a block that sleeps for `ms`; one that ends early is left out."""
         own_ns, main_ns, begun_ns = _waited_ns(self._own), _waited_ns(self._main), monotonic_ns()
+        before = getrusage(RUSAGE_THREAD).ru_nvcsw
         yield
+        switches = getrusage(RUSAGE_THREAD).ru_nvcsw - before
         late_ns = monotonic_ns() - begun_ns - ms * 1_000_000
         if late_ns < 0:
             return
@@ -67,9 +75,9 @@ class GilProbe:
         held_ns = late_ns - main_late_ns
         ring = self._ring
         ring.count(Word.GIL_PROBES, 1)
-        if late_ns >= _TURN_NS:
+        if late_ns >= _TURN_NS and switches >= _TURN_SWITCHES:
             ring.count(Word.GIL_TURNS, 1)
-        if held_ns >= _LONG_NS:
+        if held_ns >= _LONG_NS and switches >= _LONG_SWITCHES:
             ring.count(Word.GIL_HOLDS, 1)
             ring.count(Word.GIL_HOLD_NS, held_ns)
 
