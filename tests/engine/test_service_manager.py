@@ -20,7 +20,7 @@ class Manager:
         self.address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.settimeout(20)
+        self._socket.settimeout(30.0)
         self.heard: list[str] = []
 
     def until(self, word: str) -> list[str]:
