@@ -89,7 +89,9 @@ class Latencies:
                 last = gaps.last
                 bucket = bucket_of(now - last)
             seen[last] = seen.get(last, 0) + 1
-            gaps.add(now - last, bucket, now)
+            counts = gaps.counts
+            counts[bucket] = counts.get(bucket, 0) + 1
+            gaps.last = now
         for last, count in seen.items():
             self._between.add(now - last, count, now)
 

@@ -1,7 +1,4 @@
-"""Times between the tokens of one request, in buckets 4.4 % wide: bounded memory, and quantiles at most 2.2 % off.
-
-A quantile is never outside of the durations that were seen: the middle of the last bucket can be above the largest.
-"""
+"""Times between the tokens of one request, in buckets 4.4 % wide: bounded memory, and quantiles at most 2.2 % off."""
 
 from __future__ import annotations
 
@@ -21,10 +18,13 @@ def bucket_of(seconds: float) -> int:
     return max(_LEAST, min(bucket, _MOST))
 
 
-def quantiles_of(counts: Mapping[int, int], shares: Sequence[float], least: float, most: float) -> list[float]:
+def quantiles_of(
+    counts: Mapping[int, int], shares: Sequence[float], least: float = 0.0, most: float = math.inf
+) -> list[float]:
     """Return the quantiles of counts by bucket, in seconds. `shares` are in order; there must be a count.
 
-    `least`, `most`: the smallest and the largest duration.
+    `least`, `most`: the smallest and the largest duration, where they are known. The middle of a bucket may be
+    outside of them.
     """
     total, below, values = sum(counts.values()), 0, list[float]()
     for bucket in sorted(counts):
@@ -37,32 +37,21 @@ def quantiles_of(counts: Mapping[int, int], shares: Sequence[float], least: floa
 class TokenGaps:
     """Counts of the gaps of one request. `last`: time of its newest token, in seconds of the clock."""
 
-    __slots__ = ("_at", "_known", "counts", "last", "least", "most")
+    __slots__ = ("_at", "_known", "counts", "last")
 
     def __init__(self, last: float) -> None:
         self.last = last
         self.counts: dict[int, int] = {}
         """Gaps by bucket: as many keys as there are different gaps, in practice tens, at most 641."""
-        self.least, self.most = math.inf, 0.0
-        """The smallest and the largest gap, in seconds."""
         self._known: tuple[float, float] | None = None
         self._at = 0.0
-
-    def add(self, gap: float, bucket: int, now: float) -> None:
-        """Count a gap that ends now. `bucket`: that of the gap, which many requests share."""
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
-        if gap < self.least:
-            self.least = gap
-        if gap > self.most:
-            self.most = gap
-        self.last = now
 
     def quantiles_ms(self, now: float) -> tuple[float, float] | None:
         """Return median and 99th percentile, those of a second ago at most; None before the second token."""
         if not self.counts:
             return None
         if self._known is None or now - self._at >= _FRESH_S:
-            median, high = quantiles_of(self.counts, (0.5, 0.99), self.least, self.most)
+            median, high = quantiles_of(self.counts, (0.5, 0.99))
             self._known, self._at = (median * 1e3, high * 1e3), now
         return self._known
 
