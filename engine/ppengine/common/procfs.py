@@ -19,6 +19,15 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
+def _content(path: str) -> bytes:
+    """Return a small file. Raises OSError. A file object would cost four times as much, many times a second."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+
+
 class _Spare:
     """A descriptor for a process that has no other left: one that cannot look would report the living as gone."""
 
@@ -32,11 +41,7 @@ class _Spare:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    return os.read(descriptor, 4096)
-                finally:
-                    os.close(descriptor)
+                return _content(path)
             except OSError:
                 return None
             finally:
@@ -151,12 +156,7 @@ def busy_s() -> float | None:
 
 def _read(path: str) -> bytes | None:
     try:
-        # This runs many times a second per stage: a file object would cost four times as much.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
+        return _content(path)
     except OSError as error:
         return _spare.read(path) if error.errno in (errno.EMFILE, errno.ENFILE) else None
 

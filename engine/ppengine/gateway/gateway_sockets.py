@@ -56,16 +56,11 @@ class Sockets:
             raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
         self._context, self._config, self._server, self._connections = context, config, server, connections
         self._bindings = Bindings()
-        # A socket file's mode follows the umask; the 0700 folder guards it as well.
-        before = os.umask(0o077)
-        try:
-            self.state = self._public("state", zmq.XPUB, STATE_HWM)
-            self.control = self._public("control", zmq.ROUTER, 1000)
-            self.bulk = self._public("bulk", zmq.ROUTER, 100)
-            self.collect = self._private("collect")
-            self.report = self._private("report")
-        finally:
-            os.umask(before)
+        self.state = self._public("state", zmq.XPUB, STATE_HWM)
+        self.control = self._public("control", zmq.ROUTER, 1000)
+        self.bulk = self._public("bulk", zmq.ROUTER, 100)
+        self.collect = self._private("collect")
+        self.report = self._private("report")
         self.front = self._connect(context, config, "front")
         self.agent = self._connect(context, config, "agent")
 
@@ -85,11 +80,7 @@ class Sockets:
     def reopen_state(self) -> None:
         """Close `state` and bind it again: subscribers connect by themselves, and the ZAP handler sees each key."""
         self.state.close(linger=0)
-        before = os.umask(0o077)
-        try:
-            self.state = self._public("state", zmq.XPUB, STATE_HWM)
-        finally:
-            os.umask(before)
+        self.state = self._public("state", zmq.XPUB, STATE_HWM)
 
     def _public(self, name: str, kind: int, hwm: int) -> Socket:
         socket = self._socket(kind)
