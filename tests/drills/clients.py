@@ -1,4 +1,4 @@
-"""Clients that submit and read streams through whatever happens, and the account of every request."""
+"""Clients that submit and read streams while parts of the engine end. They count the outcome of every request."""
 
 from __future__ import annotations
 

@@ -15,8 +15,6 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from operators import Operator
-from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.source import LinkLost
 from ppengine.common.config import profiles_dir
 from ppengine.gateway.audit import ENDS
 from ppengine.offline.llm import LLM
@@ -36,6 +34,7 @@ from ppengine.protocol.verbs import (
     SwapOut,
 )
 from serving import Served, audited
+from streaming import stream
 
 from profiles import small
 
@@ -61,30 +60,6 @@ def engine(folder: Path) -> Iterator[Served]:
         yield served
 
 
-async def stream(engine: Served, prompt: list[int], sample: int = 0, **sampling: object) -> list[int]:
-    """Submit on a link of its own and return the tokens of a sample, by offset."""
-    link = EngineLink(engine.record, find=lambda: engine.record, user="streams", slow=True, passing=True)
-    await link.start(lambda update: None)
-    try:
-        await link.attached(10)
-        fields = {"temperature": 0.0, "max_tokens": STEPS, "ignore_eos": True, **sampling}
-        answer = await link.command(Submit(prompt_token_ids=prompt, sampling=SamplingParams(**fields)), timeout=30)  # type: ignore[arg-type]
-        assert isinstance(answer, Outcome) and answer.state == "applied", answer
-        tokens: list[int] = []
-        while True:
-            try:
-                part = await link.fetch(answer.request or "", offset=len(tokens))
-            except LinkLost:
-                await link.attached(20)
-                continue
-            tokens += part.token_ids
-            if part.finished:
-                assert part.finish_reason == "length", part.finish_reason
-                return tokens
-    finally:
-        await link.close()
-
-
 async def kill(op: Operator) -> float:
     """Kill the core; return the seconds until the engine serves again."""
     began, gone = time.monotonic(), op.engine.pids["core"]
@@ -107,7 +82,9 @@ async def test_four_kills_lose_nothing_and_the_fifth_ends_the_engine(
 ) -> None:  # fmt: skip
     async with engine.operator() as op:
         before = dict(engine.pids)
-        tasks = [asyncio.create_task(stream(engine, PROMPTS[number % 5])) for number in range(STREAMS)]
+        tasks = [
+            asyncio.create_task(stream(lambda: engine.record, PROMPTS[number % 5], STEPS)) for number in range(STREAMS)
+        ]
         took = []
         for number in range(4):
             # The first kill meets streams that are still being submitted.
@@ -230,7 +207,7 @@ async def test_a_kill_during_a_change_of_memory_or_a_restart_of_a_stage(engine: 
 
 async def test_a_stage_that_is_killed_with_the_core_is_restarted(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
-        task = asyncio.create_task(stream(engine, PROMPTS[1]))
+        task = asyncio.create_task(stream(lambda: engine.record, PROMPTS[1], STEPS))
         await asyncio.sleep(0.5)
         os.kill(engine.pids["core"], signal.SIGSTOP)
         os.kill(engine.pids["stage1"], signal.SIGKILL)

@@ -19,12 +19,12 @@ from checkpoints import make_checkpoint
 from engines import wait_until
 from operators import Operator
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.source import LinkLost
 from ppengine.gateway.audit import ENDS
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Pause, Resume, Submit
 from serving import Served, audited
+from streaming import stream
 
 from profiles import small
 
@@ -58,31 +58,6 @@ def engine(folder: Path) -> Iterator[Served]:
         yield served
 
 
-async def stream(engine: Served, prompt: list[int]) -> list[int]:
-    """Submit on a link of its own and return the tokens, by offset, over as many links as it takes."""
-    link = EngineLink(engine.record, find=lambda: engine.record, user="streams", slow=True, passing=True)
-    await link.start(lambda update: None)
-    try:
-        await link.attached(10)
-        verb = Submit(
-            prompt_token_ids=prompt, sampling=SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
-        )
-        answer = await link.command(verb, timeout=30)
-        assert isinstance(answer, Outcome) and answer.state == "applied", answer
-        tokens: list[int] = []
-        while True:
-            try:
-                part = await link.fetch(answer.request or "", offset=len(tokens))
-            except LinkLost:
-                await link.attached(20)
-                continue
-            tokens += part.token_ids
-            if part.finished:
-                return tokens
-    finally:
-        await link.close()
-
-
 async def kill(op: Operator) -> float:
     """Kill the gateway; return the seconds until a console has a new snapshot of the core."""
     began, gone = time.monotonic(), op.engine.pids["gateway"]
@@ -105,7 +80,9 @@ async def test_three_kills_under_streams_lose_nothing(busy: Served, expected: li
     engine = busy
     async with engine.operator() as op:
         before = dict(engine.pids)
-        tasks = [asyncio.create_task(stream(engine, PROMPTS[number % 5])) for number in range(STREAMS)]
+        tasks = [
+            asyncio.create_task(stream(lambda: engine.record, PROMPTS[number % 5], STEPS)) for number in range(STREAMS)
+        ]
         took = []
         for number in range(KILLS):
             # The first kill meets streams that are still being submitted.

@@ -1,4 +1,4 @@
-"""The ZAP handler of a live engine hangs: nobody gets in, another gateway follows, and consoles come back."""
+"""The ZAP handler of a live engine hangs: no console can attach until another gateway follows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_hung_handler_lets_nobody_in_and_is_replaced() -> None:
             begun = time.monotonic()
             try:
                 ran = engine.cli("status", "--timeout", "2")
-                assert time.monotonic() - begun < HUNG_S and ran.code != 0, "nobody gets in"
+                assert time.monotonic() - begun < HUNG_S and ran.code != 0, "no console can attach"
                 wait_until(lambda: "has not answered for" in engine.said(), "the hang is noticed", BACK_S)
             finally:
                 hold.detach()

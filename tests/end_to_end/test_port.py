@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import pty
-import socket
 import struct
 import subprocess
 import sys
@@ -24,18 +22,7 @@ pytest.importorskip("torch")
 from engines import wait_until
 from ppengine.common.config import load_profile
 from serving import Ran, Served
-
-
-def free_port() -> int:
-    """Return the first of three consecutive free ports."""
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            for number in (port + 1, port + 2):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
-            return port
+from slow_link import free_port
 
 
 class Far:

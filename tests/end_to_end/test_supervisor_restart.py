@@ -15,13 +15,9 @@ import pytest
 import reference
 from checkpoints import make_checkpoint
 from engines import alive, wait_until
-from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.source import LinkLost
-from ppengine.protocol.control import Outcome
 from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
-from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Submit
 from ppengine.supervisor.process_deaths import MOST
+from streaming import stream
 
 from profiles import small
 
@@ -51,7 +47,7 @@ class Kept:
         self.served(1)
 
     def served(self, times: int) -> None:
-        """Wait until the engine has begun to serve so many times."""
+        """Wait until the engine has begun to serve for the `times`-th time."""
         wait_until(lambda: self.errors.read_text().count(": serving") >= times, f"served {times} times", 100.0)
 
     @property
@@ -68,34 +64,10 @@ def kept(runtime: Path, folder: Path) -> Iterator[Kept]:
     engine.process.wait()
 
 
-async def stream(kept: Kept, prompt: list[int]) -> list[int]:
-    """Submit, and return all tokens by offset, however often the connection breaks."""
-    link = EngineLink(kept.record, find=lambda: kept.record, user="streams", slow=True, passing=True)
-    await link.start(lambda update: None)
-    try:
-        await link.attached(10)
-        sampling = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
-        answer = await link.command(Submit(prompt_token_ids=prompt, sampling=sampling), timeout=30)
-        assert isinstance(answer, Outcome) and answer.state == "applied", answer
-        tokens: list[int] = []
-        while True:
-            try:
-                part = await link.fetch(answer.request or "", offset=len(tokens))
-            except LinkLost:
-                await link.attached(60)
-                continue
-            tokens += part.token_ids
-            if part.finish_reason:
-                assert part.finish_reason == "length", part
-                return tokens
-    finally:
-        await link.close()
-
-
 @pytest.mark.long
 async def test_requests_go_on_to_the_same_tokens(kept: Kept, folder: Path) -> None:
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(STREAMS)]
-    streams = [asyncio.create_task(stream(kept, prompt)) for prompt in prompts]
+    streams = [asyncio.create_task(stream(lambda: kept.record, prompt, STEPS, back_s=60.0)) for prompt in prompts]
     first = kept.record
     await asyncio.sleep(1.0)
     os.kill(first.pid, signal.SIGKILL)

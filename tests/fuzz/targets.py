@@ -20,6 +20,7 @@ from ppconsole.link import config_file, export
 from ppengine.checkpoint import model_spec, tensor_files
 from ppengine.common import config, yaml_reader
 from ppengine.gateway import event_journal
+from ppengine.gateway.control_lease import Held
 from ppengine.protocol import chat_messages, control, frames, offline, recording, reports, snapshot, steps
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.error_text import LINE_MOST, one_line
@@ -76,6 +77,10 @@ def _messages() -> Iterator[Target]:
     for kind in (snapshot.Snapshot, snapshot.Event):
         read = _quiet(lambda data, kind=kind: frames.decode_as(kind, data))
         yield Target(f"messages: {kind.__name__}", _packer(kind), read, (frames.ProtocolError,))
+    snapshots = _packer(snapshot.Snapshot)
+    yield Target("messages: packed Snapshot", lambda chance: frames.pack(snapshots(chance)),
+                 _quiet(lambda data: frames.decode_as(snapshot.Snapshot, frames.unpack(data))),
+                 (frames.ProtocolError,))  # fmt: skip
     yield Target("messages: header", _header, _quiet(frames.decode_header), (frames.ProtocolError,))
 
 
@@ -90,7 +95,7 @@ def _kept(folder: Path) -> Iterator[Target]:
     yield Target("export", _export, _file(exported, _read_export), (export.ExportError,), words)
     journal = folder / event_journal.FILE
     yield Target("event journal", _journal, _file(journal, event_journal._read), ())
-    for kind in (EngineRecord, Incident):
+    for kind in (EngineRecord, Incident, Held):
         decode = _quiet(lambda data, kind=kind: decode_json(data, kind))
         yield Target(f"JSON: {kind.__name__}", _json(kind), decode, (ValueError,), tuple(damage.TEXT))
 
