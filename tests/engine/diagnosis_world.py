@@ -8,7 +8,7 @@ import msgspec
 from monitor_helpers import stage
 from ppengine.common.ring import shape_code
 from ppengine.diagnosis.evidence import Evidence, StageEvidence
-from ppengine.protocol.reports import CpuShares, EdgeSample, Message
+from ppengine.protocol.stage_samples import CpuShares, EdgeSample, Message
 
 PLACES = [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
 CODE = shape_code("float32", 64)

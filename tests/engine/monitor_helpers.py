@@ -26,8 +26,9 @@ from ppengine.protocol.control import Command, FromBulk, FromGateway, Hello
 from ppengine.protocol.discovery import runtime_dir
 from ppengine.protocol.keys import Keypair, own_keypair, public_key
 from ppengine.protocol.offline import ToFront
-from ppengine.protocol.reports import AgentReport, CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
+from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
 from ppengine.protocol.snapshot import EngineInfo, Queues, Snapshot, Throughput
+from ppengine.protocol.stage_samples import AgentReport, StageSample
 
 MIB = 1024 * 1024
 PRINCIPAL = Principal("0" * 64, "owner", "admin")

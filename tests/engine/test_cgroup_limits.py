@@ -11,7 +11,7 @@ from ppengine.diagnosis.budgets import QUOTA_AFTER_S, QUOTA_ALONE_S
 from ppengine.diagnosis.evidence import CoreEvidence
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker
-from ppengine.protocol.reports import PaceSample, QuotaSample
+from ppengine.protocol.stage_samples import PaceSample, QuotaSample
 
 SECOND = 1_000_000_000
 

@@ -11,7 +11,8 @@ from ppengine.diagnosis.evidence import CoreEvidence, Stack
 from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.wait_graph import main
 from ppengine.protocol.gpu import GpuInfo, GpuProcess
-from ppengine.protocol.reports import UNKNOWN_STATUS, CpuShares, EdgeSample, Finding, Message, PaceSample
+from ppengine.protocol.reports import UNKNOWN_STATUS, Finding
+from ppengine.protocol.stage_samples import CpuShares, EdgeSample, Message, PaceSample
 
 
 def roots(verdicts):

@@ -19,7 +19,7 @@ from diagnosis_world import (
 from monitor_helpers import stage
 from ppengine.diagnosis import diagnose, waits
 from ppengine.diagnosis.evidence import Stack
-from ppengine.protocol.reports import CpuShares
+from ppengine.protocol.stage_samples import CpuShares
 
 CROWDED_OUT = CpuShares(user=0.2, system=0.0, main_user=0.2, main_system=0.0, main_waited=0.7)
 EDGES = [(count, k) for count, k in PLACES if k < count - 1]

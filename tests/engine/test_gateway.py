@@ -54,9 +54,10 @@ from ppengine.protocol.gpu import GpuInfo, GpuProcess
 from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import AgentReport, Happened, ProcessInfo, Recall, Recalled
+from ppengine.protocol.reports import Happened, ProcessInfo, Recall, Recalled
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
+from ppengine.protocol.stage_samples import AgentReport
 from ppengine.protocol.verbs import Abort, Continue, Many, Priority, Resume, SetMemory, Stop, Submit
 
 GATEWAY = "ppengine.gateway"

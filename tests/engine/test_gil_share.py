@@ -12,7 +12,7 @@ from ppengine.common.ring import RingReader, Word
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.budgets import GIL_SHARE
 from ppengine.diagnosis.evidence import Stack
-from ppengine.protocol.reports import GilSample, PaceSample, QuotaSample
+from ppengine.protocol.stage_samples import GilSample, PaceSample, QuotaSample
 from ppengine.stage import gil_probe
 from ppengine.stage.gil_probe import GilProbe
 from ppengine.stage.recorder import Recorder

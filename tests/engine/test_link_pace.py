@@ -8,7 +8,7 @@ from ppengine.agent.link_pace import APART_NS, LinkWatch
 from ppengine.common.ring import Kind
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.budgets import LINK_AFTER_S
-from ppengine.protocol.reports import LinkPace, PaceSample
+from ppengine.protocol.stage_samples import LinkPace, PaceSample
 
 SECOND = 1_000_000_000
 

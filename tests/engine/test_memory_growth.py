@@ -12,7 +12,7 @@ from ppengine.common import procfs
 from ppengine.common.cgroup_limits import MemoryLimit
 from ppengine.common.ring import Gauge, Phase, RingReader, RingWriter
 from ppengine.diagnosis import diagnose
-from ppengine.protocol.reports import GrowthSample
+from ppengine.protocol.stage_samples import GrowthSample
 
 MIB, GIB = 1 << 20, 1 << 30
 BASE = 300 * MIB

@@ -20,8 +20,9 @@ from ppengine.protocol.discovery import process_start
 from ppengine.protocol.facts import Exited, Lost
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import AgentReport, Finding, PaceSample
+from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict, Waiting
+from ppengine.protocol.stage_samples import AgentReport, PaceSample
 
 S = 1_000_000_000
 

@@ -16,8 +16,9 @@ from ppengine.gateway.collector import Collector
 from ppengine.gateway.events import EventLog
 from ppengine.protocol.facts import Exited, Lost, Serving
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import AgentReport, Finding, StageSample
+from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.stage_samples import AgentReport, StageSample
 
 NEW = 2001
 WORDS = "ValueError: gone"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppengine.protocol.discovery import EngineRecord
-from ppengine.protocol.reports import StageSample
+from ppengine.protocol.stage_samples import StageSample
 
 from ppconsole.link.engine_host import HostLook, HostProcess, look
 from ppconsole.model.safe import clean

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 from ppengine.protocol.discovery import EngineRecord
-from ppengine.protocol.reports import AgentReport, StageSample
+from ppengine.protocol.stage_samples import AgentReport, StageSample
 
 _MODULES = {
     "ppengine.supervisor": "supervisor", "ppengine.gateway": "gateway", "ppengine.core": "core",

@@ -34,7 +34,7 @@ from ppengine.common.sockets import LOOK_S, Bindings
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail, StageStacks
-from ppengine.protocol.reports import AgentReport, StageSample
+from ppengine.protocol.stage_samples import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ppengine.agent.ring_state import DETAIL, DONE_NS, KIND, in_ms
 from ppengine.common.ring import Kind, Record, Row
-from ppengine.protocol.reports import EdgeSample, Message
+from ppengine.protocol.stage_samples import EdgeSample, Message
 
 SHOWN_DONE = 12
 """Number of finished messages shown, the newest: both sides show the same ones, within a few steps."""

@@ -10,7 +10,7 @@ from ppengine.agent.edge_messages import Comparer
 from ppengine.agent.link_pace import LinkWatch
 from ppengine.agent.stage_watch import StageWatch
 from ppengine.common.ring import Kind
-from ppengine.protocol.reports import StageSample
+from ppengine.protocol.stage_samples import StageSample
 
 _HELD_BACK_US = 50_000
 """Microseconds in a second by which a quota must hold a stage back to explain a late message."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from ppengine.protocol.reports import GilSample
+from ppengine.protocol.stage_samples import GilSample
 
 WINDOW_NS = 3_000_000_000
 LEAST_PROBES = 15

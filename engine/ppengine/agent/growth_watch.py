@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ppengine.common.cgroup_limits import MemoryLimit
-from ppengine.protocol.reports import GrowthSample
+from ppengine.protocol.stage_samples import GrowthSample
 
 WINDOWS_S = {6.0: 300.0, 10.0: 1200.0, 20.0: 2400.0, 60.0: 3600.0, 180.0: 21_600.0}
 """Seconds over which a growth is looked for, and the most until it meets a limit: one that has time is watched longer,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ppengine.agent.ring_state import BEGUN_NS, DONE_NS, SIZE
 from ppengine.common.ring import Row
-from ppengine.protocol.reports import LinkPace
+from ppengine.protocol.stage_samples import LinkPace
 
 WINDOW_NS = 1_000_000_000
 SLOW_RATIO, SLOW_SHARE = 3.0, 0.25

@@ -8,7 +8,7 @@ from ppengine.agent.growth_watch import HASTY_BYTES, GrowthWatch
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.ring import Gauge, RingReader
 from ppengine.common.system_memory import host_available
-from ppengine.protocol.reports import GrowthSample
+from ppengine.protocol.stage_samples import GrowthSample
 
 _SMAPS_SHARE, _SMAPS_MOST_S = 1000, 5.0
 """Reading smaps costs milliseconds: it may take 1/1000 of a core, but is read every 5 s and after each mapping."""

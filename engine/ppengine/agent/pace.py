@@ -16,7 +16,7 @@ from math import exp2, log2
 from typing import NamedTuple
 
 from ppengine.diagnosis.budgets import HELD_BACK
-from ppengine.protocol.reports import PaceSample
+from ppengine.protocol.stage_samples import PaceSample
 
 SLOW_RATIO = 1.3
 WINDOW_NS = 1_000_000_000

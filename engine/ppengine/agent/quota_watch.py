@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ppengine.common.cgroup_limits import Quota
-from ppengine.protocol.reports import QuotaSample
+from ppengine.protocol.stage_samples import QuotaSample
 
 LEAST_SHARE = 0.1
 """Share of a second from which a quota counts as holding back."""

@@ -16,7 +16,7 @@ from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
-from ppengine.protocol.reports import TRACED, CpuShares, GilSample, StageSample
+from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample
 
 SLOW_S = 1.0
 """Least seconds between two readings of percentiles, cgroup and smaps; also the window of time shares."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ppengine.protocol.reports import TRACED, StageSample
+from ppengine.protocol.stage_samples import TRACED, StageSample
 
 _KEPT = 512
 """Changes of the sum that are kept; older ages are not corrected."""

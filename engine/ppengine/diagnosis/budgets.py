@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppengine.diagnosis.evidence import StageEvidence
-from ppengine.protocol.reports import TRACED, CpuShares
+from ppengine.protocol.stage_samples import TRACED, CpuShares
 
 STOPPED_AFTER_S = 0.2
 """State T must be seen twice so far apart: a debugger or a shell may stop a process for a moment."""

@@ -7,8 +7,8 @@ from pathlib import PurePath
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.phrases import code_line, exit_words, let_go, seconds, stack_lines, thaw
-from ppengine.protocol.reports import TRACED
 from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_samples import TRACED
 
 
 def core(case: Case) -> list[Verdict]:

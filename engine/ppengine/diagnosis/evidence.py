@@ -7,16 +7,9 @@ from typing import Literal
 import msgspec
 
 from ppengine.protocol.gpu import GpuProcess, Xid
-from ppengine.protocol.reports import (
-    CpuShares,
-    EdgeSample,
-    Finding,
-    GilSample,
-    GrowthSample,
-    PaceSample,
-    QuotaSample,
-)
+from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_samples import CpuShares, EdgeSample, GilSample, GrowthSample, PaceSample, QuotaSample
 
 Key = tuple[int, int]
 """(stage, tensor rank)."""

@@ -10,8 +10,8 @@ from ppengine.diagnosis.budgets import is_lost, is_stopped, is_unseen
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.phrases import duration, seconds
-from ppengine.protocol.reports import GrowthSample
 from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_samples import GrowthSample
 
 
 def growing(case: Case) -> list[Verdict]:

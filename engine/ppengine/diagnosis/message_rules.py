@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.wait_graph import edge_of, message_text
-from ppengine.protocol.reports import EdgeSample, Message
 from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_samples import EdgeSample, Message
 
 FRESH_S = 10.0
 """A fault this soon after a mismatch is its consequence."""

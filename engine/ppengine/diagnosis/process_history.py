@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ppengine.diagnosis.budgets import TRACED_AFTER_S
-from ppengine.protocol.reports import TRACED, StageSample
+from ppengine.protocol.stage_samples import TRACED, StageSample
 
 TICK_OLD_S = 1.0
 """Age in seconds from which a tick is old: the control thread ticks ten times a second."""

@@ -18,8 +18,9 @@ from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.finding_rules import verdict_of
 from ppengine.diagnosis.phrases import doing, exit_words, let_go, seconds, thaw
 from ppengine.diagnosis.signal_senders import cpu_limit_s, lift_cpu_limit, sender
-from ppengine.protocol.reports import TRACED, UNKNOWN_STATUS
+from ppengine.protocol.reports import UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
+from ppengine.protocol.stage_samples import TRACED
 
 ECHO_S = 2.0
 STATUS_WITHIN_S = 0.5

@@ -9,8 +9,8 @@ from ppengine.diagnosis.budgets import QUOTA_AFTER_S, QUOTA_ALONE_S, QUOTA_GREW,
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.phrases import percent, seconds
-from ppengine.protocol.reports import QuotaSample
 from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_samples import QuotaSample
 
 _FRESH_MS = 3000.0
 

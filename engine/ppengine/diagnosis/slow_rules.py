@@ -10,8 +10,8 @@ from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.neighbours import neighbour_lines
 from ppengine.diagnosis.phrases import percent, rate_text, seconds
-from ppengine.protocol.reports import LinkPace
 from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_samples import LinkPace
 
 _MEETS = "collective"
 """Phase of a loaded stage that waits for its neighbours."""

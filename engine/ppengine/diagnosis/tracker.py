@@ -16,7 +16,8 @@ from ppengine.diagnosis.device_evidence import aged_stream
 from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.diagnosis.fault_log import End, FaultLog
 from ppengine.diagnosis.process_history import ProcessHistory, Run, Sighting
-from ppengine.protocol.reports import TRACED, CoreReport, ProcessInfo, ProcessReport, StageView
+from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
+from ppengine.protocol.stage_samples import TRACED
 from ppengine.protocol.steps import FIRST_GENERATION
 
 SLOWED_NS = 3_000_000_000

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ppengine.common.ring import shape_text
 from ppengine.diagnosis.budgets import holds_gil, idles_in_vain, is_lost, is_stopped, is_unseen, really_waits
 from ppengine.diagnosis.evidence import Evidence, StageEvidence
-from ppengine.protocol.reports import EdgeSample, Message
 from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_samples import EdgeSample, Message
 
 
 class Node(NamedTuple):

@@ -29,15 +29,9 @@ from ppengine.gateway.process_table import ProcessTable
 from ppengine.gateway.shortage_watch import ShortageWatch
 from ppengine.protocol.facts import Exited, Fact, Serving
 from ppengine.protocol.gpu import DeviceRooms, GpuInfo
-from ppengine.protocol.reports import (
-    TRACED,
-    AgentReport,
-    CoreReport,
-    Finding,
-    Happened,
-    ProcessReport,
-)
+from ppengine.protocol.reports import CoreReport, Finding, Happened, ProcessReport
 from ppengine.protocol.snapshot import IncidentInfo, LeaseInfo, Snapshot, StageState, Verdict, WaitInfo
+from ppengine.protocol.stage_samples import TRACED, AgentReport
 
 CORE_SILENT_S = 2.0
 _ORDERLY = frozenset({0, -15, -2})

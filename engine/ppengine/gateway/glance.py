@@ -11,7 +11,8 @@ from ppengine.common.cgroup_limits import frozen_by
 from ppengine.diagnosis.evidence import Key
 from ppengine.diagnosis.process_history import Glance, Sighting
 from ppengine.diagnosis.tracker import newest_process
-from ppengine.protocol.reports import TRACED, ProcessInfo
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.stage_samples import TRACED
 
 AGENT_SILENT_S = 2.0
 

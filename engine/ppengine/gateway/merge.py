@@ -9,7 +9,7 @@ from ppengine.diagnosis.evidence import Key
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import newest_process
 from ppengine.protocol.gpu import GpuInfo
-from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageSample, StageView
+from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
 from ppengine.protocol.snapshot import (
     MAX_REQUESTS,
     DeviceInfo,
@@ -28,6 +28,7 @@ from ppengine.protocol.snapshot import (
     WaitInfo,
     Waiting,
 )
+from ppengine.protocol.stage_samples import StageSample
 
 _LOADING = frozenset({"start", "load", "profile", "meet"})
 _OP_STATES: dict[str, StageState] = {
