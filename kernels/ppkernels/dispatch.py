@@ -78,6 +78,7 @@ TABLE = {
                            gpu=_second_whole),
     "few_rows": Row("few_rows", cpu=None, gpu=_few_rows),
     "sample": Row("sampling", cpu=None, gpu=_dense_rows),
+    "weighted_sum": Row("weighted_sum", cpu=None, gpu=_whole),
     "copy_run": Row("block_copy", cpu=None, gpu=lambda source, target: source.device == target.device),
 }  # fmt: skip
 
