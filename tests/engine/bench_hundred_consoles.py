@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import signal
 import statistics
@@ -39,6 +40,8 @@ CONSOLES, STALLED, IN_ONE = 100, 20, 20
 """Consoles, those of them that are stopped, and consoles of one process."""
 SETTLE_S, WINDOW_S = 4.0, 6.0
 """Seconds for consoles to attach, and the least of each side of a pair."""
+SURE = 1.96
+"""Standard deviations of an interval of 95 %."""
 
 
 def watch(engine_id: str, count: int, topic: bytes) -> None:
@@ -84,8 +87,9 @@ def say(record: EngineRecord, socket: Any, message: Hello | Ping) -> None:
 class Crowd:
     """The consoles, while the block lasts; those of one process are stopped once they have attached."""
 
-    def __init__(self, engine_id: str, fast: bool) -> None:
-        self._command = [sys.executable, __file__, "--watch", engine_id, *(["--fast"] if fast else [])]
+    def __init__(self, engine_id: str, options: argparse.Namespace) -> None:
+        apart = ["taskset", "-c", options.apart] if options.apart else []
+        self._command = [*apart, sys.executable, __file__, "--watch", engine_id, *(["--fast"] if options.fast else [])]
 
     def __enter__(self) -> Crowd:
         self.processes = [subprocess.Popen(self._command) for _ in range(CONSOLES // IN_ONE)]
@@ -110,11 +114,11 @@ def rss(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1024**2
 
 
-def steps_for(llm: LLM, work: Iterator[list[Job]], engine: list[int]) -> tuple[float, float]:
-    """Return ms and CPU ms of a step of one request a row, for at least `WINDOW_S`."""
+def steps_for(llm: LLM, work: Iterator[list[Job]], engine: list[int], window_s: float) -> tuple[float, float]:
+    """Return ms and CPU ms of a step of one request a row, for at least `window_s`."""
     steps = took = 0.0
     before = sum(map(cpu_seconds, engine))
-    while took < WINDOW_S:
+    while took < window_s:
         jobs = next(work)
         took += run_engine(llm, jobs)
         # All requests begin together and have one length, so a step decodes one token of each.
@@ -122,22 +126,25 @@ def steps_for(llm: LLM, work: Iterator[list[Job]], engine: list[int]) -> tuple[f
     return 1e3 * took / steps, 1e3 * (sum(map(cpu_seconds, engine)) - before) / steps
 
 
-def measure(llm: LLM, work: Iterator[list[Job]], pairs: int, fast: bool) -> None:
+def measure(llm: LLM, work: Iterator[list[Job]], options: argparse.Namespace) -> None:
     """Alternate both sides and print their ratios."""
+    until = time.monotonic() + (options.seconds or math.inf)
     engine = llm.llm_engine
     roles = roles_of(engine.supervisor_pid)
     gateway = next(pid for pid in roles["watchers"] if b"ppengine.gateway" in _command(pid))
     alone, crowded, ratios, cpu_ratios, shares, memory = [], [], [], [], [], [rss(gateway)]
     print(f"gateway {memory[0]:.1f} MiB, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    for number in range(pairs):
+    for number in itertools.count():
+        if number >= options.pairs or (number and time.monotonic() > until):
+            break
         sides: dict[bool, tuple[float, float]] = {}
         for attached in (False, True) if number % 2 else (True, False):
             if not attached:
-                sides[False] = steps_for(llm, work, roles["engine"])
+                sides[False] = steps_for(llm, work, roles["engine"], options.window)
                 continue
-            with Crowd(engine.engine_id, fast) as crowd:
+            with Crowd(engine.engine_id, options) as crowd:
                 before, began = (cpu_seconds(gateway), crowd.cpu()), time.monotonic()
-                sides[True] = steps_for(llm, work, roles["engine"])
+                sides[True] = steps_for(llm, work, roles["engine"], options.window)
                 passed = time.monotonic() - began
                 shares.append(
                     [100 * (cpu_seconds(gateway) - before[0]) / passed, 100 * (crowd.cpu() - before[1]) / passed]
@@ -154,15 +161,27 @@ def measure(llm: LLM, work: Iterator[list[Job]], pairs: int, fast: bool) -> None
             f" load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
-    print(f"{CONSOLES} consoles, {STALLED} of them stopped; {pairs} pairs")
-    print(f"step time with / without:          median {statistics.median(ratios):.3f} ({_range(ratios)})")
-    print(f"engine's CPU a step, with/without: median {statistics.median(cpu_ratios):.3f} ({_range(cpu_ratios)})")
+    print(f"{CONSOLES} consoles, {STALLED} of them stopped; {len(ratios)} pairs")
+    print(f"step time with / without:          median {statistics.median(ratios):.4f} ({_spread(ratios)})")
+    print(f"engine's CPU a step, with/without: median {statistics.median(cpu_ratios):.4f} ({_spread(cpu_ratios)})")
     print(f"gateway: median {statistics.median(one for one, _ in shares):.1f} % of a core; MiB {_range(memory)}")
     print(f"consoles: median {statistics.median(two for _, two in shares):.1f} % of a core")
 
 
 def _range(values: list[float]) -> str:
     return f"{min(values):.3f} to {max(values):.3f}"
+
+
+def _spread(values: list[float]) -> str:
+    """Return the middle half of the values, and the interval of their median: by rank, for any distribution."""
+    ranked, count = sorted(values), len(values)
+    reach = SURE * math.sqrt(count) / 2
+    low, high = max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach) - 1)
+    quarter = count // 4
+    return (
+        f"95 % of the median {ranked[low]:.4f} to {ranked[high]:.4f}, half of the pairs {ranked[quarter]:.3f}"
+        f" to {ranked[count - 1 - quarter]:.3f}, all {_range(values)}"
+    )
 
 
 def _command(pid: int) -> bytes:
@@ -174,6 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("profile", nargs="?", default="tiny")
     parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no pair after that time")
+    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of a side of a pair, at least")
+    parser.add_argument("--apart", metavar="CORES", default="", help="cores of the consoles, as of other machines")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=96)
     parser.add_argument("--fast", action="store_true", help="ten snapshots a second, in place of one")
@@ -188,7 +210,7 @@ def main() -> None:
     work = (random_jobs(*fixed, number) for number in itertools.count())
     with LLM(profile) as llm:
         run_engine(llm, next(work))
-        measure(llm, work, arguments.pairs, arguments.fast)
+        measure(llm, work, arguments)
 
 
 if __name__ == "__main__":

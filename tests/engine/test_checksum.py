@@ -10,8 +10,9 @@ from ppengine.protocol.steps import Check
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.checksum import checksum, difference
 from ppengine.stage.edge import Edge
+from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.generations import Generations
-from ppengine.stage.wire import meet
+from ppengine.stage.meeting import meet
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def edges(tmp_path):
     ends = {}
 
     def open_end(upstream, peer):
-        ends[upstream] = Edge(meet(tmp_path, "g1-e1", upstream, peer, lambda: False), upstream)
+        ends[upstream] = Edge(meet(FolderBook(tmp_path, 1), "g1-e1", upstream, peer, lambda: False), upstream)
 
     threads = [threading.Thread(target=open_end, args=end) for end in ((True, 2), (False, 1))]
     for thread in threads:

@@ -79,6 +79,19 @@ def test_what_a_check_does_on_a_gpu_is_said(world, check, words, end):
     assert isinstance(off, Outcome) and "graphs" not in off.text
 
 
+def test_checksum_is_on_from_the_start_and_is_switched_on_gpus(world):
+    on_a_gpu(world, 1)
+    assert world.engine.reporter.build().engine.checks.checksum
+    assert switch(world, "checksum", dry_run=True).text == "checksum is on already"
+    world.say(SetCheck(check="checksum", mode="off"))
+    assert world.steps[-1].checks == Check.NO_CHECKSUM
+    world.run()
+    assert not world.engine.reporter.build().engine.checks.checksum
+    assert "; devices of stages on GPUs make it" in switch(world, "checksum", dry_run=True).text
+    assert switch(world, "checksum").text == f"in all stages from step {world.scheduler.steps.number} on"
+    assert world.engine.reporter.build().engine.checks.checksum
+
+
 def test_dummies_of_gpus_have_no_reference():
     world = CoreWorld(stages=3, load_format="dummy")
     on_a_gpu(world, 1)

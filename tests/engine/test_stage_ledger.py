@@ -12,9 +12,10 @@ import torch
 from checkpoints import make_checkpoint
 from ppengine.protocol.steps import Check, StageFindings
 from ppengine.stage.edge import Edge
+from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.meeting import meet
 from ppengine.stage.transport import WireReceiver, WireSender
-from ppengine.stage.wire import meet
 from stage_core import FakeCore, Sequence
 from stage_helpers import WIDTH, make_ring, until
 
@@ -32,7 +33,7 @@ class Pair:
         ends: dict[bool, Edge] = {}
 
         def open_end(upstream: bool) -> None:
-            wire = meet(folder, "e0", upstream, int(upstream), lambda: False)
+            wire = meet(FolderBook(folder, 1), "e0", upstream, int(upstream), lambda: False)
             ends[upstream] = Edge(wire, upstream, make_ring(folder, "send" if upstream else "receive"))
 
         other = threading.Thread(target=open_end, args=(False,))

@@ -25,8 +25,7 @@ sys.path[1:1] = [str(HERE.parent / name) for name in ("end_to_end", "engine")]
 import reference  # noqa: E402
 from checkpoints import make_checkpoint  # noqa: E402
 from operators import Operator  # noqa: E402
-from ppengine.agent.ring_state import BEGUN_NS, KIND, SEQ  # noqa: E402
-from ppengine.common.ring import Kind, RingReader  # noqa: E402
+from ppengine.common.ring import BEGUN_NS, KIND, SEQ, Kind, RingReader  # noqa: E402
 from ppengine.protocol.verbs import SetMemory  # noqa: E402
 from serving import Served  # noqa: E402
 

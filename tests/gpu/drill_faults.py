@@ -36,6 +36,7 @@ from watching import Watcher, watch  # noqa: E402
 KINDS = (
     "kernel-hang", "device-assert", "illegal-access", "profile-oom", "nan", "inf-weight",
     "stale-seqstart", "global-stream", "foreign-device", "overwritten-in-flight", "freed-in-flight",
+    "overwrite-in-flight",
 )  # fmt: skip
 SETTINGS = ("parallel.device=cuda", "model.dtype=float32", "memory.device_mib=4096", "memory.swap_space_gib=0.0625")
 WARM = 24
@@ -85,7 +86,10 @@ class Drills:
         await self._watcher.until(lambda picture: self._load.ended > WARM, "requests have ended", 60)
         results = []
         for name in names:
-            for stage in sorted({0, self._engine.stages // 2, self._engine.stages - 1}):
+            count = self._engine.stages
+            for stage in sorted({0, count // 2, count - 1}):
+                if not kinds()[name].fits(stage, count):
+                    continue
                 result = Result(kinds()[name], stage)
                 try:
                     await self._drill(result)
@@ -106,7 +110,7 @@ class Drills:
     async def _drill(self, result: Result) -> None:
         watcher, kind, load = self._watcher, result.kind, self._load
         await watcher.until(lambda picture: not any(v.root for v in picture.verdicts), "no verdict before", 30)
-        if kind.needs in ("ledger", "finite"):
+        if kind.needs in ("ledger", "finite", "checksum"):
             await self._ask(SetCheck(check=kind.needs))
             await asyncio.sleep(1.0)
         ended, wrong = load.ended, len(load.wrong)
@@ -149,7 +153,7 @@ class Drills:
         watcher, kind, begun = self._watcher, result.kind, time.monotonic()
         if kind.clears:
             await self._ask(ClearFaults())
-        if kind.needs in ("ledger", "finite"):
+        if kind.needs in ("ledger", "finite", "checksum"):
             await self._ask(SetCheck(check=kind.needs, mode="off"))
         if kind.clears and not kind.lossless:
             # What was computed with it stays wrong, in blocks that the prefix cache keeps: a restart drops them all.

@@ -274,7 +274,7 @@ class Pair:
                 token_sender=StagedTokenSender(back[0], self.last.main, self.last.ledger),
             )
             self.first.run_on(
-                sender=StagedSender(forth[0], self.first.main, first.compute, first.copies),
+                sender=StagedSender(forth[0], self.first.main, first.compute, first.copies, first.sums),
                 tokens=HostTokenTable(self.first.main, back[1], self.first.ledger),
             )
 

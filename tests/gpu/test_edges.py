@@ -22,16 +22,23 @@ sys.path += [str(HERE.parent / "engine")]
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
+from ppengine.protocol.steps import Retired  # noqa: E402
 from ppengine.stage.backends.cuda.device_buffers import LANDING_SLOTS, Landing  # noqa: E402
 from ppengine.stage.backends.cuda.device_edges import DeviceReceiver  # noqa: E402
 from ppengine.stage.backends.cuda.device_ends import CudaEnds  # noqa: E402
 from ppengine.stage.backends.cuda.driver_api import Driver  # noqa: E402
+from ppengine.stage.backends.cuda.message_sums import MessageSums  # noqa: E402
 from ppengine.stage.backends.cuda.streams import Stream  # noqa: E402
+from ppengine.stage.checks import StageChecks  # noqa: E402
 from ppengine.stage.edge import Edge  # noqa: E402
+from ppengine.stage.edge_addresses import FolderBook  # noqa: E402
 from ppengine.stage.edge_flags import EdgeFlags, Flag  # noqa: E402
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose  # noqa: E402
+from ppengine.stage.generations import Generations  # noqa: E402
+from ppengine.stage.meeting import meet  # noqa: E402
+from ppengine.stage.pending_step import Pending  # noqa: E402
 from ppengine.stage.recorder import Recorder  # noqa: E402
-from ppengine.stage.wire import PeerLostError, meet  # noqa: E402
+from ppengine.stage.wire import PeerLostError  # noqa: E402
 
 pytestmark = needs_gpu
 TOKENS, WIDTH, SLOTS = 64, 512, LANDING_SLOTS
@@ -56,14 +63,18 @@ def hidden(step: int) -> torch.Tensor:
 def make_card(driver: Driver) -> Any:
     uuid, compute = f"GPU-{torch.cuda.get_device_properties(driver.device).uuid}", Stream("compute", driver.device)
     landing = Landing(driver, uuid, compute, TOKENS, WIDTH, torch.float32)
-    return SimpleNamespace(uuid=uuid, device=driver.device, compute=compute, landing=landing)
+    sums = MessageSums(compute, driver.device)
+    # A kernel's first launch waits for the device.
+    sums.warm_up(landing.incoming[:1])
+    compute.synchronize()
+    return SimpleNamespace(uuid=uuid, device=driver.device, compute=compute, landing=landing, sums=sums)
 
 
 def send(folder: Path, mode: str) -> None:
     """Play stage 0: launch all messages at once, then do what `mode` says."""
     driver = Driver(0)
     card: Any = make_card(driver)
-    edge = Edge(meet(folder, "e0", True, 1, lambda: False), True)
+    edge = Edge(meet(FolderBook(folder, 1), "e0", True, 1, lambda: False), True)
     main, ends = Recorder(folder / "main.ring", "main", 0, 0), CudaEnds(driver, card)
     sender, refusal = consider(edge.wire, lambda offer: ends.sender(edge, folder / "e0.words", main, offer))
     assert sender is not None, refusal
@@ -73,6 +84,7 @@ def send(folder: Path, mode: str) -> None:
         if mode == "slow":
             torch.cuda._sleep(SPIN)
         for step in range(1, 3 if mode == "silent" else len(SIZES) + 1):
+            sender.checksum = card.sums.make(sent[step - 1]) if mode == "summed" else 0
             sender.put(step, sent[step - 1])
         if mode == "silent":
             card.compute.synchronize()
@@ -92,7 +104,7 @@ def receiving(folder: Path, mode: str) -> Iterator[tuple[DeviceReceiver, Any, su
     driver = Driver(0)
     card = make_card(driver)
     try:
-        edge = Edge(meet(folder, "e0", False, 0, lambda: process.poll() is not None), False)
+        edge = Edge(meet(FolderBook(folder, 1), "e0", False, 0, lambda: process.poll() is not None), False)
         receiver = CudaEnds(driver, card).receiver(edge, folder / "e0.words")
         assert propose(edge.wire, receiver.offer) == ""
         yield receiver, card, process
@@ -120,6 +132,33 @@ def test_hidden_states_arrive_bit_for_bit(shared: Path) -> None:
         for step, found in enumerate(taken, 1):
             assert torch.equal(found.cpu(), hidden(step)), step
         assert [words.value(flag) for flag in Flag] == [len(SIZES)] * 2
+        assert process.wait(20) == 0
+        words.close()
+
+
+@pytest.mark.parametrize("overwritten", [0, 2])
+def test_the_first_message_that_is_overwritten_in_its_slot_is_a_finding(overwritten: int, shared: Path) -> None:
+    with receiving(shared, "summed") as (receiver, card, process):
+        words, checks, pendings = EdgeFlags(shared / "e0.words", create=False), StageChecks(1, 0, Generations(1)), []
+        while words.value(Flag.FILLED) < SLOTS:
+            time.sleep(0.01)
+        if overwritten:
+            card.landing.slots[overwritten % SLOTS].view(-1)[WIDTH + 3] += 1.0
+        torch.cuda.synchronize()
+        for step, tokens in enumerate(SIZES, 1):
+            receiver.expect(step, tokens)
+            pendings.append(Pending(Retired(1, step, 1, 0)))
+            taken, buffer = receiver.take(step), card.landing.buffer
+            card.sums.compare(receiver.edge, step, taken, buffer, checks, pendings[-1])
+            assert len(pendings[-1]._ends) == 1, "it is compared"
+            pendings[-1].until(card.compute.record("copied"))
+        for pending in pendings:
+            pending.finish()
+        found = [finding.summary for news in checks.news() for finding in news.findings]  # type: ignore[union-attr]
+        if overwritten:
+            assert found == ["edge stage 0 -> stage 1: the hidden states of m2 changed on their way"]
+        else:
+            assert found == []
         assert process.wait(20) == 0
         words.close()
 
@@ -175,7 +214,7 @@ def test_a_dead_receiver_leaves_the_sender_alive(shared: Path) -> None:
     driver = Driver(0)
     card: Any = make_card(driver)
     try:
-        edge = Edge(meet(shared, "e0", True, 1, lambda: process.poll() is not None), True)
+        edge = Edge(meet(FolderBook(shared, 1), "e0", True, 1, lambda: process.poll() is not None), True)
         main, ends = Recorder(shared / "main.ring", "main", 0, 0), CudaEnds(driver, card)
         sender, refusal = consider(edge.wire, lambda offer: ends.sender(edge, shared / "e0.words", main, offer))
         assert sender is not None, refusal
@@ -222,7 +261,7 @@ def play_receiver(folder: Path) -> None:
     """Play stage 1: offer memory, take nothing."""
     driver = Driver(0)
     card: Any = make_card(driver)
-    edge = Edge(meet(folder, "e0", False, 0, lambda: False), False)
+    edge = Edge(meet(FolderBook(folder, 1), "e0", False, 0, lambda: False), False)
     receiver = CudaEnds(driver, card).receiver(edge, folder / "e0.words")
     assert propose(edge.wire, receiver.offer) == ""
     time.sleep(3600)

@@ -46,6 +46,7 @@ _ON_GPUS = {
     "strict": "stages on GPUs run without graphs meanwhile, which may round otherwise, and wait for each attention and "
     "MLP, each copy and each message",
     "finite": "stages on GPUs run without graphs meanwhile, and look when a step is done",
+    "checksum": "devices of stages on GPUs make it, and their hosts compare when a step is done",
     "shadow": "of stages on GPUs it takes what half precision may round for no difference, and computes in float32 "
     "itself, in twice that memory then",
 }
@@ -106,10 +107,6 @@ class Checks:
         share = DEFAULT_SHARE if verb.share is None else verb.share
         if not 0.0 < share <= 1.0:
             raise ValueError(f"the share is {share:g}; it must be above 0 and at most 1")
-        if on and verb.check == "checksum" and self._stages.on_gpus:
-            stages = " ".join(map(str, self._stages.on_gpus))
-            text = f"messages of stages {stages} on GPUs carry no checksum; check ledger follows their buffers"
-            raise CommandError("UNSUPPORTED", text)
         if on and verb.check == "shadow" and self._health.blocked:
             raise CommandError("BUSY", f"{self._health.text}; the reference needs all stages")
         gpus = self._stages.on_gpus
@@ -161,7 +158,7 @@ class Checks:
 
     def _is_on(self, check: str) -> bool:
         if check == "checksum":
-            return not self._flags & Check.NO_CHECKSUM and not self._stages.on_gpus
+            return not self._flags & Check.NO_CHECKSUM
         return bool(self._flags & FLAGS[check])
 
     def retired(self, number: int) -> None:

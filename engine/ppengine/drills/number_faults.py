@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from ppengine.drills.fault_points import Fault, Go, StageParts
@@ -45,8 +46,9 @@ def overwrite_received(fault: Fault, go: Go, *args: Any) -> Any:
 
     Verdict: the hidden states of step n changed on the edge to stage K.
     """
-    hidden = go(*args)
-    hidden.view(-1)[-1] = -hidden.view(-1)[-1] - 1.0
+    hidden, buffers = go(*args), fault.parts.buffers
+    with contextlib.nullcontext() if buffers is None else buffers.compute.use():
+        hidden.view(-1)[-1] = -hidden.view(-1)[-1] - 1.0
     return hidden
 
 

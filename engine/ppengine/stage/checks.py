@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
-from ppengine.stage.checksum import difference
+from ppengine.stage.checksum import Arrival, changed, difference
 from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations
 from ppengine.stage.ledger.ledger import Ledger
@@ -67,9 +67,17 @@ class StageChecks:
         """Compare the hidden states of the newest message with its checksum."""
         finding = difference(self._stage, edge, step, hidden)
         if finding is not None:
-            with self._lock:
-                self._corrupted = finding, step, time.monotonic_ns(), self._generations.current
-                self._corruptions += 1
+            self._corrupt(step, finding)
+
+    def compare_sums(self, arrival: Arrival, sent: int, arrived: int) -> None:
+        """Compare the checksums that devices made of one message, unless an earlier one explains a difference."""
+        if sent != arrived and self.compares_checksums:
+            self._corrupt(arrival.step, changed(self._stage, arrival, sent, arrived))
+
+    def _corrupt(self, step: int, finding: Finding) -> None:
+        with self._lock:
+            self._corrupted = finding, step, time.monotonic_ns(), self._generations.current
+            self._corruptions += 1
 
     @property
     def looks_for_non_finite(self) -> bool:

@@ -1,8 +1,13 @@
-"""The checksum of hidden states: made where they are computed, carried by the message's header, compared before use."""
+"""The checksum of hidden states: made where they are computed, carried by the message, compared before use.
+
+A CPU makes a CRC-32, a device a weighted sum (`ppkernels.weighted_sum`). Each end compares the kind
+that it makes itself.
+"""
 
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +16,27 @@ from ppengine.protocol.reports import Finding
 from ppengine.stage.edge import Edge
 
 _MADE = 1 << 32
-"""Bit of a header's checksum that says that there is one."""
+"""Bit of a header's checksum that says that a CPU has made one."""
+BY_DEVICE = 1 << 63
+"""Bit of a header's checksum that says that a device has made one; without any other, it lies behind the message."""
+_WORD = (1 << 64) - 1
+
+
+class Arrival(NamedTuple):
+    """A message that has come to this stage, and the checksum in its header."""
+
+    peer: int
+    number: int
+    step: int
+    shape: torch.Size
+    size: int
+    """Bytes."""
+    checksum: int
+
+    @classmethod
+    def newest(cls, edge: Edge, step: int, hidden: Tensor) -> Arrival:
+        """Return the newest message of `edge`, which brought `hidden`."""
+        return cls(edge.peer, edge.number, step, hidden.shape, hidden.nbytes, edge.checksum)
 
 
 def checksum(tensor: Tensor) -> int:
@@ -20,22 +45,37 @@ def checksum(tensor: Tensor) -> int:
     return _MADE | zlib.crc32((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy().data)
 
 
+def as_checksum(made: int) -> int:
+    """Return the weighted sum that a device made, an int64, as a header carries it."""
+    return made & _WORD
+
+
 def difference(stage: int, edge: Edge, step: int, hidden: Tensor) -> Finding | None:
     """Return the finding on hidden states that differ from the newest message's checksum; None: they are as sent."""
-    if not edge.checksum or (arrived := checksum(hidden)) == edge.checksum:
+    sent = edge.checksum
+    if not sent or sent & BY_DEVICE or (arrived := checksum(hidden)) == sent:
         return None
-    link = f"stage {edge.peer} -> stage {stage}"
-    rows, width = hidden.shape
+    return changed(stage, Arrival.newest(edge, step, hidden), sent, arrived)
+
+
+def changed(stage: int, arrival: Arrival, sent: int, arrived: int) -> Finding:
+    """Return the finding on a message whose checksum was `sent`, and is `arrived` before use."""
+    link, step = f"stage {arrival.peer} -> stage {stage}", arrival.step
+    rows, width = arrival.shape
     return Finding(
-        stage=edge.peer,
+        stage=arrival.peer,
         cause="corrupted",
         summary=f"edge {link}: the hidden states of m{step} changed on their way",
         since_s=0.0,
         evidence=[
-            f"message {edge.number} (m{step}, {rows} tokens of {width} values, {hidden.nbytes} B): checksum "
-            f"{edge.checksum - _MADE:08x} as sent, {arrived - _MADE:08x} before use",
-            f"it is the first: a buffer of stage {edge.peer} or of stage {stage} was overwritten in flight",
+            f"message {arrival.number} (m{step}, {rows} tokens of {width} values, {arrival.size} B): checksum "
+            f"{_digits(sent)} as sent, {_digits(arrived)} before use",
+            f"it is the first: a buffer of stage {arrival.peer} or of stage {stage} was overwritten in flight",
             f"results from m{step} on are wrong, and so are the cached blocks behind them",
             "try: ppconsole check ledger on",
         ],
     )
+
+
+def _digits(value: int) -> str:
+    return f"{value - BY_DEVICE:016x}" if value & BY_DEVICE else f"{value - _MADE:08x}"

@@ -7,8 +7,9 @@ has no core, so that time of the main thread is left out of it.
 A host may take cores from its guests without a trace in those times, so the switches count, too: a
 thread that waits for the GIL gives up its core at once, and again every 5 ms.
 
-A sleep begins while the GIL is free, so a short one finds less than half of the holds. Sleeps of many
-lengths find all. They count while the main thread always has a core; while it has not, short ones do.
+A sleep begins while the GIL is free, so a short one finds less than half of the holds, for which the
+agent makes up. Sleeps of many lengths find all. They count while the main thread always has a core;
+while it has not, short ones do.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class GilProbe:
         held_ns = late_ns - main_late_ns
         ring = self._ring
         ring.count(Word.GIL_PROBES, 1)
+        ring.count(Word.GIL_SLEEP_NS, ms * 1_000_000)
         if late_ns >= _TURN_NS and switches >= _TURN_SWITCHES:
             ring.count(Word.GIL_TURNS, 1)
         if held_ns >= _LONG_NS and switches >= _LONG_SWITCHES:

@@ -64,7 +64,9 @@ class CudaHardware(Hardware):
         torch.mm(*torch.ones(2, 16, 16, device=self.device, dtype=torch.bfloat16))  # cuBLAS and its workspace
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
-        share = card.total // sum(other % cards == index for other in range(config.stages))
+        # On several nodes Ray gives each stage a card of its own, the only one that it sees.
+        alone = config.cluster is not None
+        share = card.total // (1 if alone else sum(other % cards == index for other in range(config.stages)))
         mib = config.profile.memory.device_mib
         self.total = share if mib is None else min(mib * _MIB, share)
 
@@ -130,7 +132,9 @@ class CudaHardware(Hardware):
                 buffers.capture(progress)
         torch.cuda.synchronize(self.device)
         self._account.close("graphs", self._card.read(cache.mapped_bytes))
-        ends = CudaEnds(self.driver, buffers) if config.profile.parallel.peer_to_peer else None
+        # The memory of a card on another node cannot be opened.
+        reaches = config.profile.parallel.peer_to_peer and config.cluster is None
+        ends = CudaEnds(self.driver, buffers) if reaches else None
         return CudaResources(model, cache, swap, buffers, ends)
 
 
@@ -162,7 +166,7 @@ class CudaResources(RunnerResources):
 
     @override
     def sender(self, edge: Edge, ring: Recorder) -> StagedSender:
-        return StagedSender(edge, ring, self._buffers.compute, self._buffers.copies)
+        return StagedSender(edge, ring, self._buffers.compute, self._buffers.copies, self._buffers.sums)
 
     @override
     def token_sender(self, edge: Edge, ring: Recorder) -> StagedTokenSender:

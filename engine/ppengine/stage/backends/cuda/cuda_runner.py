@@ -102,7 +102,7 @@ class CudaRunner(Runner):
         ids: Ints = np.zeros(count, np.int64) if self._receiver is not None else self._input_ids(plan)
         if graphs is not None:
             graphs.load(plan, ids)
-        self._receive(number, count)
+        self._receive(number, count, pending)
         buffers.compute.declare("layers", *self._touched(plan))
         self._launch(number, plan, ids, graphs, pending)
         if self._receiver is None and self._tokens is not None and len(plan.sampled):
@@ -136,6 +136,7 @@ class CudaRunner(Runner):
         pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
+            self._sender.checksum = self.buffers.sums.make(out) if self._checks.checksum else 0
             self._sender.send(number, out, pending)
 
     def _input_ids(self, plan: Plan) -> Ints:
@@ -147,7 +148,7 @@ class CudaRunner(Runner):
             on_device = self._tokens.tokens(on_device)
         return self._state.input_ids(plan, on_device)
 
-    def _receive(self, number: int, count: int) -> None:
+    def _receive(self, number: int, count: int, pending: Pending) -> None:
         """Let compute wait for the input that others give this step: hidden states [count, H], or sampled tokens.
 
         Strict order waits for a device's message with the first work on it: a stage that waits for
@@ -155,7 +156,10 @@ class CudaRunner(Runner):
         """
         if self._receiver is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._receiver.edge.peer, count):
-                self._receiver.take(number)
+                hidden = self._receiver.take(number)
+            if self._checks.compares_checksums:
+                edge, source = self._receiver.edge, self.buffers.input_buffer
+                self.buffers.sums.compare(edge, number, hidden, source, self._checks, pending)
         elif self._tokens is not None:
             self._tokens.arrive()
 

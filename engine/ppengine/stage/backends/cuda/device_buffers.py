@@ -21,7 +21,8 @@ from ppengine.stage.backends.cuda.copy_lanes import make_lanes
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
 from ppengine.stage.backends.cuda.host_copies import HostCopies
-from ppengine.stage.backends.cuda.peer_memory import SharedMemory
+from ppengine.stage.backends.cuda.message_sums import MessageSums
+from ppengine.stage.backends.cuda.peer_memory import SharedMemory, message_slot_bytes
 from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
 from ppengine.stage.backends.cuda.stream_progress import DeviceProgress
 from ppengine.stage.backends.cuda.streams import Event, Stream
@@ -47,9 +48,9 @@ class Landing:
     def __init__(self, driver: Driver, uuid: str, compute: Stream, tokens: int, width: int, dtype: torch.dtype) -> None:
         self.incoming = torch.zeros(tokens, width, dtype=dtype, device=driver.device)
         size = self.incoming.nbytes
-        self.memory = SharedMemory(driver, uuid, size, LANDING_SLOTS)
+        self.memory = SharedMemory(driver, uuid, message_slot_bytes(size), LANDING_SLOTS)
         self.slots: list[Tensor] = [
-            self.memory.slot(turn).view(dtype).view(tokens, width) for turn in range(LANDING_SLOTS)
+            self.memory.slot(turn)[:size].view(dtype).view(tokens, width) for turn in range(LANDING_SLOTS)
         ]
         self.read: list[Event | None] = [None] * LANDING_SLOTS
         """By slot: the end of its newest read, if this host filled it."""
@@ -88,6 +89,7 @@ class DeviceBuffers:
         lanes = make_lanes(cache, swap, driver, compute, blocks=self.kv_blocks)
         self.mover = BlockMover(compute, lanes)
         self.copies = HostCopies(order.ledger)
+        self.sums = MessageSums(compute, device)
         self.progress = DeviceProgress(page, driver)
         for stream in (compute, self.upload, lanes[MoveKind.OUT].stream, lanes[MoveKind.IN].stream):
             self.progress.follow(stream)
@@ -116,6 +118,7 @@ class DeviceBuffers:
         self._blocks = -(-config.max_model_len // cache.shape.block_size), cache.shape.block_size
         self._vocabulary, self._dtype = model.spec.vocab_size, cache.shape.dtype
         self._latest_elsewhere = model.last and not model.first
+        self._in_pipeline, self._width = not (model.first and model.last), model.boundary_size
 
     @property
     def incoming(self) -> Tensor | None:
@@ -132,7 +135,9 @@ class DeviceBuffers:
         self.graphs = [decodes, chunks]
 
     def warm_up(self) -> None:
-        """Compile the sampling kernels, before the first request would wait for them."""
+        """Compile the kernels beside the layers, before the first request would wait for them."""
+        if self._in_pipeline:
+            self.sums.warm_up(torch.zeros(1, self._width, dtype=self._dtype, device=self.device))
         if self.sampling is None:
             return
         with self.compute.use():

@@ -1,7 +1,7 @@
 """The ends of an edge whose hidden states go from card to card: the sender's device writes into the receiver's memory.
 
 No host waits for a device: each end launches on its compute stream and goes on. The sender copies a
-message into its slot, then writes FILLED. The receiver waits for FILLED, takes the message out,
+message and its checksum into a slot, then writes FILLED. The receiver waits for FILLED, takes the message out,
 then writes READ, for which the sender waits before it takes the slot again.
 
 A wait is launched only for work that the other side has launched already, as the header on the wire
@@ -20,7 +20,8 @@ from typing_extensions import override
 
 from ppengine.common.ring import Kind
 from ppengine.stage.backends.cuda.device_buffers import Landing
-from ppengine.stage.backends.cuda.peer_memory import OpenedMemory
+from ppengine.stage.backends.cuda.message_sums import MessageSums
+from ppengine.stage.backends.cuda.peer_memory import SUM_BYTES, OpenedMemory
 from ppengine.stage.backends.cuda.signals import Signals
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.edge import Edge
@@ -40,11 +41,19 @@ class DeviceReceiver:
     """Receives hidden states into `Landing.incoming`."""
 
     def __init__(
-        self, edge: Edge, offer: Offer, signals: Signals, driver: Driver, compute: Stream, landing: Landing
+        self,
+        edge: Edge,
+        offer: Offer,
+        signals: Signals,
+        driver: Driver,
+        compute: Stream,
+        landing: Landing,
+        sums: MessageSums,
     ) -> None:
         self.edge, self.offer = edge, offer
         self._signals, self._driver, self._stream = signals, driver, compute
         self._slots, self._into, self._incoming = landing.memory.address, landing.incoming, landing.buffer
+        self._sums = sums
         self._slot_buffers = _forgotten(landing.slot_buffers)
         self._expected = ExpectedSteps()
 
@@ -61,6 +70,8 @@ class DeviceReceiver:
         self._signals.wait(Flag.FILLED, number)
         self._stream.declare("receive", (slot,), (self._incoming,))
         self._driver.copy(view.data_ptr(), source, view.nbytes, self._stream.handle)
+        if self.edge.checksum:
+            self._driver.to_host(self._sums.behind, source + _sum_at(self.offer), SUM_BYTES, self._stream.handle)
         self._signals.write(Flag.READ, number)
         return view
 
@@ -93,7 +104,7 @@ class StreamSender(RecordedSender):
         self._signals, self._memory = signals, memory
 
     def _announce(self, step: int, tensor: Tensor) -> None:
-        sending = self.edge.announce(tensor, step)
+        sending = self.edge.announce(tensor, step, self.checksum)
         if sending.rest:
             with self._ring.operation(Kind.ROOM, step, self.edge.peer, tensor.nbytes):
                 self.edge.finish(sending)
@@ -120,10 +131,17 @@ class DeviceSender(StreamSender):
     """Sends hidden states into the next stage's slots."""
 
     def __init__(
-        self, edge: Edge, signals: Signals, memory: OpenedMemory, ring: Recorder, driver: Driver, compute: Stream
+        self,
+        edge: Edge,
+        signals: Signals,
+        memory: OpenedMemory,
+        ring: Recorder,
+        driver: Driver,
+        compute: Stream,
+        sums: MessageSums,
     ) -> None:
         super().__init__(edge, signals, memory, ring)
-        self._driver, self._stream = driver, compute
+        self._driver, self._stream, self._made = driver, compute, sums.made
         names = (f"slot {slot} of stage {edge.peer}" for slot in range(memory.offer.slots))
         self._slots = _forgotten([compute.buffer(name, memory.offer.slot_bytes) for name in names])
 
@@ -139,16 +157,23 @@ class DeviceSender(StreamSender):
     def put(self, step: int, tensor: Tensor) -> None:
         """Launch the sending of a contiguous tensor, which must stay as it is until the stream has passed."""
         offer, number = self._memory.offer, self.edge.number + 1
-        if tensor.nbytes > offer.slot_bytes:
-            raise ValueError(f"a message of {tensor.nbytes} bytes, the next stage takes {offer.slot_bytes} at most")
+        if tensor.nbytes > (most := _sum_at(offer)):
+            raise ValueError(f"a message of {tensor.nbytes} bytes, the next stage takes {most} at most")
         self.edge.wire.check_sendable()
         self._signals.wait(Flag.READ, offer.before(number))
         slot, target = self._slots[number % offer.slots], self._memory.address + offer.offset(number)
         self._stream.declare("send", writes=(slot,))
         self._driver.copy(target, tensor.data_ptr(), tensor.nbytes, self._stream.handle)
+        if self.checksum:
+            self._driver.copy(target + _sum_at(offer), self._made.data_ptr(), SUM_BYTES, self._stream.handle)
         self._signals.write(Flag.FILLED, number)
         self._signals.peer_does(number, f"receive of m{step}", number, reads=(slot,))
         self._announce(step, tensor)
+
+
+def _sum_at(offer: Offer) -> int:
+    """Return where the checksum is in a slot: at its end, behind the longest message."""
+    return offer.slot_bytes - SUM_BYTES
 
 
 def _forgotten(slots: list[Buffer]) -> list[Buffer]:

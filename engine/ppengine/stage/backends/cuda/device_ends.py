@@ -30,7 +30,8 @@ class CudaEnds:
         compute, landing = self._buffers.compute, self._buffers.landing
         assert landing is not None
         offer = landing.memory.offer
-        return DeviceReceiver(edge, offer, self._signals(flags, edge, create=True), self._driver, compute, landing)
+        signals, sums = self._signals(flags, edge, create=True), self._buffers.sums
+        return DeviceReceiver(edge, offer, signals, self._driver, compute, landing, sums)
 
     def tokens(self, edge: Edge, flags: Path, ring: Recorder) -> DeviceTokenTable:
         """Return the first stage's end for sampled tokens; its `offer` is for the last stage."""
@@ -42,7 +43,7 @@ class CudaEnds:
     def sender(self, edge: Edge, flags: Path, ring: Recorder, offer: Offer) -> DeviceSender:
         """Return the sending end for hidden states."""
         memory, signals = self._open(flags, edge, offer)
-        return DeviceSender(edge, signals, memory, ring, self._driver, self._buffers.compute)
+        return DeviceSender(edge, signals, memory, ring, self._driver, self._buffers.compute, self._buffers.sums)
 
     def token_sender(self, edge: Edge, flags: Path, ring: Recorder, offer: Offer) -> DeviceTokenSender:
         """Return the last stage's end for sampled tokens."""

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 _PIECE = 2 * 2**20
 """Smaller allocations may lie in one piece of memory with others, which would be opened with them."""
+_ALIGNMENT = 256
+"""Slots begin at multiples of it, as allocations do: copies of aligned memory are faster."""
+SUM_BYTES = 8
+"""Size of the checksum at the end of a message's slot."""
+
+
+def message_slot_bytes(size: int) -> int:
+    """Return the size of a slot for a message of at most `size` bytes and its checksum."""
+    return -(-(size + SUM_BYTES) // _ALIGNMENT) * _ALIGNMENT
 
 
 class SharedMemory:

@@ -11,7 +11,9 @@ from typing_extensions import override
 
 from ppengine.stage.backends.cuda.device_buffers import LANDING_SLOTS, DeviceBuffers, Landing
 from ppengine.stage.backends.cuda.host_copies import HostCopies
+from ppengine.stage.backends.cuda.message_sums import MessageSums
 from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.checksum import as_checksum
 from ppengine.stage.edge import Edge
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.recorder import Recorder
@@ -55,16 +57,22 @@ class StagedReceiver(WireReceiver):
 class StagedSender(WireSender):
     """Sends hidden states once they are in host memory."""
 
-    def __init__(self, edge: Edge, ring: Recorder, compute: Stream, copies: HostCopies) -> None:
+    def __init__(self, edge: Edge, ring: Recorder, compute: Stream, copies: HostCopies, sums: MessageSums) -> None:
         super().__init__(edge, ring, compute.order.ledger)
-        self._compute, self._copies = compute, copies
+        self._compute, self._copies, self._made = compute, copies, sums.made
 
     @override
     def send(self, step: int, hidden: Tensor, pending: Pending) -> None:
+        parts = (hidden, self._made) if self.checksum else (hidden,)
         with self._compute.use():
-            hosts = self._copies.launch(self._compute, hidden)
+            hosts = self._copies.launch(self._compute, *parts)
         pending.until(self._compute.record("copied out"))
-        pending.finally_do(lambda: self._record_put(step, *self._copies.read(hosts)))
+        # The sum is not declared: it comes in the same copies, and a missing wait is one finding.
+        pending.finally_do(lambda: self._send_copies(step, *self._copies.read(hosts[:1]), *hosts[1:]))
+
+    def _send_copies(self, step: int, hidden: Tensor, made: Tensor | None = None) -> None:
+        self.checksum = 0 if made is None else as_checksum(int(made))
+        self._record_put(step, hidden)
 
 
 class StagedTokenSender(WireSender):
