@@ -12,9 +12,10 @@ from forks import fork
 from ppengine.common import lifeline
 from ppengine.common.child_process import Child
 from ppengine.stage.edge import Edge
+from ppengine.stage.edge_addresses import FolderBook
+from ppengine.stage.meeting import meet
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.transport import WireSender
-from ppengine.stage.wire import meet
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 TOKENS = (1, 7, 64, 33, 64)
@@ -67,7 +68,9 @@ def upstream(folder: Path, mode: str) -> None:
     """Play stage 0: send hidden states, or sampled tokens, until told to die by closing the edge."""
     torch.set_num_threads(1)
     main = make_ring(folder, "main")
-    edge = Edge(meet(folder, "e0", True, 1, lambda: False), upstream=True, ring=make_ring(folder, "send"))
+    edge = Edge(
+        meet(FolderBook(folder, 1), "e0", True, 1, lambda: False), upstream=True, ring=make_ring(folder, "send")
+    )
     sender = WireSender(edge, main)
     if mode == "hidden":
         step = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -13,14 +12,16 @@ import pytest
 import torch
 from ppengine.common.ring import Gauge, Kind, RingReader, shape_text
 from ppengine.stage.edge import Edge
+from ppengine.stage.edge_addresses import FolderBook
+from ppengine.stage.meeting import meet
 from ppengine.stage.token_return import HostTokenTable
-from ppengine.stage.transport import MAX_UNDELIVERED, WireReceiver
-from ppengine.stage.wire import PeerLostError, SupersededError, Wire, meet
+from ppengine.stage.transport import MAX_UNDELIVERED, WireReceiver, WireSender
+from ppengine.stage.wire import PeerLostError, SupersededError, Wire
 from stage_helpers import BIG, DTYPES, RETURNS, TOKENS, WIDTH, hidden_states, make_ring, start_upstream, until
 
 
 def edge_to(folder: Path) -> Edge:
-    return Edge(meet(folder, "e0", False, 0, lambda: False), False, make_ring(folder, "receive"))
+    return Edge(meet(FolderBook(folder, 1), "e0", False, 0, lambda: False), False, make_ring(folder, "receive"))
 
 
 def assert_both_sides_agree(sent: RingReader, received: RingReader, count: int) -> None:
@@ -121,11 +122,31 @@ def test_what_was_not_due_is_refused(
         process.close()
 
 
+def test_a_message_is_under_way_from_its_hand_over(tmp_path: Path) -> None:
+    """One that waits for the send thread is recorded as of the moment at which the step loop is done with it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = Wire(socket.create_connection(listener.getsockname()), 1, lambda: False)
+        answered, _ = listener.accept()
+    sender = WireSender(Edge(wire, True, make_ring(tmp_path, "send")), make_ring(tmp_path, "main"))
+    deliver, over = sender._deliver, threading.Event()
+    sender._deliver = lambda parcel: (over.wait(), deliver(parcel))  # type: ignore[method-assign,assignment]
+    sender._count(1)  # As if another one were on the thread.
+    sender.put(1, torch.zeros(4, dtype=torch.int64))
+    handed_ns = time.monotonic_ns()
+    over.set()
+    ring = RingReader(tmp_path / "send.ring")
+    until(lambda: bool(ring.latest(1)), "the message is sent")
+    (record,) = ring.latest(1)
+    assert record.enqueued_ns <= handed_ns < record.returned_ns
+    sender.close()
+    answered.close()
+
+
 def test_a_wait_is_left_when_told_so(tmp_path: Path) -> None:
     process = start_upstream(tmp_path, "silent")
     told = threading.Event()
     try:
-        edge = Edge(meet(tmp_path, "e0", False, 0, told.is_set), False)
+        edge = Edge(meet(FolderBook(tmp_path, 1), "e0", False, 0, told.is_set), False)
         threading.Timer(0.2, told.set).start()
         with pytest.raises(SupersededError):
             edge.receive(torch.zeros(4), 1)
@@ -138,20 +159,24 @@ def test_a_wait_is_left_when_told_so(tmp_path: Path) -> None:
 def test_a_rendezvous_is_left_when_told_so(tmp_path: Path) -> None:
     for upstream in (True, False):
         with pytest.raises(SupersededError):
-            meet(tmp_path, "e0", upstream, 0, lambda: True)
+            meet(FolderBook(tmp_path, 1), "e0", upstream, 0, lambda: True)
     assert not list(tmp_path.iterdir())
 
 
 def test_who_does_not_know_the_key_is_turned_away(tmp_path: Path) -> None:
     answered: list[Wire] = []
-    thread = threading.Thread(target=lambda: answered.append(meet(tmp_path, "e0", False, 0, lambda: False)))
+    thread = threading.Thread(
+        target=lambda: answered.append(meet(FolderBook(tmp_path, 1), "e0", False, 0, lambda: False))
+    )
     thread.start()
-    path = tmp_path / "e0.edge"
+    path = tmp_path / "g1-e0.edge"
     until(path.exists, "the address")
     assert path.stat().st_mode & 0o777 == 0o600
-    port = json.loads(path.read_text())["port"]
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(b"0" * 32)
+    address = FolderBook(tmp_path, 1).find("e0")
+    assert address is not None
+    with socket.create_connection((address.host, address.port)) as stranger:
+        assert len(stranger.recv(64)) == 32, "its nonce"
+        stranger.sendall(b"0" * 64)
         assert stranger.recv(1) == b""
     assert not answered
     process = start_upstream(tmp_path, "silent")

@@ -19,10 +19,14 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import lifeline, logs
 from ppengine.common.child_process import CRASHED
+from ppengine.common.cluster import node_accepts
 from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.curve import NODES
 from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.one_line import one_line
+from ppengine.common.refusal_log import RefusalLog
 from ppengine.common.sockets import NOBLOCK, Bindings, readable
+from ppengine.common.zap import ZapHandler
 from ppengine.core.engine import Engine
 from ppengine.core.journal import Journal
 from ppengine.core.journal_state import restore
@@ -38,7 +42,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.steps import FromStage, NewGeneration, Shutdown
+from ppengine.protocol.steps import EdgeAddress, FromStage, NewGeneration, Shutdown
 
 log = logging.getLogger("ppengine.core")
 
@@ -72,6 +76,10 @@ class Loop:
         self._bindings = Bindings()
         for socket, name in ((self._render, "render"), (self._steps, "steps"), (self._front, "front")):
             self._bindings.bind(socket, config.endpoint(name))
+        if config.cluster is not None:
+            accepts = {NODES: node_accepts(Path(config.run_dir))}
+            self._zap = ZapHandler(context, accepts, RefusalLog(log))
+            config.listen_for_nodes(self._steps, "steps")
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
         self._clock = time.monotonic
@@ -139,7 +147,7 @@ class Loop:
     def _turn(self) -> None:
         """Let the engine take a turn, write it to the journal, and only then let it be seen outside."""
         engine = self.engine
-        if self._later and (engine.health.down or not engine.health.follows):
+        if self._later and (self._hopeless or not engine.health.follows):
             later, self._later = self._later, []
             for client, message in later:
                 self._on_front(client, message)
@@ -203,9 +211,14 @@ class Loop:
                 self.engine.event("protocol.error", f"on front: {error}")
         return True
 
+    @property
+    def _hopeless(self) -> bool:
+        """Whether messages that wait for a serving engine are refused instead."""
+        return bool(self.engine.health.down or self.engine.health.gave_up)
+
     def _on_front(self, client: bytes, message: object) -> None:
         engine = self.engine
-        waits = engine.health.follows and not engine.health.down and len(self._later) < LATER_MOST
+        waits = engine.health.follows and not self._hopeless and len(self._later) < LATER_MOST
         if waits and isinstance(message, _WAITING):
             self._later.append((client, message))
             return
@@ -247,7 +260,7 @@ class Loop:
     def _send_renderer(self, name: bytes, payload: bytes) -> None:
         self._render.send_multipart([name, payload], NOBLOCK)
 
-    def _notify_stage(self, place: Place, message: NewGeneration | Shutdown) -> None:
+    def _notify_stage(self, place: Place, message: NewGeneration | EdgeAddress | Shutdown) -> None:
         """Send `message` to the step loop, and to the control thread in case the step loop is stuck."""
         for thread in ("s", "c"):
             self._steps.send_multipart([_identity(thread, place), encode(message)], NOBLOCK)

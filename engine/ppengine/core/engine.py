@@ -28,6 +28,7 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.live_state import LiveState
 from ppengine.core.many_requests import ManyRequests
+from ppengine.core.meeting_points import MeetingPoints
 from ppengine.core.memory_controller import MemoryController
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
@@ -50,6 +51,8 @@ from ppengine.protocol.reports import ProcessReport, Recall, Recalled
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import (
     Drained,
+    EdgeAddress,
+    EdgeSought,
     LedgerPicture,
     Mapped,
     NewGeneration,
@@ -80,7 +83,7 @@ class Engine:
         send_shadow: Callable[[bytes], None],
         send_renderer: Callable[[bytes, bytes], None],
         start_stage: Callable[[Place, int], None],
-        notify_stage: Callable[[Place, NewGeneration], None],
+        notify_stage: Callable[[Place, NewGeneration | EdgeAddress], None],
         note: Callable[[Fact], None],
         store: Journal,
         restored: Restored | None = None,
@@ -97,6 +100,7 @@ class Engine:
         self._publish, self._push = happened, note
         happened, note = self._happened, self._note
         self.event = event = Events(happened)
+        self._meeting_points, self._notify_stage = MeetingPoints(), notify_stage
         self.stages = stages = Stages(config.layers)
         self.health = health = Health(stages)
         self.tracker = tracker = StageTracker(stages, send_step, clock)
@@ -111,7 +115,7 @@ class Engine:
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.recovery = recovery = Recovery(
             config, stages, tracker, health, requests, checks, operations, event, clock,
-            start_stage, notify_stage, note, self.commit, self._serve,
+            start_stage, notify_stage, note, self.commit, self._serve, self._lose_all,
         )  # fmt: skip
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
@@ -151,6 +155,13 @@ class Engine:
                 recovery.on_failed(message)
             case Drained():
                 recovery.on_drained(message)
+            case EdgeAddress():
+                self._meeting_points.take(message)
+                return False
+            case EdgeSought():
+                if (address := self._meeting_points.find(message)) is not None:
+                    self._notify_stage(Place(message.stage, message.rank), address)
+                return False
             case StageFindings() | LedgerPicture():
                 if message.generation == recovery.generation:
                     self.checks.take(message)
@@ -247,6 +258,12 @@ class Engine:
         self.checks.resume(known.checks, known.shadow)
         self._state.before = None
         return serving
+
+    def _lose_all(self, why: str) -> int:
+        """End every request as lost, also those of a core before this one that wait for the stages."""
+        if self._successor is not None:
+            return self._successor.lose_all(why, self.operations)
+        return self.requests.lose_all(why)
 
     def commit(self) -> None:
         """Write the journal: what happened in this turn may be seen outside from now on."""

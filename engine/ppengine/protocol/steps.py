@@ -181,6 +181,8 @@ class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=Tru
     text: str
     generation: int = 1
     """Newest generation that the stage knows; the core announces a newer one."""
+    phase: str = "start"
+    """Name of the ring's phase."""
 
 
 class StageFailed(msgspec.Struct, tag="stage-failed", array_like=True, kw_only=True):
@@ -208,6 +210,26 @@ class Drained(msgspec.Struct, tag="drained", array_like=True):
     generation: int
     stage: int
     rank: int
+
+
+class EdgeAddress(msgspec.Struct, tag="edge-address", array_like=True):
+    """Address of an edge's receiver in a generation: to the core, and from there to the edge's sender."""
+
+    generation: int
+    name: str
+    host: str
+    port: int
+    key: bytes
+    """Secret of this edge and generation: both ends prove that they have it."""
+
+
+class EdgeSought(msgspec.Struct, tag="edge-sought", array_like=True):
+    """Question for the address of edge `name`, sent again until the core answers with `EdgeAddress`."""
+
+    generation: int
+    stage: int
+    rank: int
+    name: str
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
@@ -278,7 +300,7 @@ class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only
     difference: Finding | None = None
 
 
-ToStage = Step | NewGeneration | Shutdown | ControlPing
+ToStage = Step | NewGeneration | Shutdown | ControlPing | EdgeAddress
 FromStage = (
     Retired
     | Mapped
@@ -286,6 +308,8 @@ FromStage = (
     | StageProgress
     | StageFailed
     | Drained
+    | EdgeAddress
+    | EdgeSought
     | ControlPong
     | StageFindings
     | LedgerPicture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from ppengine.stage.backends.selection import open_hardware, resolve_dtype
 from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.connect import Connector
+from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.profile_run import largest_batches
 from ppengine.stage.recorder import Recorder, Rings
 from ppengine.stage.runner import Runner, RunnerParts
@@ -92,12 +92,18 @@ class Boot:
         self._report(f"stage {self._stage}: {done}/{total} graphs")
 
     def connect(
-        self, loaded: Loaded, generation: int, left: Callable[[], bool], meanwhile: Callable[[], bool]
+        self,
+        loaded: Loaded,
+        generation: int,
+        book: AddressBook,
+        left: Callable[[], bool],
+        meanwhile: Callable[[], bool],
     ) -> Runner:
         """Return a runner that knows no request, with edges to the neighbours of `generation`.
 
-        `meanwhile` is called while a launched step waits for a message. Raises SupersededError when
-        `left()` is true before all neighbours are there, PeerLostError when one goes before that.
+        `book` has their addresses. `meanwhile` is called while a launched step waits for a message.
+        Raises SupersededError when `left()` is true before all neighbours are there, PeerLostError
+        when one goes before that.
         """
         if self._config.stages > 1:
             self._report(f"stage {self._stage}: waits for its neighbours")
@@ -105,7 +111,7 @@ class Boot:
         ends = Connector(
             config=self._config,
             stage=self._stage,
-            generation=generation,
+            book=book,
             resources=resources,
             rings=self._rings,
             left=left,
@@ -227,7 +233,7 @@ class Boot:
             rank=self._rank,
             generation=self._generation,
             pid=os.getpid(),
-            host=socket.gethostname(),
+            host=self._config.node_name,
             layers=list(self._config.layers[self._stage]),
             device_kind=self._hardware.kind,
             device_name=self._hardware.name,

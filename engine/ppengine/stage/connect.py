@@ -22,9 +22,10 @@ from ppengine.stage.backends.base import (
 )
 from ppengine.stage.backends.hardware import DeviceEnds, RunnerResources
 from ppengine.stage.edge import Edge
+from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose
+from ppengine.stage.meeting import meet
 from ppengine.stage.recorder import Rings
-from ppengine.stage.wire import meet
 
 log = logging.getLogger("ppengine.stage")
 _Receiving = TypeVar("_Receiving", OfferedReceiver, OfferedTokens)
@@ -41,7 +42,7 @@ class Connector:
 
     config: EngineConfig
     stage: int
-    generation: int
+    book: AddressBook
     resources: RunnerResources
     rings: Rings
     left: Callable[[], bool]
@@ -128,7 +129,7 @@ class Connector:
 
     def _edge(self, name: str, upstream: bool, peer: int, made: contextlib.ExitStack) -> Edge:
         with self.rings.main.operation(Kind.COLLECTIVE, peer=peer):
-            wire = meet(Path(self.config.run_dir), f"g{self.generation}-{name}", upstream, peer, self.left)
+            wire = meet(self.book, name, upstream, peer, self.left)
             ring, meanwhile = (self.rings.send, None) if upstream else (self.rings.receive, self.meanwhile)
             edge = Edge(wire, upstream, ring, meanwhile)
         made.callback(edge.close)

@@ -59,7 +59,7 @@ class ControlThread(threading.Thread):
         socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.connect(self._config.endpoint("steps"))
+        self._config.connect(socket, "steps")
         codec, probe = Codec(ToStage), GilProbe(ring)
         deadline: float | None = None
         try:

@@ -8,22 +8,23 @@ from typing import Any
 import msgspec
 import zmq
 
+from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.steps import NewGeneration, Shutdown, Step, ToStage
+from ppengine.protocol.steps import EdgeAddress, NewGeneration, Shutdown, Step, ToStage
 from ppengine.stage.generations import Generations
 
 _LINGER_MS = 1000
 RECONNECT_MS = 20
 
 
-def open_socket(context: zmq.Context[Any], endpoint: str, stage: int, rank: int) -> zmq.Socket[bytes]:
-    """Return the socket of stage and rank, connected to the core's `endpoint`."""
+def open_socket(context: zmq.Context[Any], config: EngineConfig, stage: int, rank: int) -> zmq.Socket[bytes]:
+    """Return the socket of stage and rank, connected to the core."""
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, f"s{stage}.{rank}".encode())
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     # A core that is restarted binds again; zmq would try after 100 ms.
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.connect(endpoint)
+    config.connect(socket, "steps")
     return socket
 
 
@@ -36,6 +37,8 @@ class CoreLink:
         self._stop = stop
         self._codec = Codec(ToStage)
         self._shutdown = False
+        self.edges: dict[str, EdgeAddress] = {}
+        """Addresses of edges by name, as far as this stage has asked."""
 
     @property
     def leaving(self) -> bool:
@@ -54,6 +57,8 @@ class CoreLink:
             message = self._codec.decode(self._socket.recv())
             if isinstance(message, Step) and message.generation == self._generations.current:
                 steps.append(message)
+            elif isinstance(message, EdgeAddress):
+                self.edges[message.name] = message
             elif isinstance(message, Shutdown):
                 self._shutdown = True
             elif isinstance(message, NewGeneration):

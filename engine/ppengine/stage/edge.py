@@ -65,17 +65,22 @@ class Edge:
         """Record of the message that is not done; one goes after the other."""
         self.meanwhile = meanwhile
 
-    def send(self, tensor: Tensor, step: int = 0, checksum: int = 0) -> Sending:
-        """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent."""
-        return self._push(tensor, step, checksum, _WITH_BODY, _bytes_of(tensor))
+    def send(self, tensor: Tensor, step: int = 0, checksum: int = 0, since_ns: int = 0) -> Sending:
+        """Send as much of a contiguous tensor as there is room for; it must stay unchanged until all is sent.
 
-    def announce(self, tensor: Tensor, step: int = 0) -> Sending:
+        `since_ns`: when it was handed over; 0: just now.
+        """
+        return self._push(tensor, step, checksum, _WITH_BODY, since_ns, _bytes_of(tensor))
+
+    def announce(self, tensor: Tensor, step: int = 0, checksum: int = 0) -> Sending:
         """Send the header of a message whose bytes a device carries, as far as there is room."""
-        return self._push(tensor, step, 0, _BY_DEVICE)
+        return self._push(tensor, step, checksum, _BY_DEVICE, 0)
 
-    def _push(self, tensor: Tensor, step: int, checksum: int, constant: int, *body: memoryview) -> Sending:
+    def _push(
+        self, tensor: Tensor, step: int, checksum: int, constant: int, since_ns: int, *body: memoryview
+    ) -> Sending:
         self.wire.check_sendable()
-        begun_ns, code = monotonic_ns(), self._count(tensor)
+        begun_ns, code = since_ns or monotonic_ns(), self._count(tensor)
         header = _HEADER.pack(self.number, step, tensor.nbytes, checksum, code, constant)
         rest = self.wire.push([memoryview(header), *body])
         if self._ring is None:

@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from queue import Empty, SimpleQueue
+from time import monotonic_ns
 from typing import NamedTuple
 
 import torch
@@ -126,6 +127,8 @@ class _Parcel(NamedTuple):
     step: int
     tensor: Tensor
     checksum: int
+    since_ns: int
+    """When the step loop has handed it over."""
     sending: Sending | None
     mark: Mark | None
     delivered: threading.Event | None
@@ -180,7 +183,9 @@ class WireSender(WireEnd, RecordedSender):
                 self._permits.put(None)
                 return
         self._hand_over(
-            _Parcel(step, tensor, self.checksum, sending, mark, threading.Event() if ledger.strict else None)
+            _Parcel(
+                step, tensor, self.checksum, monotonic_ns(), sending, mark, threading.Event() if ledger.strict else None
+            )
         )
 
     def _permit(self, step: int, tensor: Tensor) -> Mark | None:
@@ -235,7 +240,8 @@ class WireSender(WireEnd, RecordedSender):
 
     def _deliver(self, parcel: _Parcel) -> None:
         try:
-            self.edge.finish(parcel.sending or self.edge.send(parcel.tensor, parcel.step, parcel.checksum))
+            sending = parcel.sending
+            self.edge.finish(sending or self.edge.send(parcel.tensor, parcel.step, parcel.checksum, parcel.since_ns))
         except PeerLostError as error:
             # For the step loop, which alone talks to the core. Without its frames: they hold the edge open.
             self.error = error.with_traceback(None)

@@ -1,4 +1,4 @@
-"""A connection to one neighbour: bytes over a TCP socket of this host, without a thread.
+"""A connection to one neighbour: bytes over a TCP socket, without a thread.
 
 Sent bytes are in the kernel as far as there is room, so a message that fits costs its sender one
 system call and wakes no thread but its receiver. A wait ends when the peer's process goes, or when
@@ -7,25 +7,16 @@ system call and wakes no thread but its receiver. A wait ends when the peer's pr
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hmac
-import json
-import os
-import secrets
 import select
 import socket
-import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
 
 POLL_MS = 100
-MEET_S = 0.01
-"""Between two looks for the other side of an edge."""
-_HOST = "127.0.0.1"
-_KEY_BYTES = 32
-_WELCOME = b"\x01"
-_GREET_S = 1.0
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
 
 
@@ -127,64 +118,3 @@ class Wire:
         closed = error is None or error.errno in _GONE
         what = "it closed the connection" if closed else f"{error}"
         return PeerLostError(f"lost stage {self.peer}: {what}", self.peer)
-
-
-def meet(folder: Path, name: str, upstream: bool, peer: int, left: Callable[[], bool]) -> Wire:
-    """Return the wire `name` once both of its processes are there; the side that receives listens.
-
-    Its address, and the key that it expects, are in a file of `folder`, which is this user's alone.
-    Raises SupersededError as soon as `left()` is true.
-    """
-    call = _call if upstream else _answer
-    return Wire(call(folder / f"{name}.edge", left), peer, left)
-
-
-def _answer(path: Path, left: Callable[[], bool]) -> socket.socket:
-    key = secrets.token_hex(_KEY_BYTES // 2).encode()
-    with socket.create_server((_HOST, 0), backlog=1) as listener:
-        listener.settimeout(POLL_MS / 1e3)
-        _publish(path, {"port": listener.getsockname()[1], "key": key.decode()})
-        try:
-            while True:
-                if left():
-                    raise SupersededError(path.stem)
-                with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-                    caller = opened.enter_context(listener.accept()[0])
-                    if _knows(caller, key):
-                        opened.pop_all()
-                        return caller
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _call(path: Path, left: Callable[[], bool]) -> socket.socket:
-    while not left():
-        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
-            address = json.loads(path.read_text())
-            caller = socket.create_connection((_HOST, address["port"]), timeout=_GREET_S)
-            opened.enter_context(caller)
-            caller.sendall(address["key"].encode())
-            if caller.recv(1) == _WELCOME:
-                opened.pop_all()
-                return caller
-        time.sleep(MEET_S)
-    raise SupersededError(path.stem)
-
-
-def _knows(caller: socket.socket, key: bytes) -> bool:
-    """Return whether `caller` sends the key in time, and welcome it."""
-    caller.settimeout(_GREET_S)
-    said = caller.recv(_KEY_BYTES, socket.MSG_WAITALL)
-    if not hmac.compare_digest(said, key):
-        return False
-    caller.sendall(_WELCOME)
-    return True
-
-
-def _publish(path: Path, address: dict[str, object]) -> None:
-    """Write the file whole: a reader finds all of it or none."""
-    draft = path.with_suffix(".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(address, file)
-    draft.rename(path)

@@ -30,6 +30,7 @@ from ppengine.stage.build import Boot, Loaded
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.control_thread import ControlThread
 from ppengine.stage.core_link import CoreLink, open_socket
+from ppengine.stage.edge_addresses import AddressBook, CoreBook, FolderBook
 from ppengine.stage.generations import Generations
 from ppengine.stage.recorder import open_rings
 from ppengine.stage.runner import Runner
@@ -57,7 +58,7 @@ class StageWorker:
         self._checks = StageChecks(stage, rank, generations)
         self._checks.ledger.thread("main")
         self._control = ControlThread(context, config, stage, rank, generations, self._ring, self._checks.news)
-        socket = open_socket(context, config.endpoint("steps"), stage, rank)
+        socket = open_socket(context, config, stage, rank)
         self._faults = self._make_faults(context)
         if self._faults is not None:
             socket = self._faults.socket(socket)
@@ -75,6 +76,7 @@ class StageWorker:
         """Boot, serve and leave. Returns the exit code."""
         self._control.start()
         try:
+            self._report(f"stage {self._stage}: started")
             booted = self._boot()
             if booted is None:
                 return 1
@@ -119,7 +121,7 @@ class StageWorker:
         self._ring.phase(Phase.MEET)
         try:
             # The loop exists before any message is waited for.
-            runner = boot.connect(loaded, generation, self._link.over, lambda: loop.meanwhile())
+            runner = boot.connect(loaded, generation, self._book(generation), self._link.over, lambda: loop.meanwhile())
         except SupersededError:
             return
         except PeerLostError as error:
@@ -138,6 +140,12 @@ class StageWorker:
             self._leave(runner, loop, loaded)
             return
         self._lose(0, str(lost), lost.peer)
+
+    def _book(self, generation: int) -> AddressBook:
+        config = self._config
+        if config.cluster is None:
+            return FolderBook(Path(config.run_dir), generation)
+        return CoreBook(self._link, config.address, self._stage, self._rank, generation)
 
     def _leave(self, runner: Runner, loop: StepLoop, loaded: Loaded) -> None:
         if self._link.leaving:
@@ -185,7 +193,10 @@ class StageWorker:
     def _report(self, text: str) -> None:
         self._ring.tick()
         generation = self._generations.newest
-        self._link.send(StageProgress(stage=self._stage, rank=self._rank, text=text, generation=generation))
+        phase = self._ring.phase_name
+        self._link.send(
+            StageProgress(stage=self._stage, rank=self._rank, text=text, generation=generation, phase=phase)
+        )
 
     def _fail(self, text: str) -> None:
         sys.stderr.write(f"error: stage {self._stage}: {text}\n")
