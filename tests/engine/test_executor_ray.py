@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from pathlib import Path
 
 import pytest
 from engines import Engine
 from ppengine.common.config import EngineConfig, ModelConfig, Profile
 from ppengine.supervisor.launch.launcher import ExecutorError
-from ppengine.supervisor.launch.ray_driver import Driver, cause_of_death, why_not
 from ppengine.supervisor.launch.ray_launcher import RayExecutor
+from ppengine.supervisor.launch.ray_session import RaySession, cause_of_death, why_not
 
 
 def test_missing_ray_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +43,7 @@ def test_ray_keeps_its_files_where_its_sockets_have_room(length: int, inside: st
         id="abcdef", name="x", epoch="e", profile=Profile(name="x", model=ModelConfig(path="/m")), model_path="/m",
         model_type="llama", layers=[(0, 1)], max_model_len=8, run_dir=run_dir, ring_dir="/rings", started_wall=0.0,
     )  # fmt: skip
-    with socket.socket() as words:
-        assert Driver(config, words).folder == Path({"run": run_dir, "rings": "/rings"}[inside]) / "ray"
+    assert RaySession(config).folder == Path({"run": run_dir, "rings": "/rings"}[inside]) / "ray"
 
 
 @pytest.mark.ray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import socket
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ppengine.common.cluster import Cluster, be_node, bind
+from ppengine.common.curve import Socket
 from ppengine.protocol.error_text import one_line, shown
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.kinds import check_kind, words_for
@@ -56,6 +59,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Annotated[list[Annotated[int, Meta(ge=1, le=LAYERS_MOST)]], Meta(min_length=1, max_length=256)] | None
     ) = None
     executor: Literal["local", "ray"] = "local"
+    placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
+    """Ray's strategy for the nodes of the stages. STRICT_PACK: all on the engine's host.
+
+    None: STRICT_SPREAD in the cluster at RAY_ADDRESS, STRICT_PACK without one."""
+    listen: str | None = None
+    """`tcp://ADDRESS:PORT` of this host for its stages on other nodes, the first of four ports.
+
+    None: the address on the way to RAY_ADDRESS, and free ports."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the stages. auto: a GPU if there is one and `memory.device_mib` is not set, otherwise the CPU."""
     eager: bool = False
@@ -126,11 +137,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(
                 f"parallel.partition names {len(parallel.partition)} stages, parallel.pipeline is {parallel.pipeline}"
             )
-        if self.console.listen is not None:
+        for key, listen in (("console", self.console.listen), ("parallel", parallel.listen)):
             try:
-                check_listen(self.console.listen)
+                if listen is not None:
+                    check_listen(listen)
             except ValueError as error:
-                raise ValueError(f"console.listen: {error}") from None
+                raise ValueError(f"{key}.listen: {error}") from None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,9 +165,40 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     keeper: tuple[int, int] | None = None
     """Pid and start time of the process that starts another supervisor if this one is killed; None: nothing does."""
 
+    cluster: Cluster | None = None
+    """How other nodes reach the engine; None: all of it is on one host."""
+    node: str = ""
+    """Name of the node that this process runs on; empty: the engine's own host."""
+    address: str = "127.0.0.1"
+    """Address of this node for the edges of its stages."""
+
     def endpoint(self, name: str) -> str:
-        """Return the ipc endpoint of a socket: public `state control bulk`, private `front steps collect report`."""
-        return f"ipc://{self.run_dir}/{name}"
+        """Return the endpoint of a socket on this node, an ipc one on the engine's host.
+
+        Public ones are `state control bulk`, private ones `front steps collect report agent faults`.
+        """
+        return f"ipc://{self.run_dir}/{name}" if self.reaches is None else self.reaches.endpoint(name)
+
+    @property
+    def node_name(self) -> str:
+        """Name of the node that this process runs on."""
+        return self.node or socket.gethostname()
+
+    @property
+    def reaches(self) -> Cluster | None:
+        """The way to the engine's sockets from another node; None on its own host."""
+        return self.cluster if self.node else None
+
+    def connect(self, link: Socket, name: str) -> None:
+        """Connect `link` to the engine. On another node it is a CURVE client. Raises KeyFileError, zmq.ZMQError."""
+        if self.reaches is not None:
+            be_node(link, Path(self.run_dir))
+        link.connect(self.endpoint(name))
+
+    def listen_for_nodes(self, link: Socket, name: str) -> None:
+        """Bind `link` for other nodes too, if there are any. Raises OSError, KeyFileError."""
+        if self.cluster is not None:
+            bind(link, Path(self.run_dir), self.cluster.endpoint(name))
 
     @property
     def listen(self) -> TcpAddress | None:

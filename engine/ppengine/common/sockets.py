@@ -56,6 +56,26 @@ class Bindings:
         return made
 
 
+_PORT_S = 2.0
+"""Seconds to wait for a port that is still in use."""
+
+
+def bind_tcp(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Bind a port that a socket of this process, or of its predecessor, may hold for another moment.
+
+    Raises OSError.
+    """
+    deadline = time.monotonic() + _PORT_S
+    while True:
+        try:
+            socket.bind(endpoint)
+            return
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                raise OSError(f"the port of {endpoint} cannot be used: {os.strerror(error.errno or 0)}") from None
+        time.sleep(0.005)
+
+
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
     # A socket file's mode follows the umask; the 0700 folder guards it as well.
     before = os.umask(0o077)

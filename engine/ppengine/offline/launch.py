@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 import zmq
@@ -29,6 +29,14 @@ class EngineError(RuntimeError):
     """The engine could not start, or cannot go on; one line with the reason."""
 
 
+def run_supervisor(words: list[str], errors: IO[str], line: int) -> subprocess.Popen[str]:
+    """Start `python -m` with these words; it inherits `line`, its lifeline."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+        pass_fds=(line,), start_new_session=True, text=True,
+    )  # fmt: skip
+
+
 class LocalEngine:
     """A supervisor of our own, and a socket to its core. Ends with `close`, or with this process."""
 
@@ -37,12 +45,8 @@ class LocalEngine:
         self._nonce = 0
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         read_end, self._lifeline = lifeline.open_pipe()
-        command = [sys.executable, "-m", "ppengine.supervisor", "--lifeline", str(read_end)]
-        command += ["--profile-json", msgspec.json.encode(profile).decode()]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, pass_fds=(read_end,),
-            start_new_session=True, text=True,
-        )  # fmt: skip
+        words = ["ppengine.supervisor", "--profile-json", msgspec.json.encode(profile).decode()]
+        self._process = run_supervisor([*words, "--lifeline", str(read_end)], self._errors, read_end)
         os.close(read_end)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

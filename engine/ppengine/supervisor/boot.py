@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import msgspec
 
 from ppengine.checkpoint.model_spec import check_weights, read_spec
+from ppengine.common import cluster
+from ppengine.common.cluster import Cluster
 from ppengine.common.config import ConfigError, EngineConfig, EngineName, Profile, build_profile
 from ppengine.common.partition import partition_layers
 from ppengine.protocol import discovery
 from ppengine.protocol.allowed_keys import allowed_path, read_allowed
+from ppengine.protocol.error_text import shown
 from ppengine.protocol.keys import KeyFileError
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.tcp_address import parse_address
@@ -70,7 +74,7 @@ def engine_config(
         raise ConfigError(f"model.max_model_len is {longest}; this model serves at most {spec.max_model_len} tokens")
     if profile.model.max_model_len is None and spec.length_note:
         tell(f"note: {spec.length_note}")
-    engine_id = new_id()
+    engine_id, reach = new_id(), reach_of(profile)
     return EngineConfig(
         id=engine_id,
         name=name,
@@ -85,4 +89,35 @@ def engine_config(
         started_wall=time.time(),
         allow_faults=allow_faults,
         keeper=keeper,
+        cluster=reach,
+        address="127.0.0.1" if reach is None else reach.address,
     )
+
+
+def reach_of(profile: Profile) -> Cluster | None:
+    """Return how stages on other nodes reach the engine; None if all of them are on this host. Raises ConfigError."""
+    parallel, ray = profile.parallel, os.environ.get("RAY_ADDRESS", "")
+    if parallel.executor != "ray":
+        for key in ("placement", "listen"):
+            if getattr(parallel, key) is not None:
+                raise ConfigError(f"parallel.{key} is set; it needs parallel.executor=ray")
+        return None
+    if parallel.placement == "STRICT_PACK" or (parallel.placement is None and not ray):
+        return None
+    if not ray:
+        raise ConfigError(f"parallel.placement is {parallel.placement}; it needs a Ray cluster: set RAY_ADDRESS")
+    try:
+        if parallel.listen is not None:
+            listen = parse_address(parallel.listen)
+            if listen.six or listen.loopback or listen.host == "0.0.0.0":
+                raise ConfigError(f"parallel.listen is {listen}; it must have an IPv4 address that other nodes reach")
+            if listen.port + len(cluster.NAMES) > 65_536:
+                raise ConfigError(
+                    f"parallel.listen is {listen}: it is the first of {len(cluster.NAMES)} ports up to 65535"
+                )
+            return Cluster(listen.host, {name: listen.port + place for place, name in enumerate(cluster.NAMES)})
+        address = cluster.own_address("" if ray == "auto" else ray.removeprefix("ray://"))
+        return Cluster(address, cluster.free_ports(address))
+    except (OSError, ValueError) as error:
+        remedy = "set parallel.listen=tcp://ADDRESS:PORT"
+        raise ConfigError(f"no address for other nodes on the way to {shown(ray)}: {error}; {remedy}") from None

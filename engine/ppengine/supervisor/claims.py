@@ -9,23 +9,28 @@ owner already inside.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from ppengine.common import cluster
 from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery, kept_files
+from ppengine.protocol.keys import KeyFileError
 
 LONGEST_SOCKET = "control"
 _SOCKET_PATH_BYTES = 107
 _OWNER = ".owner"
 ENGINE_ID = re.compile(r"[0-9a-f]{6}")
+NODE_FOLDER = re.compile(r"[0-9a-f]{6}@[A-Za-z0-9.-]+")
 
 
 class ClaimError(Exception):
@@ -64,9 +69,14 @@ def claim(config: EngineConfig) -> None:
             )
         try:
             make(config)
+            if config.cluster is not None:
+                cluster.make_keys(Path(config.run_dir))
         except OSError as error:
             discovery.remove_engine(config.id)
             raise ClaimError(f"{error.filename}: {error.strerror}; the engine needs a folder there") from None
+        except KeyFileError as error:
+            discovery.remove_engine(config.id)
+            raise ClaimError(str(error)) from None
 
 
 def make(config: EngineConfig) -> bool:
@@ -82,6 +92,64 @@ def make(config: EngineConfig) -> bool:
         kept_files.write_file(file, msgspec.json.encode(config))
         return True
     return False
+
+
+def node_folders(engine_id: str, node: str) -> tuple[Path, Path]:
+    """Return run folder and ring folder of an engine on another node than its own; two nodes may be on one host."""
+    name = f"{engine_id}@{node}"
+    return discovery.runtime_dir() / name, discovery.ring_dir(name)
+
+
+def make_node(config: EngineConfig) -> None:
+    """Sweep, and make the folders of `config` on this node, which belong to this process. Raises OSError.
+
+    Folders that are there are taken over: an actor before this one made them, and stages may use them.
+    """
+    folders, prefix = (Path(config.run_dir), Path(config.ring_dir)), discovery.ring_dir("").name
+    with locked() as runtime:
+        for run_dir in (path for path in runtime.glob("*@*") if NODE_FOLDER.fullmatch(path.name)):
+            if run_dir not in folders and not _owned(run_dir) and not stages_in(run_dir):
+                shutil.rmtree(run_dir, ignore_errors=True)
+        for rings in (path for path in discovery.ring_dir("").parent.glob(f"{prefix}*@*") if _is_private(path)):
+            name = rings.name.removeprefix(prefix)
+            if NODE_FOLDER.fullmatch(name) and not (runtime / name).is_dir() and not _owned(rings):
+                shutil.rmtree(rings, ignore_errors=True)
+        for path in folders:
+            if not os.path.lexists(path):
+                _make(path, identity(os.getpid()))
+            elif not _is_private(path):
+                raise OSError(
+                    errno.EPERM, f"it must be a folder of uid {os.getuid()} with mode 0700, and no link", str(path)
+                )
+            else:
+                _own(path, identity(os.getpid()))
+        kept_files.write_file(folders[0] / "engine.json", msgspec.json.encode(config))
+
+
+def note_stage(run_dir: Path, stage: int) -> None:
+    """Note this process as that of a stage of the node. Raises OSError."""
+    pid, start = identity(os.getpid())
+    kept_files.write_file(run_dir / f"stage{stage}.pid", f"{pid} {start}\n".encode())
+
+
+def stages_in(run_dir: Path) -> list[int]:
+    """Return the pids of the stages of a node that run."""
+    found = []
+    for path in run_dir.glob("stage*.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, start = map(int, path.read_text().split())
+            if discovery.process_start(pid) == start:
+                found.append(pid)
+    return found
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether `path` is a folder of this user that no other user may enter."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & 0o077
 
 
 def check_socket_path(run_dir: Path) -> None:
@@ -136,11 +204,15 @@ def _make(path: Path, owner: tuple[int, int]) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.mkdir(mode=0o700, parents=True)
     try:
-        (draft / _OWNER).write_text(f"{owner[0]} {owner[1]}\n")
+        _own(draft, owner)
         draft.rename(path)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _own(path: Path, owner: tuple[int, int]) -> None:
+    (path / _OWNER).write_text(f"{owner[0]} {owner[1]}\n")
 
 
 def _owned(path: Path) -> bool:

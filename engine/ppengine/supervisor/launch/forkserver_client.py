@@ -18,6 +18,7 @@ import msgspec
 from ppengine.common import lifeline
 from ppengine.common.child_process import Child, open_log, spawn
 from ppengine.common.open_files import FILES_LEFT, open_files
+from ppengine.protocol.reports import ProcessInfo
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -119,8 +120,12 @@ class ForkServer:
 
     def exit_text(self) -> str:
         """Return how the process ended, empty while it runs. Open orders are lost with it."""
-        info = self._process.info("forkserver")
+        info = self.info()
         return "" if info.exit_code is None else info.detail or f"exit code {info.exit_code}"
+
+    def info(self) -> ProcessInfo:
+        """Return what a report says of it."""
+        return self._process.info("forkserver")
 
     @property
     def cramped(self) -> bool:

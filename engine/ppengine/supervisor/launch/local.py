@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,8 @@ from ppengine.protocol.steps import FIRST_GENERATION
 from ppengine.supervisor.launch.forkserver_client import ForkServer
 from ppengine.supervisor.launch.launcher import ExecutorError
 
+AGAIN_S = 10.0
+"""Seconds between two fork servers that replace others: one that keeps ending has a reason."""
 END_S = 2.0
 """Seconds a killed stage gets to be gone; one that hangs in the kernel must not block its successor."""
 
@@ -50,6 +54,8 @@ class LocalExecutor:
         """The generation of each stage's newest order."""
         self._ordered: deque[tuple[int, int]] = deque()
         """Stages that were ordered and not yet forked, with their generations."""
+        self._again_at = 0.0
+        """Time from which a fork server that ends is replaced at once."""
         self._old: list[Child] = []
         """Replaced processes that did not end in time."""
 
@@ -72,10 +78,11 @@ class LocalExecutor:
         self._server = ForkServer(self._module, self._folder)
 
     def poll(self) -> list[ProcessInfo]:
-        """Return the reports of all stages, forked or failed, in order."""
+        """Return the reports of all stages, forked or failed, in order, and once that of a fork server's end."""
+        ended = self._replace_server()
         self._take_forked()
         infos = (place.info(stage) for stage, place in enumerate(self._places))
-        return [info for info in infos if info is not None]
+        return [*(info for info in infos if info is not None), *ended]
 
     def restart(self, stage: int, generation: int) -> None:
         """Kill the stage if it still runs, stopped or not, and order a new one; the old one is reported until then."""
@@ -117,6 +124,19 @@ class LocalExecutor:
         args = ["--engine", str(self._folder / "engine.json"), *place]
         self._server.order(self._module, args, self._folder / f"stage{stage}.log")
         self._ordered.append((stage, generation))
+
+    def _replace_server(self) -> list[ProcessInfo]:
+        """Start another fork server for one that has ended, so that it has loaded when a stage is needed."""
+        if self._server is None or self._ordered or not self._server.exit_text():
+            return []
+        info = self._server.info()
+        self._server.close()
+        self._server = None
+        if time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + AGAIN_S
+            with contextlib.suppress(OSError, ExecutorError):  # The next order tries again.
+                self._server = ForkServer(self._module, self._folder)
+        return [info]
 
     def _take_forked(self) -> None:
         """Take the stages that were forked; if the fork server is gone, report the others as failed."""

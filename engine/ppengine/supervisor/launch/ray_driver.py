@@ -1,9 +1,8 @@
 """The Ray driver of one engine: `python -m MODULE --engine RUN_DIR/engine.json --lifeline FD`.
 
-With RAY_ADDRESS it joins that cluster, else it starts a local Ray for this engine alone: loopback only, no dashboard,
-files in the run folder. A placement group holds one CPU a stage, all on this host, because stages, core and gateway
-talk through ipc sockets. Over the socket `--words` it takes orders to restart a stage, one `StartStage` per packet,
-and reports stages, one `ProcessInfo` per packet, both JSON.
+A placement group has a bundle a stage: on this host alone with STRICT_PACK, else on nodes as the profile's placement
+says. Over the socket `--words` it takes orders to restart a stage, one `StartStage` per packet, and reports stages,
+one `ProcessInfo` per packet, both JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
-import shutil
 import signal
 import socket
 import sys
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,12 @@ from ppengine.common.child_process import describe_exit, kill_all, session, unti
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.error_text import PREFIX, one_line
-from ppengine.protocol.reports import UNKNOWN_STATUS, ProcessInfo, StartStage
+from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS, ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 from ppengine.supervisor.launch.launcher import ExecutorError
+from ppengine.supervisor.launch.ray_nodes import Node, Nodes
+from ppengine.supervisor.launch.ray_placement import bundles, strategy, unplaced
+from ppengine.supervisor.launch.ray_session import RaySession, cause_of_death, flat, load_ray
 from ppengine.supervisor.launch.ray_stage import StageActor
 
 PLACE_S = 30.0
@@ -38,15 +39,13 @@ END_S = 2.0
 """Seconds a killed stage gets to be gone."""
 WATCH_S = 0.05
 CAUSE_S = 0.3
-"""How long to wait for Ray's account of a death that /proc shows already."""
-_SOCKET_BYTES = 66
-"""Longest name of a socket below Ray's folder: /session_<date>_<time>_<pid>/sockets/plasma_store."""
-_OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray's least; the stages put nothing there."""
+"""How long to wait for Ray's account of a death that is known already."""
+LAST_LINES_S = 0.6
+"""How long to wait for the last lines of a stage on another node."""
 _ORDER_BYTES = 4096
 
 
-@dataclass
+@dataclass(eq=False)
 class Hand:
     """The actor of a stage, running or starting."""
 
@@ -56,15 +55,24 @@ class Hand:
     words_from: int
     """Offset of its own lines in the stage's log."""
     waited_for: Any = None
-    """The call that we wait for, an ObjectRef: first its process id, then its run. None: it has ended."""
+    """The call that we wait for, an ObjectRef: first its place, then its run. None: it has ended."""
     pid: int = 0
     """0: not known yet."""
     start: int | None = None
+    node: Node | None = None
+    waits_for_node: bool = False
+    """It runs as soon as the actor of its node guards it."""
+    ends_at: tuple[float, int] | None = None
+    """It has ended: the time to report it, and the number of its node's next look, which may bring last lines."""
 
     @property
     def lives(self) -> bool:
         """Whether its process is there."""
-        return self.pid != 0 and process_start(self.pid) == self.start is not None
+        if self.node is None or not self.pid:
+            return False
+        if self.node.here:
+            return process_start(self.pid) == self.start is not None
+        return not self.node.lost and self.pid not in self.node.gone
 
 
 class Driver:
@@ -73,16 +81,13 @@ class Driver:
     def __init__(self, config: EngineConfig, words: socket.socket) -> None:
         self._config = config
         self._words = words
-        self._owned = not os.environ.get("RAY_ADDRESS")
+        self.session = RaySession(config)
         self._stopping = False
         self._group: Any = None
         self._hands: dict[int, Hand] = {}
-
-    @property
-    def folder(self) -> Path:
-        """Files of a local Ray: in the run folder, or the ring folder if that name is too long for Ray's sockets."""
-        folder = Path(self._config.run_dir) / "ray"
-        return folder if len(os.fsencode(folder)) + _SOCKET_BYTES <= 107 else Path(self._config.ring_dir) / "ray"
+        self._nodes = Nodes(config)
+        self._later: dict[int, int] = {}
+        """Stages whose node is lost, with the generation to start: they wait until none of it can run there."""
 
     def ask_to_stop(self) -> None:
         """End `run` soon."""
@@ -90,7 +95,7 @@ class Driver:
 
     def run(self) -> None:
         """Start or join Ray, place the stages, watch them. Raises ExecutorError."""
-        self._join()
+        self.session.join()
         # Ray has taken SIGTERM for itself.
         signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop())
         try:
@@ -107,88 +112,64 @@ class Driver:
             kill_all(left)
             time.sleep(0.01)
         self._kill_stages()
-        if self._owned:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.session.remove()
+        # In a cluster Ray now ends the actors of this driver on all nodes.
         os._exit(1)
 
-    def _join(self) -> None:
-        if self._owned:
-            self._isolate()
-        ray = _ray()
-
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-        if self._owned:
-            options.update(
-                address="local",
-                include_dashboard=False,
-                num_cpus=self._config.stages,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(self.folder),
-                _node_ip_address="127.0.0.1",
-            )
-        try:
-            ray.init(**options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise ExecutorError(why_not(error)) from None
-
-    def _isolate(self) -> None:
-        """Set what a local Ray takes from the environment: no reports to its makers, loopback, a token of its own."""
-        token = Path(self._config.run_dir) / "ray.token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-        os.environ.update(
-            RAY_USAGE_STATS_ENABLED="0",
-            # Its name aside, this is what keeps every port of a local Ray on 127.0.0.1.
-            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
-            # Without these Ray makes a token in the user's home and leaves it there.
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN_PATH=str(token),
-        )
-        os.environ.pop("RAY_AUTH_TOKEN", None)
-
     def _place(self) -> None:
-        ray = _ray()
-
-        stages = self._config.stages
-        here = f"node:{ray.util.get_node_ip_address()}"
-        self._group = ray.util.placement_group([{"CPU": 1.0, here: 0.001}] * stages, strategy="STRICT_PACK")
+        ray = load_ray()
+        self._group = ray.util.placement_group(bundles(self._config), strategy=strategy(self._config))
         deadline = time.monotonic() + PLACE_S
         while not ray.wait([self._group.ready()], timeout=0.2)[0]:
             if self._stopping:
                 return
             if time.monotonic() > deadline:
-                free = ray.available_resources().get("CPU", 0)
-                raise ExecutorError(
-                    f"Ray has not placed {stages} stages on this host in {PLACE_S:g} s: each needs a CPU, the cluster "
-                    f"has {free:g} free; free some, or set parallel.executor=local"
-                )
-        for stage in range(stages):
+                raise ExecutorError(unplaced(self._config, PLACE_S))
+        for stage in range(self._config.stages):
             self._hire(stage, FIRST_GENERATION)
 
     def _hire(self, stage: int, generation: int) -> None:
         """Make the actor of a stage, in the stage's bundle, without waiting for it."""
-        ray = _ray()
-
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        place = strategy(self._group, placement_group_bundle_index=stage)
-        actor = ray.remote(StageActor).options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote()
+        ray = load_ray()
+        bundle = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=stage
+        )
+        options = {"num_cpus": 1, "num_gpus": bundles(self._config)[stage].get("GPU", 0), "max_restarts": 0}
+        actor = ray.remote(StageActor).options(**options, scheduling_strategy=bundle).remote()
         log = self._log(stage)
         words_from = log.stat().st_size if log.exists() else 0
-        self._hands[stage] = Hand(stage, generation, actor, words_from, actor.pid.remote())
+        self._hands[stage] = Hand(stage, generation, actor, words_from, actor.place.remote())
 
     def _watch(self) -> None:
-        """Take orders; wait a moment for what actors answer, or for /proc to show that one is gone."""
-        ray = _ray()
-
+        """Take orders; wait a moment for answers of actors, or for a process or a node that is gone."""
+        ray = load_ray()
         self._take_orders()
+        if self._later:
+            self._hire_late()
         open_calls = [hand.waited_for for hand in self._hands.values() if hand.waited_for is not None]
-        if not open_calls:
+        open_calls += self._nodes.calls
+        answered: list[Any] = []
+        if open_calls:
+            answered, _ = ray.wait(open_calls, num_returns=1, timeout=WATCH_S)
+            # All that is there, and not the first of the list alone: one call must not hide the others.
+            answered, _ = ray.wait(open_calls, num_returns=len(open_calls), timeout=0) if answered else ([], [])
+        else:
             time.sleep(WATCH_S)
-            return
-        answered, _ = ray.wait(open_calls, num_returns=1, timeout=WATCH_S)
+        for node in self._nodes.turn(answered, self._stages_of):
+            self._lose(node)
+        now = time.monotonic()
         for hand in self._hands.values():
-            if hand.waited_for is not None and (hand.waited_for in answered or (hand.pid and not hand.lives)):
+            if hand.waits_for_node:
+                self._begin(hand)
+            elif hand.ends_at is not None:
+                if now >= hand.ends_at[0] or (hand.node is not None and hand.node.looks >= hand.ends_at[1]):
+                    self._end(hand)
+            elif hand.waited_for is not None and (hand.waited_for in answered or (hand.pid and not hand.lives)):
                 self._hear(hand)
+
+    def _stages_of(self, node: Node) -> list[tuple[int, int]]:
+        hands = (hand for hand in self._hands.values() if hand.node is node and hand.lives)
+        return [(hand.pid, hand.start or 0) for hand in hands]
 
     def _take_orders(self) -> None:
         while not self._stopping:
@@ -199,109 +180,125 @@ class Driver:
             if not word:
                 return
             order = msgspec.json.decode(word, type=StartStage)
+            self._later.pop(order.stage, None)
             self._replace(self._hands[order.stage], order.generation)
 
     def _replace(self, hand: Hand, generation: int) -> None:
         self._dismiss(hand)
-        # Its memory is to be free when the next one looks how much there is.
-        until(lambda: not hand.lives, END_S)
+        if hand.node is None or hand.node.here:
+            # Its memory must be free before the next stage measures the room.
+            until(lambda: not hand.lives, END_S)
+        elif hand.node.lost:
+            # Ray would place it on the lost node again.
+            self._later[hand.stage] = generation
+            return
         self._hire(hand.stage, generation)
 
-    def _hear(self, hand: Hand) -> None:
-        """Take an answer: the pid of an actor that is there now, which begins to run then, or the end of its run."""
-        ray = _ray()
+    def _hire_late(self) -> None:
+        """Make the actors of stages whose nodes are lost for good."""
+        for stage, generation in list(self._later.items()):
+            node = self._hands[stage].node
+            if node is None or self._nodes.is_over(node):
+                del self._later[stage]
+                self._hire(stage, generation)
 
+    def _hear(self, hand: Hand) -> None:
+        """Take an answer: the place of an actor that is there now, which begins to run then, or the end of its run."""
+        ray = load_ray()
         if hand.pid:
-            code, detail = self._cause(hand)
-            hand.waited_for = None
-            self._say(hand, code, detail)
+            here = hand.node is None or hand.node.here
+            looks = 0 if hand.node is None else hand.node.looks
+            hand.ends_at = time.monotonic() + (0.0 if here else LAST_LINES_S), looks + 1
             return
         try:
-            hand.pid = ray.get(hand.waited_for)
+            hand.pid, hand.start, node_id, version = ray.get(hand.waited_for)
         except ray.exceptions.RayError as error:
             hand.waited_for = None
-            self._say(hand, 1, cause_of_death(_one_line(error)))
+            self._say(hand, 1, cause_of_death(flat(error)))
             return
-        hand.start = process_start(hand.pid)
-        engine = str(Path(self._config.run_dir) / "engine.json")
-        hand.waited_for = hand.actor.run.remote(engine, hand.stage, hand.generation)
+        hand.waited_for = None
+        if version != (own := metadata.version("ppconsole")):
+            hand.node = self._nodes.describe(node_id)
+            self._say(hand, 1, f"node {hand.node.name} has ppconsole {version}, this host has {own}: install the same")
+            return
+        hand.node = self._nodes.get(node_id)
+        if hand.node.lost:
+            # Its actor came up while the node was lost, and nothing guards it.
+            ray.kill(hand.actor)
+            self._report_lost(hand, hand.node)
+            return
+        hand.waits_for_node = True
+        self._begin(hand)
+
+    def _begin(self, hand: Hand) -> None:
+        """Let an actor run its stage, once the actor of its node is there."""
+        if hand.node is None or not (hand.node.here or hand.node.started):
+            return
+        hand.waits_for_node = False
+        hand.waited_for = hand.actor.run.remote(self._nodes.config_of(hand.node), hand.stage, hand.generation)
         self._say(hand)
+
+    def _end(self, hand: Hand) -> None:
+        hand.ends_at = None
+        code, detail = self._cause(hand)
+        hand.waited_for = None
+        self._say(hand, code, detail)
+
+    def _lose(self, node: Node) -> None:
+        """Report the stages of a lost node as ended, long before Ray does; an order then places them elsewhere."""
+        for hand in self._hands.values():
+            if hand.node is node and (hand.waited_for is not None or hand.waits_for_node):
+                self._report_lost(hand, node)
+
+    def _report_lost(self, hand: Hand, node: Node) -> None:
+        hand.waited_for, hand.ends_at, hand.waits_for_node = None, None, False
+        self._say(hand, NODE_LOST, f"node {node.name} ({node.address}) {node.lost}")
 
     def _cause(self, hand: Hand) -> tuple[int, str]:
         """Return exit code and detail of a stage that ended. Ray keeps no wait status of a death."""
-        ray = _ray()
-
+        ray = load_ray()
         try:
             code = int(ray.get(hand.waited_for, timeout=CAUSE_S))
         except ray.exceptions.GetTimeoutError:
             return UNKNOWN_STATUS, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
-            return UNKNOWN_STATUS, cause_of_death(_one_line(error))
+            return UNKNOWN_STATUS, cause_of_death(flat(error))
         return code, describe_exit(code, self._log(hand.stage), hand.words_from)
 
     def _say(self, hand: Hand, code: int | None = None, detail: str = "") -> None:
         info = ProcessInfo(
-            role="stage",
-            stage=hand.stage,
-            rank=0,
-            pid=hand.pid,
-            exit_code=code,
-            detail=detail,
-            generation=hand.generation,
-        )
+            role="stage", stage=hand.stage, rank=0, pid=hand.pid, exit_code=code, detail=detail,
+            generation=hand.generation, node="" if hand.node is None or hand.node.here else hand.node.name,
+        )  # fmt: skip
         with contextlib.suppress(OSError):  # The supervisor is gone: our lifeline ends us.
             self._words.send(msgspec.json.encode(info))
 
     def _kill_stages(self) -> None:
-        """Kill all stages that live; from any thread."""
-        kill_all(hand.pid for hand in list(self._hands.values()) if hand.lives)
+        """Kill all stages of this host that live; from any thread."""
+        hands = list(self._hands.values())
+        kill_all(hand.pid for hand in hands if hand.node is not None and hand.node.here and hand.lives)
 
     def _log(self, stage: int) -> Path:
         return Path(self._config.run_dir) / f"stage{stage}.log"
 
     def _dismiss(self, hand: Hand) -> None:
-        """End an actor: its process first, which is on this host, for Ray cannot end one that is stopped."""
-        if hand.lives:
-            kill_all([hand.pid])
-        _ray().kill(hand.actor)
+        """End an actor: its process first, for Ray cannot end one that is stopped."""
+        if hand.node is not None and hand.lives:
+            if hand.node.here:
+                kill_all([hand.pid])
+            else:
+                self._nodes.kill(hand.node, hand.pid, hand.start or 0)
+        load_ray().kill(hand.actor)
 
     def _leave(self) -> None:
-        ray = _ray()
-
+        ray = load_ray()
         self._kill_stages()  # all of them before Ray is asked for anything, which may not answer
         for hand in self._hands.values():
             self._dismiss(hand)
+        self._nodes.stop()
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
-        if self._owned:
-            ray.shutdown()
-
-
-def _ray() -> Any:
-    """Import Ray, whose package only the `ray` extra brings; what its modules export has no types."""
-    import ray
-    import ray.util.scheduling_strategies
-
-    return ray
-
-
-def why_not(error: BaseException) -> str:
-    """Return one line about a Ray that did not start."""
-    if "InvalidAuthToken" in f"{error} {error.__cause__}":
-        return "the Ray cluster at RAY_ADDRESS refuses our token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-    return f"Ray did not start: {_one_line(error)}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
-
-
-def cause_of_death(text: str) -> str:
-    """Return what Ray knows, out of an account that begins with ids and ends in guesses."""
-    known = text.partition("The actor is dead because ")[2] or text
-    for guesses in ("Some common causes include", "There are some potential root causes"):
-        known = known.partition(guesses)[0]
-    return f"Ray: {known.strip()}"[:500]
+        self.session.leave()
 
 
 def main() -> int:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
 
+from ppengine.common.curve import LOCAL
+from ppengine.common.refusal_log import RefusalLog
 from ppengine.common.sockets import readable
-from ppengine.gateway.refusal_log import RefusalLog
 
-log = logging.getLogger("ppengine.gateway")
+log = logging.getLogger("ppengine.zap")
+
+Accepts = Callable[[str], bool]
+"""Returns whether a key is allowed."""
 
 ENDPOINT = "inproc://zeromq.zap.01"
 _KEY_BYTES = 32
@@ -24,15 +28,15 @@ _PROBE = b"PROBE"
 
 
 class ZapHandler:
-    """Accepts the keys for which `accepts` is true. The User-Id of each message is then the key, in hex."""
+    """Accepts the keys that are allowed in a socket's domain. The User-Id of each message is then the key, in hex."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        accepts: Callable[[str], bool],
+        accepts: Mapping[bytes, Accepts],
         refusals: Callable[[str], object] | None = None,
     ) -> None:
-        """Start the thread. Raises zmq.ZMQError if the context has a handler."""
+        """Start the thread. `accepts`: by domain. Raises zmq.ZMQError if the context has a handler."""
         self._context, self._accepts, self._refusals = context, accepts, refusals or RefusalLog(log)
         self._thread = self._start()
         self._probe: zmq.Socket[bytes] | None = None
@@ -97,13 +101,16 @@ class ZapHandler:
     def _answer(self, request: list[bytes]) -> list[bytes]:
         if len(request) < 6 or request[0] != _VERSION:
             return [_VERSION, request[1] if len(request) > 1 else b"", b"500", b"not a ZAP 1.0 request", b"", b""]
-        number, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
+        number, domain, address, mechanism, credentials = request[1], request[2], request[3], request[5], request[6:]
         if mechanism == _PROBE:
             return [_VERSION, number, b"400", b"", b"", b""]
+        if mechanism == b"NULL" and domain == LOCAL:
+            return [_VERSION, number, b"200", b"", b"", b""]
         curve = mechanism == b"CURVE" and len(credentials) == 1 and len(credentials[0]) == _KEY_BYTES
         key = credentials[0].hex() if curve else ""
         try:
-            accepted = curve and self._accepts(key)
+            accepts = self._accepts.get(domain)
+            accepted = curve and accepts is not None and accepts(key)
         except Exception:
             log.exception("the key %s cannot be checked: it is refused", key)
             accepted = False
