@@ -598,9 +598,9 @@ def test_stacks_are_asked_of_the_agent(world):
     client = world.client()
     answer = client.ask(Inspect(nonce=2, what="stacks"), socket=client.bulk)
     assert isinstance(answer, Failed) and "agent" in answer.text
-    with world.context.socket(zmq.ROUTER) as agent:
-        agent.linger = 0
-        agent.bind(world.config.endpoint("agent"))
+    with world.context.socket(zmq.DEALER) as agent:
+        agent.linger, agent.identity = 0, world.config.node_name.encode()
+        agent.connect(world.config.endpoint("agent"))
         world.core.agent_report(sample(0))
         until(lambda: _asked(client, agent))
 
@@ -610,11 +610,8 @@ def _asked(client, agent):
     if not agent.poll(100):
         assert isinstance(client.hear(client.bulk), Failed)
         return False
-    who, body = agent.recv_multipart()
-    question = frames.decode_as(Inspect, body)
-    agent.send_multipart(
-        [who, frames.encode(Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(b"\xc0")))]
-    )
+    question = frames.decode_as(Inspect, agent.recv())
+    agent.send(frames.encode(Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(b"\xc0"))))
     return client.hear(client.bulk).nonce == 9
 
 

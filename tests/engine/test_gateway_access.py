@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
-from ppengine.common.curve import be_client, make_keypair
+from ppengine.common.curve import CONSOLES, be_client, make_keypair
+from ppengine.common.zap import ZapHandler
 from ppengine.gateway.audit import Entry, audit_file
 from ppengine.gateway.gateway_sockets import Sockets
-from ppengine.gateway.rate_limits import COMMANDS_MOST, QUESTIONS_MOST
-from ppengine.gateway.zap import ZapHandler
+from ppengine.gateway.past_desk import LIST_BYTES
+from ppengine.gateway.rate_limits import BYTES_MOST, COMMANDS_MOST, QUESTIONS_MOST
 from ppengine.protocol import frames
 from ppengine.protocol.allowed_keys import AllowedKey, allow, revoke
 from ppengine.protocol.control import (
@@ -30,6 +31,7 @@ from ppengine.protocol.control import (
 )
 from ppengine.protocol.json_files import decode_json
 from ppengine.protocol.keys import Keypair, keys_dir, own_keypair, public_key
+from ppengine.protocol.past_files import ListPast, PastListed, PastPart, ReadPast
 from ppengine.protocol.verb_table import ROWS, covers
 from ppengine.protocol.verbs import (
     Abort,
@@ -215,6 +217,32 @@ def test_a_viewer_reads_and_takes_no_stacks(shared):
         assert isinstance(answer, Failed) and answer.code == "DENIED" and "needs operator" in answer.text
 
 
+def test_a_viewer_reads_the_past_and_a_revoked_key_does_not(place):
+    with client(place, NAMED["viewer"]) as console:
+        listed = console.ask(ListPast(nonce=1), socket=console.bulk)
+        assert isinstance(listed, PastListed) and listed.engine == place[0].id
+        recordings = [file.name for file in listed.files if file.name.startswith("history/")]
+        assert recordings and {Path(file.name).suffix for file in listed.files} <= {".rec", ".json"}
+        part = console.ask(ReadPast(nonce=2, engine=listed.engine, file=recordings[0]), socket=console.bulk)
+        assert isinstance(part, PastPart) and part.data and part.nonce == 2
+        answer = console.ask(ReadPast(nonce=3, engine=listed.engine, file="record.json"), socket=console.bulk)
+        assert isinstance(answer, Failed) and answer.code == "NOT_FOUND"
+        revoke(keys_dir() / "allowed", "viewer-key")
+        questions = (ListPast(nonce=4), ReadPast(nonce=5, engine=listed.engine, file=recordings[0]))
+        for question in questions:
+            answer = console.ask(question, socket=console.bulk)
+            assert isinstance(answer, Failed) and answer.code == "DENIED" and "not allowed any more" in answer.text
+
+
+def test_lists_and_parts_are_limited_by_their_bytes_and_other_questions_are_not(shared):
+    with client(shared, NAMED["operator"]) as flood, client(shared) as own:
+        answers = flood_until_limited(flood, lambda number: ListPast(nonce=number), flood.bulk)
+        limited = [number for number, answer in enumerate(answers) if isinstance(answer, Failed)]
+        assert min(limited) >= BYTES_MOST / LIST_BYTES - 1
+        assert isinstance(flood.ask(Inspect(nonce=1, what="about"), socket=flood.bulk), Inspected)
+        assert isinstance(own.ask(ListPast(nonce=1), socket=own.bulk), PastListed)
+
+
 def test_another_key_cannot_speak_as_a_known_routing_id(place):
     with client(place, NAMED["admin"]) as first:
         first.control.close()
@@ -310,8 +338,11 @@ def test_a_file_of_keys_that_others_can_write_allows_nobody_and_is_reported(plac
 # --- limits -------------------------------------------------------------------------------------------------
 
 
-def flood_until_limited(console, make, socket=None, group=90):
-    """Send `make(number)` in groups until some are limited; return all answers. Unread answers above 100 are lost."""
+def flood_until_limited(console, make, socket=None, group=50):
+    """Send `make(number)` in groups until some are limited; return all answers.
+
+    Unread answers above 100 are lost, and the queue learns of those that were read in lots of 50.
+    """
     answers = []
     while not any(getattr(answer, "code", "") == "RATE_LIMITED" for answer in answers):
         assert len(answers) < 50_000, "no limit"
@@ -370,7 +401,7 @@ def test_a_flood_of_questions_is_limited_and_fetches_are_not(shared):
 def public_sockets(accepts):
     """Yield (config, context, handler) of bound sockets whose keys `accepts` judges."""
     config, server, context = make_config(), make_keypair(), zmq.Context()
-    handler = ZapHandler(context, accepts) if accepts else None
+    handler = ZapHandler(context, {CONSOLES: accepts}) if accepts else None
     sockets = Sockets(context, config, server)
     try:
         yield config, context, handler, sockets, server

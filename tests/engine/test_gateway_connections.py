@@ -8,11 +8,11 @@ import time
 import pytest
 import zmq
 from monitor_helpers import make_config, remove, until
-from ppengine.common.curve import make_keypair
+from ppengine.common.curve import CONSOLES, make_keypair
+from ppengine.common.refusal_log import RefusalLog
+from ppengine.common.zap import ENDPOINT, ZapHandler
 from ppengine.gateway.connections import ADDRESS_MOST, Connections, group
 from ppengine.gateway.gateway_sockets import Sockets
-from ppengine.gateway.refusal_log import RefusalLog
-from ppengine.gateway.zap import ENDPOINT, ZapHandler
 from ppengine.protocol import frames
 from ppengine.protocol.control import Ping, Pong
 from ppengine.protocol.tcp_address import parse_address
@@ -115,7 +115,7 @@ def test_a_host_has_all_addresses_of_its_network(address, counted):
 def test_refusals_are_one_line_a_second(caplog, monkeypatch):
     import logging
 
-    from ppengine.gateway import refusal_log
+    from ppengine.common import refusal_log
 
     now = [10.0]
     monkeypatch.setattr(refusal_log.time, "monotonic", lambda: now[0])
@@ -191,7 +191,7 @@ def quickly_closed(one):
 
 def test_a_handler_that_answers_is_not_hung_and_one_that_does_not_is():
     context = zmq.Context()
-    handler = ZapHandler(context, lambda key: True)
+    handler = ZapHandler(context, {CONSOLES: lambda key: True})
     now = 100.0
     for _ in range(3):
         assert handler.hung_s(now) < 1.0

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from diagnosis_world import PLACES, edge, evidence, healthy, message, with_stage
 from monitor_helpers import record
-from ppengine.agent.link_pace import APART_NS, LinkWatch
+from ppengine.common.link_pace import APART_NS, LinkWatch
 from ppengine.common.ring import Kind
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.budgets import LINK_AFTER_S
@@ -143,3 +143,12 @@ def test_slow_link_explains_a_slower_stage():
     late = PaceSample(step_ms=9.0, baseline_ms=5.0, slow_ms=9000.0)
     stages = with_stage(with_slow_link(2, 0), 1, pace=late)
     assert [(v.stage, v.cause) for v in diagnose(evidence(stages)) if v.root] == [(0, "link")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "between"), [(("a", "b"), " (a -> b)"), (("a", "a"), ""), (("", ""), ""), (("a", ""), "")]
+)
+def test_link_between_nodes_is_named_with_both(nodes, between):
+    stages = [msgspec.structs.replace(one, node=node) for one, node in zip(with_slow_link(2, 0), nodes, strict=True)]
+    (verdict,) = diagnose(evidence(stages))
+    assert verdict.summary == f"link stage 0 -> stage 1{between} is slow: 102 kB/s, 210 MB/s before"

@@ -231,12 +231,20 @@ def test_a_gateway_that_takes_nothing_costs_drops_and_no_time(config):
 
 
 def ask(config, question):
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.connect(config.endpoint("agent"))
-        dealer.send(frames.encode(question))
-        assert dealer.poll(15_000), "no stacks"
-        return frames.Codec(Inspected | Failed).decode(dealer.recv())
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as desk:
+        desk.linger, desk.router_mandatory = 0, 1
+        desk.bind(config.endpoint("agent"))
+        until(lambda: sent(desk, [config.node_name.encode(), frames.encode(question)]), what="the agent connects")
+        assert desk.poll(15_000), "no stacks"
+        return frames.Codec(Inspected | Failed).decode(desk.recv_multipart()[1])
+
+
+def sent(desk, parts):
+    try:
+        desk.send_multipart(parts)
+    except zmq.ZMQError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("stop", [False, True])

@@ -142,7 +142,7 @@ def test_a_core_that_stands_is_looked_at_and_one_that_is_held_up_is_not():
     core = StageStacks(stage=None, pid=99, text="x", threads=[ThreadStack(name="MainThread", frames=["f a.py:1"])])
     detail = StacksDetail(stages=[], core=core)
     agent.probe.take(Inspected(nonce=NONCE, what="stacks", data=frames.encode(detail)))
-    assert agent.probe.stacks == {99: Stack(pid=99, main=("f a.py:1",))}
+    assert agent.probe.stacks == {(None, 99): Stack(pid=99, main=("f a.py:1",))}
     agent.probe.look([verdict("deadlock", 0)], {**PIDS, None: 99})
     assert [question.stage for question in agent.questions[1:]] == [0, 1, 2]
 
@@ -153,7 +153,7 @@ def test_stacks_are_taken_once_and_kept_until_the_fault_is_gone():
         agent.probe.look([verdict("self_stuck")], PIDS)
     assert agent.asked == [1]
     agent.answer(1, 101, "f a.py:1")
-    assert agent.probe.stacks == {101: Stack(pid=101, main=("f a.py:1",))}
+    assert agent.probe.stacks == {(1, 101): Stack(pid=101, main=("f a.py:1",))}
     agent.probe.look([verdict("self_stuck")], PIDS)
     agent.probe.look([], PIDS)
     assert agent.probe.stacks == {} and agent.asked == [1]
@@ -161,6 +161,15 @@ def test_stacks_are_taken_once_and_kept_until_the_fault_is_gone():
     assert agent.probe.stacks == {}, "late: nobody asks any more"
     agent.probe.look([verdict("gil_held")], PIDS)
     assert agent.asked == [1, 1]
+
+
+def test_an_agent_that_cannot_be_asked_does_not_keep_the_others_from_it():
+    """Stages of a deadlock on several nodes, of which one is away."""
+    asked = []
+    probe = StackProbe(lambda question: asked.append(question.stage) or ("away" if question.stage == 0 else ""))
+    for _ in range(3):
+        probe.look([verdict("deadlock", 0)], PIDS)
+    assert asked == [0, 1, 2]
 
 
 @pytest.mark.parametrize("cause", ["dead", "stopped", "link", "mismatch", "starved", "straggler"])
@@ -176,7 +185,7 @@ def test_who_waits_for_each_other_is_looked_at_together():
     assert agent.asked == [0, 1, 2]
     agent.answer(0, 100, "f a.py:1")
     agent.answer(2, 102, "g a.py:1")
-    assert set(agent.probe.stacks) == {100, 102}
+    assert set(agent.probe.stacks) == {(0, 100), (2, 102)}
 
 
 def test_what_an_agent_does_not_answer_is_asked_again(monkeypatch):

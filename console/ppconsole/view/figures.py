@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from ppengine.protocol.snapshot import Quantiles, Throughput
+from collections.abc import Sequence
+
+from ppengine.protocol.snapshot import Quantiles, StageInfo, Throughput
 
 from ppconsole.model.units import UNKNOWN, age_text, count_text, ms_text, percent_text, ratio
 
 NOTHING = "-"
+
+
+def several_hosts(stages: Sequence[StageInfo]) -> bool:
+    """Return whether stages are on more than one host, so that each must say on which."""
+    return len({stage.host for stage in stages if stage.host}) > 1
 
 
 def rate(value: float | None) -> str:

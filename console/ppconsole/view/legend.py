@@ -256,7 +256,8 @@ _MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
     "0 █▒·│": "stage and its memory bar",
 })  # fmt: skip
 _CLI_STATUS = Section("STAGES", {
-    "STG": "stage", "STATE": "state of the stage", "MEMORY": "[##|..] device memory: # in use, | limit",
+    "STG": "stage", "STATE": "state of the stage", "HOST": "host of the stage, where there are several",
+    "MEMORY": "[##|..] device memory: # in use, | limit",
     "USED/LIMIT": "bytes in use and limit", "KV-USE/MAP/CAP": "KV blocks in use, mapped, most that fit",
     "SWAP": "host blocks in use/all", "I>O": "steps not begun > sends not done", "MB": "micro-batches in the stage",
     "STEP": "own work of a step, median", "IDLE": "share of time spent waiting", "AGE": "since the last progress",

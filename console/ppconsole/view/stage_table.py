@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
@@ -38,6 +38,10 @@ COLUMNS = (
     Column("age", TITLES["age"], 4, 1, ">"),
 )
 
+_HOST_PRIORITY, _HOST_GROWS = 2, 12
+_AFTER_STATE = 3
+"""Priority and growth of the host's column where stages are on several hosts, and its place: behind the state."""
+_HOST = next(place for place, column in enumerate(COLUMNS) if column.key == "host")
 _WIDE_FROM = 100
 _WIDER = {"op": 20, "state": 9}
 _WIDE_COLUMNS = tuple(
@@ -110,10 +114,9 @@ def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | 
     lines = [header(placed)]
     in_words = width >= _WIDE_FROM
     widths = {each.column.key: each.width for each in placed}
-    bar_width, op_width = widths.get("memory", 0), widths.get("op", 0)
     for stage in shown:
         old = (stage.sample_age_ms or 0.0) > OLD_SAMPLE_MS
-        cells = _cells(stage, faulty, bar_width, op_width, stage.index == selected, in_words)
+        cells = _cells(stage, faulty, widths, stage.index == selected, in_words)
         line = table_row(placed, cells, fill="select" if stage.index == selected else "")
         lines.append(_as_old(line) if old else line)
     if rest:
@@ -123,9 +126,17 @@ def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | 
     return lines
 
 
+def _end_of(host: str, width: int) -> str:
+    """Return a host's name, or as much of its end as there is room for: hosts of a cluster begin alike."""
+    return host if len(host) <= width else f"…{host[len(host) - width + 1 :]}"
+
+
 def _columns(snapshot: Snapshot, width: int) -> Sequence[Column]:
     """Return the columns for `width`; the state has room for a mark where a stage is cordoned."""
     columns = COLUMNS if width < _WIDE_FROM else _WIDE_COLUMNS
+    if figures.several_hosts(snapshot.stages):
+        host = columns[_HOST]._replace(priority=_HOST_PRIORITY, grow=_HOST_GROWS)
+        columns = (*columns[:_AFTER_STATE], host, *(one for one in columns[_AFTER_STATE:] if one.key != host.key))
     if all(stage.cordon is None for stage in snapshot.stages):
         return columns
     return [column._replace(width=column.width + 1) if column.key == "state" else column for column in columns]
@@ -137,9 +148,9 @@ def _as_old(line: Row) -> Row:
 
 
 def _cells(
-    stage: StageInfo, faulty: set[int], bar_width: int, op_width: int, selected: bool, in_words: bool
+    stage: StageInfo, faulty: set[int], widths: Mapping[str, int], selected: bool, in_words: bool
 ) -> dict[str, Cell]:
-    """Return the cells of one stage row. `in_words`: the state as a word, else its letter."""
+    """Return the cells of one stage row. `widths`: by column; `in_words`: the state as a word, else its letter."""
     mark = stage_mark(stage, faulty)
     state = STAGE_WORDS.get(mark.text, stage.state) if in_words else mark.text
     bad = stage.index in faulty
@@ -155,7 +166,7 @@ def _cells(
         "mark": ("!", "bad") if bad else (">" if selected else " ", "accent"),
         "stage": (name, style or "strong"),
         "state": ((state, mark.style), (CORDONED, "warn")) if stage.cordon else (state, mark.style),
-        "memory": bar(stage, bar_width),
+        "memory": bar(stage, widths.get("memory", 0)),
         "used": (figures.percent(stage.memory.used, stage.memory.total), "bad" if over else ""),
         "kv": kv_figures(stage),
         "swap": (count_text(stage.swap_blocks.used), "swap" if stage.swap_blocks.used else "dim"),
@@ -164,10 +175,10 @@ def _cells(
         "step": (figures.millis(stage.step_ms.p50), ""),
         "p99": (figures.millis(stage.step_ms.p99), "dim"),
         "idle": (UNKNOWN if idle is None else f"{idle:.0f}%", "dim"),
-        "op": (wording.operation(stage, brief=op_width < 16), style or STAGE.get(stage.state, mark).style),
+        "op": (wording.operation(stage, brief=widths.get("op", 0) < 16), style or STAGE.get(stage.state, mark).style),
         "layers": (layers, "dim"),
         "pid": (UNKNOWN if stage.pid is None else str(stage.pid), "dim"),
-        "host": (stage.host, "dim"),
+        "host": (_end_of(stage.host, widths.get("host", 0)), "dim"),
         "device": (stage.device.name or stage.device.kind, "dim"),
         "age": (figures.age(stage.progress_age_ms), style or ("warn" if slow else "dim")),
     }

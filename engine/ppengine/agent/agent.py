@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -24,14 +23,15 @@ import zmq
 
 from ppengine.agent import last_steps, nvml
 from ppengine.agent.edge_watch import EdgeWatch
+from ppengine.agent.far_edges import FarEdges
 from ppengine.agent.host_load import HostLoad, HostRoom
 from ppengine.agent.stack_dumps import Ability, self_test, take
 from ppengine.agent.stage_watch import DEVICE_PAGE, StageWatch
 from ppengine.common import debug_attach, lifeline, logs, procfs
 from ppengine.common.config import EngineConfig
 from ppengine.common.ptrace_pauses import PauseFilter, PtracePauses
-from ppengine.common.sockets import LOOK_S, Bindings
 from ppengine.protocol import frames
+from ppengine.protocol.agent_messages import ClockAnswer, ClockQuestion, ToAgent
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail, StageStacks
 from ppengine.protocol.stage_samples import AgentReport, StageSample
@@ -45,6 +45,7 @@ CALM_MS = 400.0
 _RING_NAME = re.compile(r"s(\d+)\.(\d+)\.(?:([A-Za-z0-9_-]+)\.ring|device\.page)")
 _SPIES = 4
 CORE = "ppengine.core"
+RECONNECT_MS = 20
 STACKS_FILE = "stacks.txt"
 """File in the run folder with the result of the stack self-test."""
 _SETTLED_NS = 1_000_000_000
@@ -57,8 +58,9 @@ class Sampler:
         self.pauses = PtracePauses()
         self._folder = Path(config.ring_dir)
         self._watches: dict[tuple[int, int], StageWatch] = {}
-        self._node = socket.gethostname()
+        self._node = config.node_name
         self._edges = EdgeWatch()
+        self._far_edges = None if config.cluster is None else FarEdges()
         self._host_load = HostLoad()
         self._host_room = HostRoom()
         self._found: dict[tuple[int, int], dict[str, tuple[Path, int]]] = {}
@@ -83,17 +85,21 @@ class Sampler:
             watch.update(found[key])
             if watch.pid not in (before, None):
                 log.info("watching stage %d, pid %d", key[0], watch.pid)
-        beside_ns, paused_ns = self._host_load.beside_ns, self.pauses.total_ns()
-        seen = [(self._watches[key], self._watches[key].look(beside_ns, paused_ns)) for key in sorted(self._watches)]
+        paused_ns = self.pauses.total_ns()
+        seen = [
+            (self._watches[key], self._watches[key].look(self._host_load, paused_ns)) for key in sorted(self._watches)
+        ]
         self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
         stages = [sample for _, sample in seen if sample is not None]
+        self._host_load.look_idle()
         if not all(watch.by_device for watch, _ in seen):
             self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
         self._edges.look(time.monotonic_ns(), stages, self._watches, paused_ns)
         available, age_ms = self._host_room.look()
         return AgentReport(
-            mono_ns=time.monotonic_ns(), node=self._node, stages=stages, available=available, available_age_ms=age_ms
-        )
+            mono_ns=time.monotonic_ns(), node=self._node, stages=stages, available=available, available_age_ms=age_ms,
+            far_edges=[] if self._far_edges is None else self._far_edges.look(self._watches),
+        )  # fmt: skip
 
     def _scan(self) -> dict[tuple[int, int], dict[str, tuple[Path, int]]]:
         """Return path and inode of every ring by stage; the folder is read only after it has changed."""
@@ -123,14 +129,16 @@ class StackServer:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, sampler: Sampler) -> None:
         self._sampler, self._config = sampler, config
         self.pauses = sampler.pauses
-        self._codec = frames.Codec(Inspect)
-        self._socket = context.socket(zmq.ROUTER)
+        self._codec = frames.Codec(ToAgent)
+        self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IDENTITY, config.node_name.encode())
         self._socket.setsockopt(zmq.MAXMSGSIZE, 64 * 1024)
-        # A restarted gateway connects under the name of its predecessor.
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._bindings = Bindings()
-        self._bindings.bind(self._socket, config.endpoint("agent"))
+        # No answer waits for a gateway that is gone.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 10 * RECONNECT_MS)
+        config.connect(self._socket, "agent")
         threading.Thread(target=self._serve, name="stacks", daemon=True).start()
 
     def _serve(self) -> None:
@@ -140,16 +148,19 @@ class StackServer:
         with contextlib.suppress(OSError):
             (Path(self._config.run_dir) / STACKS_FILE).write_text(ability.text + "\n")
         while True:
-            self._bindings.look()
-            if not self._socket.poll(int(LOOK_S * 1e3)):
-                continue
-            identity, *body = self._socket.recv_multipart()
+            body = self._socket.recv_multipart()
             try:
                 question = self._codec.decode(frames.split(body, 1)[0])
             except frames.ProtocolError:
                 continue
+            answer: msgspec.Struct | None = None
             if isinstance(question, Inspect):
-                self._socket.send_multipart([identity, frames.encode(self._answer(question, ability))])
+                answer = self._answer(question, ability)
+            elif isinstance(question, ClockQuestion):
+                answer = ClockAnswer(nonce=question.nonce, mono_ns=time.monotonic_ns())
+            if answer is not None:
+                with contextlib.suppress(zmq.Again):
+                    self._socket.send(frames.encode(answer), zmq.NOBLOCK)
 
     def _answer(self, question: Inspect, ability: Ability) -> Inspected | Failed:
         if question.what not in ("stacks", "rings"):
@@ -197,7 +208,7 @@ def run(config: EngineConfig, stop: threading.Event) -> None:
     push = context.socket(zmq.PUSH)
     push.setsockopt(zmq.SNDHWM, 4)
     push.setsockopt(zmq.LINGER, 0)
-    push.connect(config.endpoint("collect"))
+    config.connect(push, "collect")
     sampler = Sampler(config)
     gpus = nvml.start()
     stacks = StackServer(context, config, sampler)
@@ -232,7 +243,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.start()
     config = EngineConfig.load(args.engine)
-    log.info("agent of %s (%s) started on %s", config.name, config.id, socket.gethostname())
+    log.info("agent of %s (%s) started on %s", config.name, config.id, config.node_name)
     run(config, stop)
     log.info("leaving on SIGTERM")
     # The stack server may wait in its socket; nothing here needs tidying.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import zmq
 
+from ppengine.common.curve import CONSOLES, NODES
+from ppengine.common.zap import ZapHandler
 from ppengine.gateway.keyring import Keyring, Principal
-from ppengine.gateway.zap import ZapHandler
 from ppengine.protocol.verb_table import covers
 
 log = logging.getLogger("ppengine.gateway")
@@ -28,11 +29,19 @@ class AccessControl:
     """Make it before the sockets that it guards: a socket without a handler refuses everybody."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, refusals: Callable[[str], object]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: Path,
+        refusals: Callable[[str], object],
+        node_accepts: Callable[[str], bool] | None = None,
     ) -> None:
-        """Read the keys in `folder` and start the handler. `refusals` logs a line. Raises zmq.ZMQError."""
+        """Read the keys in `folder` and start the handler. `refusals` logs a line. Raises zmq.ZMQError.
+
+        `node_accepts`: for the keys of other nodes, if the engine has any.
+        """
         self._keyring = Keyring(folder)
-        self._handler = ZapHandler(context, self._keyring.accepts, refusals)
+        accepts = {CONSOLES: self._keyring.accepts} | ({} if node_accepts is None else {NODES: node_accepts})
+        self._handler = ZapHandler(context, accepts, refusals)
         self._revocations = self._keyring.revocations
 
     def principal(self, key: str) -> Principal | None:

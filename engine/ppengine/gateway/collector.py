@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping
 
@@ -23,8 +22,10 @@ from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.events import EventLog
+from ppengine.gateway.far_links import FarLinks
 from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
 from ppengine.gateway.merge import Inputs, held_bytes, merge, stage_state
+from ppengine.gateway.node_clocks import NodeClocks
 from ppengine.gateway.process_table import ProcessTable
 from ppengine.gateway.shortage_watch import ShortageWatch
 from ppengine.protocol.facts import Exited, Fact, Serving
@@ -47,8 +48,11 @@ class Collector:
         self._config, self._events = config, events
         self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
         self._faults = FaultLog(since_ns=time.monotonic_ns())
-        self._node = socket.gethostname()
+        self.node = config.node_name
+        """Name of the engine's own node."""
         self._sightings: dict[Key, Sighting] = {}
+        self.clocks = NodeClocks()
+        self._far_links = FarLinks(self.node, self.clocks, self._sightings)
         self._agent_ns: dict[str, int] = {}
         self._agent_dropped: dict[str, int] = {}
         self._gpus: dict[str, tuple[GpuInfo, int]] = {}
@@ -97,6 +101,7 @@ class Collector:
         texts = {
             "supervisor": f"the supervisor {how}, and all processes of the engine with it; they are restarted",
             "agent": f"the agent {how}: the stages are not sampled",
+            "forkserver": f"the fork server {how}; it is restarted",
             "gateway": f"the gateway {how}; it is restarted",
             "core": f"the engine core {how}" if is_unclean(exited.exit_code) else "",
         }
@@ -106,7 +111,7 @@ class Collector:
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host has another monotonic clock: for its reports the time of arrival counts.
-        here = report.node == self._node
+        here = report.node == self.node
         seen_ns = report.mono_ns if here else time.monotonic_ns()
         self._agent_ns[report.node] = seen_ns
         self._agent_dropped[report.node] = report.dropped
@@ -115,7 +120,8 @@ class Collector:
         self._gpus.update({gpu.uuid: (gpu, seen_ns) for gpu in report.gpus})
         self._hosts[report.node] = report.available, seen_ns - int(report.available_age_ms * 1e6)
         for sample in report.stages:
-            self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here)
+            self._sightings[sample.index, sample.rank] = Sighting(sample, seen_ns, here, node=report.node)
+        self._far_links.take(report, seen_ns)
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -131,11 +137,21 @@ class Collector:
 
     def agent_missing(self) -> str:
         """Return why the agent cannot take a question, empty if it can."""
-        newest = max(self._agent_ns.values(), default=None)
+        newest = self._agent_ns.get(self.node)
         if newest is None:
             return "the agent has not reported yet"
         age = (time.monotonic_ns() - newest) / 1e9
         return f"the agent has not reported for {age:.1f} s" if age > AGENT_SILENT_S else ""
+
+    def node_of(self, stage: int) -> str:
+        """Return the node of a stage; the engine's own as long as no agent has seen the stage."""
+        seen = self._sightings.get((stage, 0))
+        return self.node if seen is None else seen.node
+
+    def nodes(self) -> list[str]:
+        """Return the nodes whose agents report."""
+        late_ns = time.monotonic_ns() - int(AGENT_SILENT_S * 1e9)
+        return [node for node, at_ns in self._agent_ns.items() if at_ns > late_ns]
 
     def core_age_ms(self) -> float | None:
         """Return the age of the core's report; None before the first."""
@@ -177,10 +193,10 @@ class Collector:
 
     # --- judgement ------------------------------------------------------------------------------------------
 
-    def judge(self, stopping: bool, stacks: Mapping[int, Stack] | None = None) -> bool:
+    def judge(self, stopping: bool, stacks: Mapping[tuple[int | None, int], Stack] | None = None) -> bool:
         """Diagnose again, with one event for each new or cleared verdict. Return whether there was one.
 
-        `stacks`: by pid, those taken for known faults.
+        `stacks`: by stage and pid, those taken for known faults.
         """
         self.news = False
         core_process = self.processes.core()

@@ -14,7 +14,7 @@ from ppengine.protocol.discovery import process_start
 def continue_stage(command: Command, op: str, stage: int, process: tuple[int, int] | None) -> Iterator[Reply]:
     """Yield the answers to a command to continue `stage`, whose (pid, start time) is `process`; act between them."""
     if process is None or process_start(process[0]) != process[1]:
-        yield Refused(id=command.id, code="NOT_FOUND", text=f"no process of stage {stage} runs")
+        yield Refused(id=command.id, code="NOT_FOUND", text=f"no process of stage {stage} runs on the engine's host")
         return
     pid = process[0]
     plan = [_plan(stage, pid)]

@@ -9,6 +9,7 @@ import msgspec
 import zmq
 
 from ppengine.common.config import EngineConfig
+from ppengine.gateway.agent_desk import AgentDesk
 from ppengine.gateway.bulk import NO_FAULTS
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.gateway_sockets import Sockets, send
@@ -33,6 +34,7 @@ class EngineLink:
         self._config, self._sockets, self._collector = config, sockets, collector
         self._aborts: list[AbortMany] = []
         """Messages that wait for a core."""
+        self.agents = AgentDesk(sockets.agent, collector.node, collector.node_of, collector.nodes, collector.clocks)
         self.faults: FaultDesk | None = None
         """The desk for faults on demand; without `--allow-faults` it is not even imported."""
         if config.allow_faults:
@@ -82,10 +84,10 @@ class EngineLink:
 
     def ask_agent(self, question: Inspect) -> str:
         """Send a question to the agent; return the obstacle, empty without one."""
-        if missing := self._collector.agent_missing():
+        on_node = question.stage is not None and self._collector.node_of(question.stage) != self._collector.node
+        if not on_node and (missing := self._collector.agent_missing()):
             return missing
-        taken = send(self._sockets.agent, [frames.encode(question)])
-        return "" if taken else "the agent takes no more questions now"
+        return self.agents.ask(question)
 
     def fault(self, command: Command) -> list[Accepted | Outcome | Refused]:
         """Begin a fault on demand, or refuse it."""

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import zmq
 
+from ppengine.common.cluster import node_accepts
 from ppengine.common.config import EngineConfig
 from ppengine.common.curve import make_keypair
+from ppengine.common.refusal_log import RefusalLog
 from ppengine.gateway import departure, fault_record
 from ppengine.gateway.access import AccessControl
 from ppengine.gateway.audit import AuditLog
@@ -33,14 +35,12 @@ from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.questions import LocalAnswers
-from ppengine.gateway.refusal_log import RefusalLog
 from ppengine.gateway.stack_probe import NONCE, StackProbe
 from ppengine.gateway.succession import Succession
 from ppengine.protocol import frames, kept_files
 from ppengine.protocol.control import (
     Failed,
     Fetched,
-    FromBulk,
     Inspected,
     Reply,
 )
@@ -76,7 +76,8 @@ class Gateway:
         self._config = config
         audit = AuditLog(Path(config.run_dir), config.name, config.id)
         refusals = RefusalLog(log)
-        self._access = AccessControl(context, keys_dir(), refusals)
+        nodes = node_accepts(Path(config.run_dir)) if config.cluster is not None else None
+        self._access = AccessControl(context, keys_dir(), refusals, nodes)
         self._connections = Connections(context, refusals)
         server = adopt_server_key(Path(config.run_dir), make_keypair)
         self._sockets = Sockets(context, config, server, self._connections)
@@ -101,7 +102,7 @@ class Gateway:
             self._core_back,
         )  # fmt: skip
         self._to_collector = frames.Codec(ToCollector)
-        self._from_front, self._from_agent = frames.Codec(FromFront), frames.Codec(FromBulk)
+        self._from_front = frames.Codec(FromFront)
         self._refresh: set[bytes] = set()
         self._published = 0.0
         self._spacing = min(_REFRESH_S, 0.5 / config.profile.console.publish_hz)
@@ -148,6 +149,8 @@ class Gateway:
                 self._consoles.commands.expire(now)
                 self._consoles.lease.expire()
                 self._on_faults()
+                self._engine.agents.turn()
+                self._on_agent()
                 self._access.turn(self._events.say)
                 if made := self._sockets.look():
                     self._events.say("folder.remade", f"the gateway has bound its sockets again: {', '.join(made)}")
@@ -296,18 +299,16 @@ class Gateway:
 
     def _on_front(self) -> None:
         for parts in drain(self._sockets.front):
-            self._on_answer(parts, self._from_front)
+            try:
+                self._on_answer(self._from_front.decode(frames.split(parts, 1)[0]))
+            except frames.ProtocolError:
+                self._collector.unreadable += 1
 
     def _on_agent(self) -> None:
-        for parts in drain(self._sockets.agent):
-            self._on_answer(parts, self._from_agent)
+        for answer in self._engine.agents.answers():
+            self._on_answer(answer)
 
-    def _on_answer(self, parts: list[bytes], codec: frames.Codec) -> None:
-        try:
-            message = codec.decode(frames.split(parts, 1)[0])
-        except frames.ProtocolError:
-            self._collector.unreadable += 1
-            return
+    def _on_answer(self, message: object) -> None:
         if isinstance(message, Reply):
             self._consoles.commands.on_reply(message)
         elif isinstance(message, Inspected | Failed) and message.nonce == NONCE:

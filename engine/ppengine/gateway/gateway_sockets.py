@@ -6,7 +6,6 @@ import contextlib
 import functools
 import ipaddress
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +13,9 @@ from typing import NamedTuple
 import zmq
 
 from ppengine.common import curve
+from ppengine.common.cluster import HANDSHAKE_MS, NAMES
 from ppengine.common.config import EngineConfig
-from ppengine.common.sockets import NOBLOCK, Bindings, readable
+from ppengine.common.sockets import NOBLOCK, Bindings, bind_tcp, readable
 from ppengine.gateway.connections import Connections
 from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.keys import KeyFileError, Keypair, write_keypair
@@ -25,18 +25,14 @@ STATE_HWM = 20
 """Messages queued for one slow subscriber; then its newest are dropped."""
 TCP_BUFFER = 128 * 1024
 """Bytes that the kernel holds for a TCP peer: a second at 1 Mbit/s, and not the half minute of its default."""
-HANDSHAKE_MS = 10_000
-"""Milliseconds for a peer to show its key; then its connection is closed."""
 BURST = 200
 """Messages taken from one socket before the next socket's turn."""
 _PATH_MOST = 107
-_PORT_S = 2.0
-"""Seconds to wait for a port that is still in use."""
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Sockets:
-    """Binds the public sockets, `collect` and `report`, connects to core and agent."""
+    """Binds the public sockets, `collect`, `report` and `agent`, connects to the core."""
 
     def __init__(
         self,
@@ -62,7 +58,11 @@ class Sockets:
         self.collect = self._private("collect")
         self.report = self._private("report")
         self.front = self._connect(context, config, "front")
-        self.agent = self._connect(context, config, "agent")
+        self.agent = self._private("agent", zmq.ROUTER)
+        # An agent that is restarted connects under the name of its predecessor.
+        self.agent.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # Nothing queues for an absent agent: sending fails at once.
+        self.agent.setsockopt(zmq.ROUTER_MANDATORY, 1)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close all; queued messages have `linger_ms` to leave."""
@@ -98,12 +98,14 @@ class Sockets:
             socket.setsockopt(zmq.SNDBUF, TCP_BUFFER)
             if self._connections is not None:
                 self._connections.watch(name, socket)
-            _bind_tcp(socket, listen.endpoint(name))
+            bind_tcp(socket, listen.endpoint(name))
         return socket
 
-    def _private(self, name: str) -> Socket:
-        socket = self._socket(zmq.PULL)
+    def _private(self, name: str, kind: int = zmq.PULL) -> Socket:
+        socket = self._socket(kind)
         self._bindings.bind(socket, self._config.endpoint(name))
+        if name in NAMES:
+            self._config.listen_for_nodes(socket, name)
         return socket
 
     def _socket(self, kind: int) -> Socket:
@@ -137,19 +139,6 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
             yield socket.recv_multipart(NOBLOCK)
         except zmq.Again:
             return
-
-
-def _bind_tcp(socket: Socket, endpoint: str) -> None:
-    """Bind a port that a socket of this process, or of its predecessor, may hold for another moment."""
-    deadline = time.monotonic() + _PORT_S
-    while True:
-        try:
-            socket.bind(endpoint)
-            return
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
-                raise OSError(f"the port of {endpoint} cannot be used: {os.strerror(error.errno or 0)}") from None
-        time.sleep(0.005)
 
 
 class Received(NamedTuple):

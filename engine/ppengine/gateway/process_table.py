@@ -43,7 +43,11 @@ class ProcessTable:
         for process in report.processes:
             if process.exit_code is not None:
                 self._starts.pop(process.pid, None)
-            elif process.pid not in self._starts and (start := process_start(process.pid)) is not None:
+            elif (
+                not process.node
+                and process.pid not in self._starts
+                and (start := process_start(process.pid)) is not None
+            ):
                 self._starts[process.pid] = start
 
     def others(self) -> dict[int, int]:
@@ -85,7 +89,8 @@ class ProcessTable:
 
     def is_own(self, pid: int) -> bool:
         """Return whether `pid` is a process of this engine, or the child of one, as the shadow is of the core."""
-        pids = {each.pid for each in self.listed} | {seen.sample.pid for seen in self._sightings.values()}
+        pids = {each.pid for each in self.listed if not each.node}
+        pids |= {seen.sample.pid for seen in self._sightings.values() if seen.here}
         return pid in pids or procfs.parent(pid) in pids
 
     def supervisor_pid(self) -> int | None:
@@ -95,6 +100,8 @@ class ProcessTable:
 
     def _is_here(self, process: ProcessInfo) -> bool:
         """Return whether a process runs on this host: a pid of another host is another process here."""
+        if process.node:
+            return False
         if process.role != "stage" or self._config.profile.parallel.executor == "local":
             return True
         seen = self._sightings.get((process.stage or 0, process.rank or 0))

@@ -13,6 +13,8 @@ from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import MAIN_THREAD, StacksDetail, StageStacks
 from ppengine.protocol.snapshot import Verdict
 
+Process = tuple[int | None, int]
+"""Stage (None: the core) and pid: processes of two nodes may have the same pid."""
 NONCE = -1
 """Nonce of the gateway's own questions; those of consoles count from 1."""
 _AGAIN_S = 1.0
@@ -28,13 +30,14 @@ class StackProbe:
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
         """`ask` sends a question to the agent and returns the obstacle, empty without one."""
         self._ask = ask
-        self._requested: dict[tuple[int | None, int], float] = {}
+        self._requested: dict[Process, float] = {}
         """Time of the last question, by stage (None: the core) and pid."""
-        self._looks: Counter[int] = Counter()
-        """Answers by pid."""
-        self._not_before = 0.0
-        self.stacks: Mapping[int, Stack] = {}
-        """The newest stacks by pid."""
+        self._looks: Counter[Process] = Counter()
+        """Answers by process."""
+        self._not_before: dict[Process, float] = {}
+        """Time before which the agent of a process is not asked again: it could not be."""
+        self.stacks: Mapping[Process, Stack] = {}
+        """The newest stacks by process."""
 
     def look(
         self, verdicts: list[Verdict], pids: Mapping[int | None, int], sharers: Collection[int | None] = ()
@@ -43,7 +46,7 @@ class StackProbe:
 
         `sharers`: stages whose GIL is held for a part of the time; one look may miss the thread that holds it.
         """
-        wanted: set[tuple[int | None, int]] = set()
+        wanted: set[Process] = set()
         for verdict in verdicts:
             of_one = verdict.stage is not None or verdict.cause == "core"
             if verdict.root and of_one and verdict.cause in STACKS_WANTED:
@@ -52,21 +55,21 @@ class StackProbe:
                 stages = several if verdict.cause == "deadlock" else [verdict.stage]
                 wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
         if not wanted:
-            self._requested, self._looks, self.stacks = {}, Counter(), {}
+            self._requested, self._looks, self.stacks, self._not_before = {}, Counter(), {}, {}
             return
         now, lost_s = time.monotonic(), _LOST_S * len(wanted)
         for stage, pid in sorted(wanted, key=lambda one: one[1]):
             requested = self._requested.get((stage, pid))
-            again = stage in sharers and self._lacks_holder(pid) and now - (requested or 0.0) >= _AGAIN_S
-            if requested is not None and not again and (pid in self.stacks or now - requested < lost_s):
+            again = stage in sharers and self._lacks_holder((stage, pid)) and now - (requested or 0.0) >= _AGAIN_S
+            if requested is not None and not again and ((stage, pid) in self.stacks or now - requested < lost_s):
                 continue
-            if again and pid not in self.stacks and requested is not None and now - requested < lost_s:
+            if again and (stage, pid) not in self.stacks and requested is not None and now - requested < lost_s:
                 continue  # The answer to the last question is still to come.
-            if now < self._not_before:
-                return
+            if now < self._not_before.get((stage, pid), 0.0):
+                continue
             if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
-                self._not_before = now + _AGAIN_S
-                return
+                self._not_before[stage, pid] = now + _AGAIN_S
+                continue
             self._requested[stage, pid] = now
 
     def take(self, answer: Inspected | Failed) -> StacksDetail | None:
@@ -74,17 +77,17 @@ class StackProbe:
         if isinstance(answer, Failed):
             return None
         detail = frames.decode_as(StacksDetail, bytes(answer.data))
-        known = {stage.pid: newest(stage) for stage in detail.all if stage.pid is not None}
-        requested = {pid for _, pid in self._requested}
-        self._looks.update(pid for pid in known if pid in requested)
-        kept = {pid for pid, stack in self.stacks.items() if _is_holder(stack)}
-        self.stacks = {**self.stacks, **{pid: known[pid] for pid in known if pid in requested and pid not in kept}}
+        known = {(stage.stage, stage.pid): newest(stage) for stage in detail.all if stage.pid is not None}
+        taken = known.keys() & self._requested.keys()
+        self._looks.update(taken)
+        kept = {process for process, stack in self.stacks.items() if _is_holder(stack)}
+        self.stacks = {**self.stacks, **{process: known[process] for process in taken - kept}}
         return detail
 
-    def _lacks_holder(self, pid: int) -> bool:
+    def _lacks_holder(self, process: Process) -> bool:
         """Return whether another look may show a thread that holds the GIL, other than the main one."""
-        stack = self.stacks.get(pid)
-        return self._looks[pid] < _LOOKS_MOST and (stack is None or not _is_holder(stack))
+        stack = self.stacks.get(process)
+        return self._looks[process] < _LOOKS_MOST and (stack is None or not _is_holder(stack))
 
 
 def _is_holder(stack: Stack) -> bool:

@@ -1,7 +1,7 @@
 """Answers to `Inspect`: details that travel on `bulk` on request, and are in no snapshot.
 
-Times of operations are monotonic nanoseconds of the host that a stage runs on; `mono_ns` and `wall` of a detail are
-one moment.
+Times of operations are monotonic nanoseconds of the engine's host; those of stages on other nodes are converted.
+`mono_ns` and `wall` of a detail are one moment.
 """
 
 from __future__ import annotations
@@ -193,6 +193,10 @@ class StageRings(msgspec.Struct, kw_only=True):
     finished_step: int | None = None
     threads: list[ThreadRing] = []
     error: str = ""
+    node: str = ""
+    """Node of the stage, if it is not the engine's own."""
+    clock_error_ms: float | None = None
+    """Most milliseconds by which its times are off, because another clock measured them; None: none."""
 
 
 class RingsDetail(msgspec.Struct, kw_only=True):

@@ -152,6 +152,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
 
 UNKNOWN_STATUS = 256
 """Exit code of an ended process whose status is unknown: no real one is above 255."""
+NODE_LOST = 257
+"""Exit code of a process whose node is lost."""
 
 
 class ProcessInfo(msgspec.Struct, kw_only=True):
@@ -165,6 +167,8 @@ class ProcessInfo(msgspec.Struct, kw_only=True):
     detail: str = ""
     generation: int = 1
     """Generation for which the process of a stage was started."""
+    node: str = ""
+    """Name of its node; empty: the engine's own. A pid is one of its node."""
     replaced: bool = False
     """Its parent ends it now and starts another in its place: its end is no fault."""
 

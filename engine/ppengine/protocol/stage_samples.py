@@ -27,9 +27,9 @@ class LinkPace(msgspec.Struct, kw_only=True, frozen=True):
     """A link that is slower than it was: its newest slow second."""
 
     rate: float
-    """Bytes a second while a message is under way."""
+    """Bytes a second while a message is under way; between two nodes at most."""
     usual_rate: float
-    """Bytes a second that the same messages had before."""
+    """Bytes a second that the same messages had before; between two nodes at least."""
     lost: float
     """Share of the second for which the receiver waited longer than usual."""
     slow_ms: float
@@ -47,6 +47,35 @@ class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
     """On a sender, the last message that the receiver recorded otherwise: as sent (None: left out) and as posted."""
     pace: LinkPace | None = None
     """On a sender, while the link is slow; None: it is as it was, or not known."""
+
+
+class FarMessage(msgspec.Struct, array_like=True, frozen=True):
+    """One message of an edge as one side recorded it, with nanoseconds of its node's clock; 0: not yet."""
+
+    number: int
+    step: int
+    size: int
+    code: int
+    begun_ns: int
+    returned_ns: int
+    done_ns: int
+
+
+class FarEdge(msgspec.Struct, kw_only=True, frozen=True):
+    """One side of an edge to another node: its messages since the report before."""
+
+    stage: int
+    rank: int
+    kind: Literal["send", "receive"]
+    peer: int
+    generation: int
+    after: int
+    """All messages behind this number are here; those up to it are reported once more, if they have changed."""
+    messages: list[FarMessage]
+    waited_ns: int
+    """Time so far in which the stage's main thread could run and had no core."""
+    throttled_us: int
+    """Time so far in which a quota held the stage back."""
 
 
 class CpuShares(msgspec.Struct, kw_only=True, frozen=True):
@@ -114,10 +143,22 @@ class PaceSample(msgspec.Struct, kw_only=True, frozen=True):
     step_ms: float
     baseline_ms: float
     slow_ms: float = 0.0
-    """Sum of the seconds at 1.3 times the baseline or more, with none between them that was well; 0: the newest was."""
+    """Sum of the seconds at 1.3 times the baseline or more, with none between them that was well; 0: the newest was.
+    A single one between two at 3 times the baseline or more counts with them."""
     throttled: float | None = None
     """Share of the last second in which the cgroup's quota held the process back; None: no quota is known."""
     age_ms: float = 0.0
+
+
+class StarvedSample(msgspec.Struct, kw_only=True, frozen=True):
+    """A main thread that waits for a core while others idle."""
+
+    share: float
+    """Share of the last second in which it did, at least."""
+    for_ms: float
+    """Time for which it has been so."""
+    scheduling: str
+    """Processors that it may use, and its nice value; empty: not readable."""
 
 
 class StageSample(msgspec.Struct, kw_only=True):
@@ -178,6 +219,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Readable counts of memory.events and cpu.stat: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now; None: none does."""
+    starved: StarvedSample | None = None
+    """Its main thread waits for a core while others idle; None: it gets its share, or that is not known."""
     gil: GilSample | None = None
     """How often its GIL is held; None: not known."""
     growth: GrowthSample | None = None
@@ -207,6 +250,8 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     """Reports of this agent that were dropped because the queue was full."""
     held_ns: int = 0
     """So long, in all, a stage was held for its stacks to be taken."""
+    far_edges: list[FarEdge] = []
+    """Sides of edges whose other end is on another node, for the gateway to compare."""
 
 
 TRACED = "t"

@@ -10,15 +10,24 @@ All times are CLOCK_MONOTONIC nanoseconds, which on Linux is one clock for all p
 """
 
 from ppengine.common.ring.layout import (
+    BEGUN_NS,
+    DETAIL,
+    DONE_NS,
     DTYPES,
     HEADER_BYTES,
+    KIND,
     MAP_RING,
+    RETURNED_NS,
+    SEQ,
+    SIZE,
+    STEP,
     Gauge,
     Kind,
     Phase,
     Record,
     Row,
     Word,
+    in_ms,
     shape_code,
     shape_text,
 )
@@ -26,6 +35,6 @@ from ppengine.common.ring.reader import RingReader
 from ppengine.common.ring.writer import RingWriter
 
 __all__ = [
-    "DTYPES", "HEADER_BYTES", "MAP_RING", "Gauge", "Kind", "Phase", "Record", "RingReader", "RingWriter", "Row", "Word",
-    "shape_code", "shape_text",
+    "BEGUN_NS", "DETAIL", "DONE_NS", "DTYPES", "HEADER_BYTES", "KIND", "MAP_RING", "RETURNED_NS", "SEQ", "SIZE", "STEP",
+    "Gauge", "Kind", "Phase", "Record", "RingReader", "RingWriter", "Row", "Word", "in_ms", "shape_code", "shape_text",
 ]  # fmt: skip

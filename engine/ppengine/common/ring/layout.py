@@ -82,13 +82,15 @@ class Word(IntEnum):
     THREAD_TICK_NS = 10
     CAPACITY = 11
     GIL_PROBES = 12
-    """Looks of the control thread, in its own ring, at whether the GIL is free; the next three are parts of them."""
+    """Looks of the control thread, in its own ring, at whether the GIL is free; turns and holds are parts of them."""
     GIL_TURNS = 13
     """Waits for a whole turn of another thread or longer."""
     GIL_HOLDS = 14
     """Waits for a thread that does not let go."""
     GIL_HOLD_NS = 15
     """Sum of these waits."""
+    GIL_SLEEP_NS = 16
+    """Sum of the sleeps before these looks."""
 
 
 class Gauge(IntEnum):
@@ -135,6 +137,8 @@ class Record(NamedTuple):
 
 Row = tuple[int, ...]
 """The fields of a `Record` in their order, without their names: thousands a second are read, and few are kept."""
+SEQ, KIND, _, STEP, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
+"""Places of the fields of a `Record` in a `Row`."""
 
 
 def shape_code(dtype: str, width: int) -> int:
@@ -152,3 +156,8 @@ def shape_text(size: int, code: int) -> str:
     item = int(digits) // 8 if digits else 1
     rows = size // (item * width) if width else 0
     return f"{name}[{rows}, {width}] {size} B"
+
+
+def in_ms(ns: int) -> float:
+    """Return nanoseconds as milliseconds, to the hundredth."""
+    return ns // 10_000 / 100

@@ -115,6 +115,11 @@ class RingWriter:
         self._words[Word.PHASE_NS] = _now_ns()
         self._words[Word.PHASE] = phase
 
+    @property
+    def phase_name(self) -> str:
+        """Name of the declared phase, in lower case."""
+        return Phase(self._words[Word.PHASE]).name.lower()
+
     def gauge(self, which: Gauge, value: int) -> None:
         """Publish one figure."""
         self._words[_GAUGE_WORDS + which] = value

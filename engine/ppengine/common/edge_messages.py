@@ -7,8 +7,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Literal
 
-from ppengine.agent.ring_state import DETAIL, DONE_NS, KIND, in_ms
-from ppengine.common.ring import Kind, Record, Row
+from ppengine.common.ring import DETAIL, DONE_NS, KIND, Kind, Record, Row, in_ms
 from ppengine.protocol.stage_samples import EdgeSample, Message
 
 SHOWN_DONE = 12
@@ -17,7 +16,7 @@ _KEPT = 256
 """Number of messages kept: more than an edge carries between two looks."""
 CONFLICT_KEPT_NS = 300_000_000_000
 """Nanoseconds for which a conflict is reported: it has spoiled results, also if later messages agree."""
-_KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
+KINDS: dict[int, Literal["send", "receive"]] = {Kind.SEND.value: "send", Kind.RECEIVE.value: "receive"}
 _edge_of = itemgetter(*map(Record._fields.index, ("kind", "peer", "generation")))
 _content = itemgetter(*map(Record._fields.index, ("step", "size", "code")))
 """The fields that both ends of an edge record alike."""
@@ -59,7 +58,7 @@ class MessageTrack:
 
     def feed(self, rows: Iterable[Row]) -> None:
         """Take rows, new ones and ones that have changed."""
-        messages = [row for row in rows if row[DETAIL] and row[KIND] in _KINDS]
+        messages = [row for row in rows if row[DETAIL] and row[KIND] in KINDS]
         for (kind, peer, generation), mine in groupby(messages, _edge_of):
             edge = self._edges.get((kind, peer))
             if edge is None or generation > edge.generation:
@@ -70,9 +69,17 @@ class MessageTrack:
     def samples(self, now_ns: int) -> list[EdgeSample]:
         """Return every edge of this side."""
         return [
-            EdgeSample(kind=_KINDS[kind], peer=peer, generation=edge.generation, messages=edge.shown(now_ns))
+            EdgeSample(kind=KINDS[kind], peer=peer, generation=edge.generation, messages=edge.shown(now_ns))
             for (kind, peer), edge in self._edges.items()
         ]
+
+    def edges(self) -> list[tuple[Kind, int]]:
+        """Return kind and peer of every edge of this side."""
+        return [(Kind(kind), peer) for kind, peer in self._edges]
+
+    def forget(self, kind: Kind, peer: int) -> None:
+        """Drop the messages of one edge: some in between are not known."""
+        self._edges.pop((kind.value, peer), None)
 
     def edge(self, kind: Kind, peer: int) -> tuple[int, dict[int, Row]]:
         """Return generation and rows by number of one edge; without rows if there is none."""
