@@ -75,6 +75,7 @@ from ppengine.protocol.inspection import (
     StacksDetail,
     StageStacks,
 )
+from ppengine.protocol.past_files import CAPABILITY, ListPast, ReadPast
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
     CordonInfo,
@@ -238,6 +239,8 @@ class FakeGateway:
         self.slow_published = 0
         """Snapshots on the slow topic."""
         self.finished: list[FinishedInfo] = []
+        self.past: Callable[[ListPast | ReadPast], msgspec.Struct] | None = None
+        """Answers questions about the past; None: a gateway of an earlier version."""
         self.asked = 0
         """Fetches that came."""
         self.role: Role = "admin"
@@ -405,7 +408,7 @@ class FakeGateway:
         return Welcome(
             proto=PROTOCOL, role="viewer" if hello.read_only else self.role, engine=self.id, name=self.name,
             epoch=self.epoch, event_seq=len(self.events), event_oldest=max(1, len(self.events) - self.ring + 1),
-            max_frame_bytes=MAX_FRAME_BYTES,
+            max_frame_bytes=MAX_FRAME_BYTES, capabilities=[] if self.past is None else [CAPABILITY],
         )  # fmt: skip
 
     def _answer(self, command: Command) -> list[Answer]:
@@ -537,6 +540,8 @@ class FakeGateway:
             self._waiting_fetches.append((time.monotonic() + message.wait_ms / 1000, to, message))
         elif isinstance(message, Inspect):
             self._send(self._bulk, to, self._inspect(message))
+        elif isinstance(message, ListPast | ReadPast) and self.past is not None:
+            self._send(self._bulk, to, self.past(message))
 
     def _answer_fetches(self, now: float) -> None:
         rest = []

@@ -122,13 +122,6 @@ def test_an_address_needs_a_key_once(cli: Cli) -> None:
     assert find_engine(HERE).server_key == ONE
 
 
-def test_commands_that_need_the_host_say_so(cli: Cli) -> None:
-    cli("context", "add", "far", HERE, "--server-key", ONE)
-    run = cli("-e", "far", "incidents")
-    assert run.code == 2
-    assert "incidents needs the engine's host, and far is attached by TCP; run it there" in run.err
-
-
 def test_a_server_key_without_an_address_is_a_mistake(cli: Cli) -> None:
     run = cli("attach", "far", "--server-key", ONE)
     assert run.code == 2 and "--server-key belongs to an engine at tcp://HOST:PORT" in run.err

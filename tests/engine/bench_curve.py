@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from ppengine.common.curve import be_client, be_server, make_keypair
-from ppengine.gateway.zap import ZapHandler
+from ppengine.common.curve import CONSOLES, be_client, be_server, make_keypair
+from ppengine.common.zap import ZapHandler
 from ppengine.protocol.keys import read_keypair, write_keypair
 
 CONNECTS, TRIPS, ROUNDS, PUBLISHED, SUBSCRIBERS = 60, 50, 3, 50, 20
@@ -49,7 +49,7 @@ class Server:
         self._echo, self.publisher = self._context.socket(zmq.ROUTER), self._context.socket(zmq.XPUB)
         if folder.name == "curve":
             write_keypair(folder / "server.key", make_keypair())
-            ZapHandler(self._context, lambda key: True)
+            ZapHandler(self._context, {CONSOLES: lambda key: True})
         for socket, name in ((self._echo, "echo"), (self.publisher, "state")):
             socket.linger = 0
             if folder.name == "curve":

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 import socket
 import time
 from pathlib import Path
@@ -12,12 +13,14 @@ from monitor_helpers import Client, FakeCore, make_config, remove, started, unti
 from ppconsole.link import attachment
 from ppconsole.link.contexts import remote_record
 from ppconsole.link.engine_link import EngineLink
+from ppconsole.link.far_past import FarPast
 from ppconsole.link.source import AccessDenied
 from ppengine.common.config import ConfigError, ConsoleConfig, ModelConfig, Profile
 from ppengine.common.curve import be_client, make_keypair
 from ppengine.protocol import frames
 from ppengine.protocol.allowed_keys import AllowedKey, allow, revoke
 from ppengine.protocol.control import Command, Hello, Ping, Pong, Refused
+from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.keys import keys_dir, public_key
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
@@ -306,3 +309,44 @@ def test_a_port_in_use_ends_the_gateway_with_one_line(tmp_path, monkeypatch, cap
     remove(config)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
     assert lines == [f"error: the port of tcp://127.0.0.1:{port + 1} cannot be used: Address already in use"]
+
+
+async def test_the_past_is_copied_over_a_slow_link_while_snapshots_go_on(place):
+    """256 KiB take two seconds of the link."""
+    config, _, core, address = place
+    folder = engine_folder(config.id) / "history"
+    folder.mkdir(parents=True, exist_ok=True)
+    content = random.Random(1).randbytes(256 * 1024)
+    (folder / "000000000000001.rec").write_bytes(content)
+    seen, states, steps = [], [], []
+
+    def take(update):
+        if isinstance(update, Snapshot):
+            seen.append(time.monotonic())
+        elif isinstance(update, LinkState):
+            states.append(update.state)
+
+    async def report():
+        while True:
+            core.report()
+            await asyncio.sleep(0.1)
+
+    async with Relay([(address.host, address.port + number) for number in range(3)]) as relay:
+        near = parse_address(f"tcp://127.0.0.1:{relay.port}")
+        link = EngineLink(remote_record(near, public_key(Path(config.run_dir))), slow=True)
+        await link.start(take)
+        reporting = asyncio.create_task(report())
+        try:
+            await link.attached(10.0)
+            begun = time.monotonic()
+            copied = await FarPast(link).copy_history(lambda done, total: steps.append((time.monotonic(), done, total)))
+            took = time.monotonic() - begun
+        finally:
+            reporting.cancel()
+            await link.close()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(seen)]
+    waits = [later[0] - earlier[0] for earlier, later in itertools.pairwise(steps)]
+    print(f"copied in {took:.2f} s, {len(steps)} steps, longest {max(waits):.2f} s, snapshot gap {max(gaps):.2f} s")
+    assert (copied.folder / "history" / "000000000000001.rec").read_bytes() == content
+    assert took < 3 * len(content) / BYTES_S and max(gaps) < 2.0 and len(steps) >= 8
+    assert not [state for state in states if state in ("lost", "stale")], states

@@ -17,9 +17,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
+        self.set_by = 0.0
 
     def time(self) -> float:
-        return self.now
+        return self.now + self.set_by
 
     def monotonic(self) -> float:
         return self.now
@@ -71,6 +72,18 @@ def test_minutes_that_are_over_go(tmp_path, clock):
         clock.now += SEGMENT_S
     history.close()
     assert [frames(path)[0].engine.step for path in segments(tmp_path)] == [6, 7, 8, 9]
+
+
+def test_a_clock_that_is_set_costs_no_minute_and_no_snapshot(tmp_path, clock):
+    """Back by an hour, to a time at which a segment begins, and two days ahead."""
+    history = History(tmp_path, "e", "n", 6, 2**20)
+    for step in range(10 * 4):
+        clock.set_by = {20: -4 * SEGMENT_S, 28: 2 * 86_400.0}.get(step, clock.set_by)
+        history.write(snapshot(step))
+        clock.now += SEGMENT_S / 4
+    history.close()
+    steps = {frame.engine.step for path in segments(tmp_path) for frame in frames(path)}
+    assert steps == set(range(3 * 4, 10 * 4)), "six minutes and the present one"
 
 
 def test_a_large_engine_gets_fewer_snapshots_not_fewer_minutes(tmp_path, clock):

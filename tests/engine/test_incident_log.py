@@ -14,9 +14,13 @@ class Clock:
     """Time that a test sets."""
 
     now = 1_800_000_000.0
+    set_by = 0.0
 
     def time(self) -> float:
-        return self.now
+        return self.now + self.set_by
+
+    def monotonic(self) -> float:
+        return self.now - 1_700_000_000
 
     def monotonic_ns(self) -> int:
         return int((self.now - 1_700_000_000) * 1e9)
@@ -75,6 +79,22 @@ def test_a_healed_fault_is_kept_with_its_end_and_its_consequences(tmp_path, cloc
     assert (over.info.ended, over.info.recomputed) == ("all stages serve again, generation 2", 5)
     assert over.consequences == ["stage 0 starved"] and over.info.by == ""
     assert log.newest == over.info
+
+
+def test_a_clock_that_is_set_back_does_not_hold_up_an_end(clock, log, monkeypatch):
+    settled = []
+    monkeypatch.setattr(log, "_settle", settled.append)
+    record = fault(clock)
+    log.look(record, [record.verdict])
+    record.over_wall = clock.time()
+    log.look(record, [])
+    clock.set_by = -3600.0
+    clock.now += module.AROUND_S - 1
+    log.look(record, [])
+    assert not settled
+    clock.now += 1
+    log.look(record, [])
+    assert len(settled) == 1
 
 
 def test_the_author_of_the_command_that_mended_it_is_kept(tmp_path, clock, log):

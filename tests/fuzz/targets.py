@@ -16,7 +16,9 @@ from typing import Any
 import core_commands
 import damage
 import msgspec
+import past_questions
 from ppconsole.link import config_file, export
+from ppconsole.link.source import QueryFailed
 from ppengine.checkpoint import model_spec, tensor_files
 from ppengine.common import config, yaml_reader
 from ppengine.gateway import event_journal
@@ -52,6 +54,10 @@ def targets(folder: Path) -> Iterator[Target]:
     """Yield every target; files that readers want are written into `folder`."""
     yield from _messages()
     yield from _kept(folder)
+    desk = past_questions.Questions(folder / "engines")
+    yield Target("past: questions", past_questions.question, desk.take, (frames.ProtocolError,), whole=0.5)
+    errors = frames.ProtocolError, QueryFailed
+    yield Target("past: lists", past_questions.listing, past_questions.take_list, errors, whole=0.5)
     yield from _profiles(folder)
     yield from _checkpoints(folder)
     core = core_commands.CoreCommands()

@@ -13,7 +13,9 @@ import feed  # noqa: E402 - the folders must be in the path first
 import pytest  # noqa: E402
 from targets import Target  # noqa: E402
 
-READERS = ["messages", "recording", "export", "event journal", "JSON", "profile", "console", "config", "safe", "index"]
+READERS = [
+    "messages", "recording", "export", "event journal", "past", "JSON", "profile", "console", "config", "safe", "index",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READERS)

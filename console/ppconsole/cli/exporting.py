@@ -45,7 +45,7 @@ def export_command(
     if file.exists() and not force:
         raise exits.Failure(f"{file} exists; name a new file, or say --force")
     if incident is not None:
-        listed = find_incident(engine, incident)
+        listed = find_incident(Common(engine, timeout=timeout), incident)
         files, missing = run(lambda: _gather_incident(listed, with_text))
     else:
         files, missing = run(lambda: _gather(Common(engine, timeout=timeout), with_text))

@@ -41,5 +41,9 @@ def incident_lines(listed: Listed, incident: Incident, now: float) -> list[str]:
     lines.append(f"kept: {steps}, {stacks}{missing}")
     if incident.events:
         lines += ["events:", *(f"    {event_line(event)}" for event in incident.events)]
-    lines.append(f"see it: ppconsole -e {listed.engine.id} replay --incident {listed.folder.name}")
+    # An earlier engine on another host is reached by the present one, and named in the id.
+    named, number = (
+        (listed.engine.address, listed.id) if listed.engine.remote else (listed.engine.id, listed.folder.name)
+    )
+    lines.append(f"see it: ppconsole -e {named} replay --incident {number}")
     return lines

@@ -12,7 +12,7 @@ import click
 from ppconsole.cli import exits
 from ppconsole.cli.incidents import find_incident
 from ppconsole.cli.options import SECONDS, Common, engine_option, json_option, timeout_option
-from ppconsole.cli.session import attached, find, print_json, run, say
+from ppconsole.cli.session import attached, find, find_any, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
@@ -111,7 +111,7 @@ def replay_command(
     screen = has_terminal() and not as_json
     try:
         if incident is not None:
-            source, title = _open_incident(engine, incident, file, sample, speed if screen else 0.0)
+            source, title = _open_incident(Common(engine), incident, file, sample, speed if screen else 0.0)
         else:
             source, title = _open(_path(file, sample), speed if screen else 0.0)
     except (RecordingError, ExportError, IncidentError, ValueError) as error:
@@ -121,6 +121,36 @@ def replay_command(
     from ppconsole.app import run_console
 
     return run_console(source, read_only=True, title=title)
+
+
+@click.command("history")
+@engine_option
+@json_option("Print every update as one line of JSON.")
+@timeout_option("Give up after S seconds.")
+def history_command(engine: str | None, as_json: bool, timeout: float | None) -> int:
+    """Show the last hour of an engine in the console.
+
+    Without a terminal: its events and its last picture. The hour of an engine on another host is fetched first.
+    """
+    from ppengine.protocol.discovery import EndedEngine
+
+    from ppconsole.cli.fetching import fetch_history
+    from ppconsole.cli.screen import has_terminal
+    from ppconsole.link.last_hour import LastHour
+    from ppconsole.link.replay import ReplaySource
+
+    found = find_any(engine)
+    record = found.record if isinstance(found, EndedEngine) else found
+    copies = fetch_history(Common(engine, as_json, timeout)).folder if record.remote else None
+    hour = LastHour(copies.name if copies is not None else record.id, copies)
+    if hour.history.first is None:
+        text = f"no history of {record.label} is kept; its profile may have console.history_minutes: 0"
+        raise exits.Failure(text, exits.NOT_FOUND)
+    if not has_terminal() or as_json:
+        return run(lambda: _print(ReplaySource(hour.history, 0.0), as_json, timeout))
+    from ppconsole.app import run_console
+
+    return run_console(hour, read_only=True, title=f"the last hour of {hour.header.name} ({hour.engine_id})")
 
 
 def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
@@ -142,14 +172,14 @@ def _open(path: Path, speed: float) -> tuple[ReplaySource | ExportSource, str]:
 
 
 def _open_incident(
-    engine: str | None, wanted: str, file: Path | None, sample: bool, speed: float
+    common: Common, wanted: str, file: Path | None, sample: bool, speed: float
 ) -> tuple[ReplaySource | ExportSource, str]:
     """Return the source of an incident, and a title for it. Raises Failure, IncidentError."""
     from ppconsole.link.incident_source import IncidentError, IncidentSource
 
     if file is not None or sample:
         raise exits.Failure("name a FILE, --sample or --incident, one of them", exits.USAGE)
-    listed = find_incident(engine, wanted)
+    listed = find_incident(common, wanted)
     source = IncidentSource(listed, speed=speed)
     if source.history.first is None:
         raise IncidentError(f"no recording of incident {listed.id} was kept; its text: ppconsole incidents {listed.id}")

@@ -20,6 +20,8 @@ from ppconsole.view import figures
 from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, why
 
 BAR = 10
+HOST, _AFTER_STATE = "HOST", 2
+"""Title and place of the column that a table of stages on several hosts has."""
 _STAGE_HEAD = " ".join(
     [
         *(STAGE[key] for key in ("stage", "state", "memory")), "USED/LIMIT",
@@ -98,7 +100,12 @@ def engine_line(snapshot: Snapshot) -> str:
 def stage_lines(stages: Sequence[StageInfo]) -> list[str]:
     """Return one line a stage under a head. `*`: this stage sets the number of blocks."""
     right = [STAGE[key] for key in ("kv", "swap", "io", "step", "idle", "age")]
-    return table(_STAGE_HEAD, [_stage_row(stage) for stage in stages], right)
+    head, rows = _STAGE_HEAD.split(), [_stage_row(stage) for stage in stages]
+    if figures.several_hosts(stages):
+        head.insert(_AFTER_STATE, HOST)
+        for row, stage in zip(rows, stages, strict=True):
+            row.insert(_AFTER_STATE, clean(stage.host) or "?")
+    return table(" ".join(head), rows, right)
 
 
 def _stage_row(stage: StageInfo) -> list[str]:

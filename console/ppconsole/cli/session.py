@@ -73,11 +73,12 @@ def find(wanted: str | None) -> EngineRecord:
         return find_engine(wanted)
 
 
-def need_host(record: EngineRecord, command: str) -> None:
-    """Raise Failure for an engine on another host: `command` reads files or processes of the engine's own."""
-    if record.remote:
-        text = f"{command} needs the engine's host, and {record.name} is attached by TCP; run it there"
-        raise exits.Failure(text, exits.USAGE)
+def find_far(wanted: str | None) -> EngineRecord | None:
+    """Return the engine on another host that is meant; None: one of this host is. Raises Failure."""
+    from ppconsole.link import find as finding
+
+    with _found():
+        return finding.find_far(wanted)
 
 
 def find_any(wanted: str | None) -> EngineRecord | EndedEngine:

@@ -15,19 +15,17 @@ import zmq.asyncio
 from ppengine.protocol.control import (
     Command,
     Failed,
-    Fetch,
     Fetched,
     FromBulk,
     FromGateway,
     Hello,
-    Inspect,
     Inspected,
     Ping,
     Pong,
     Refused,
-    Replay,
     Replayed,
     Reply,
+    ToBulk,
     Welcome,
 )
 from ppengine.protocol.discovery import EngineRecord, alive
@@ -46,6 +44,7 @@ from ppengine.protocol.frames import (
     unpack,
 )
 from ppengine.protocol.keys import KeyFileError
+from ppengine.protocol.past_files import PastListed, PastPart
 from ppengine.protocol.snapshot import Event, Events, Snapshot
 
 from ppconsole.link.pending import forsake
@@ -59,7 +58,7 @@ _PACKED_SINCE = 2
 _LAST_MS = 50
 """The last messages of an engine may come this much later than the news that it has closed."""
 
-Answer = Fetched | Inspected | Replayed
+Answer = Fetched | Inspected | Replayed | PastListed | PastPart
 
 
 class SessionOver(Exception):
@@ -197,7 +196,7 @@ class Session:
         """Put a command on the wire; waits while nothing is connected, so give it a deadline. Raises LinkLost."""
         await self._put(self._sockets.control, command)
 
-    async def ask(self, question: Replay | Fetch | Inspect, wait_s: float = 0.0) -> Answer:
+    async def ask(self, question: ToBulk, wait_s: float = 0.0) -> Answer:
         """Ask on `bulk` and return the answer. Raises LinkLost, QueryFailed."""
         question.nonce = next(self._nonces)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -213,7 +212,7 @@ class Session:
             del self._questions[question.nonce]
             forsake(future)
 
-    async def _put(self, socket: zmq.asyncio.Socket, message: Command | Replay | Fetch | Inspect) -> None:
+    async def _put(self, socket: zmq.asyncio.Socket, message: Command | ToBulk) -> None:
         try:
             await send(socket, self.record, self.welcome.epoch, message)
         except zmq.ZMQError as error:
@@ -278,7 +277,7 @@ class Session:
     async def _read_bulk(self) -> None:
         while True:
             _, message = await receive(self._sockets.bulk, self._bulk_codec)
-            if not isinstance(message, Fetched | Inspected | Replayed | Failed):
+            if not isinstance(message, Answer | Failed):
                 continue
             future = self._questions.get(message.nonce)
             if future is None or future.done():

@@ -24,6 +24,7 @@ from ppengine.protocol.control import (
     Refused,
     Replay,
     Replayed,
+    ToBulk,
     Welcome,
 )
 from ppengine.protocol.discovery import EndedEngine, EngineRecord, RuntimeDirError, alive
@@ -35,6 +36,7 @@ from ppengine.protocol.frames import (
     decode_as,
 )
 from ppengine.protocol.kept_files import engine_folder, read_end
+from ppengine.protocol.past_files import CAPABILITY, ListPast, PastListed, PastPart, ReadPast
 from ppengine.protocol.recording import LinkState, Update
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verb_table import Role
@@ -204,7 +206,17 @@ class EngineLink:
             raise QueryFailed("PROTOCOL", str(error)) from None
         return detail
 
-    async def _ask(self, question: Fetch | Inspect, wait_s: float = 0.0) -> Answer:
+    async def ask_past(self, question: ListPast | ReadPast) -> PastListed | PastPart:
+        """Return the list of past files, or a part of one. Raises LinkLost, QueryFailed."""
+        if self._session is not None and CAPABILITY not in self._session.welcome.capabilities:
+            text = "the engine is of an earlier version, which hands out no files of the past; see them on its host"
+            raise QueryFailed("UNSUPPORTED", text)
+        answer = await self._ask(question)
+        if not isinstance(answer, PastListed | PastPart):
+            raise QueryFailed("PROTOCOL", f"the engine answered about the past with {type(answer).__name__}")
+        return answer
+
+    async def _ask(self, question: ToBulk, wait_s: float = 0.0) -> Answer:
         session = self._session
         if session is None:
             raise LinkLost(f"not sent: the link is down ({self._text})", sent=False)
@@ -355,6 +367,11 @@ class EngineLink:
         """Report a fault of this program itself; the loop's own handler prints the traceback."""
         if not runner.cancelled() and (error := runner.exception()) is not None:
             self._emit(LinkState(state="lost", age_s=self._age(), text=f"the link failed: {error!r}; please report it"))
+
+
+def far_link(source: object) -> EngineLink | None:
+    """Return `source` if it is a link to an engine on another host: then its kept files are not here."""
+    return source if isinstance(source, EngineLink) and source.record.remote else None
 
 
 def _named(record: EngineRecord, welcome: Welcome) -> EngineRecord:

@@ -50,6 +50,11 @@ def find_engine(wanted: str | None = None, server_key: str | None = None) -> Eng
         raise NoEngine(f"{text}; {look}" if wanted else f"{error}; the last one, {text}; {look}") from None
 
 
+def find_far(wanted: str | None = None) -> EngineRecord | None:
+    """Return the engine on another host that `wanted` names; None: it names one of this host. Raises ContextError."""
+    return find_remote(wanted or os.environ.get(VARIABLE) or None)
+
+
 def find_any(wanted: str | None = None, server_key: str | None = None) -> EngineRecord | EndedEngine:
     """Return a live engine, otherwise the one that ended last and that `wanted` names. Raises as `find_engine`."""
     wanted = wanted or os.environ.get(VARIABLE) or None

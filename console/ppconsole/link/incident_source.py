@@ -77,13 +77,14 @@ def choose(incidents: Sequence[Listed], wanted: str) -> Listed:
 
 def around(listed: Listed) -> list[Path]:
     """Return the recordings around an incident; those of its last minute may be in the engine's history alone."""
-    begin = listed.info.wall - AROUND_S
-    end = (listed.info.over_wall or listed.info.wall + AROUND_S) + AROUND_S
     history = segments([listed.folder.parent.parent / "history"])
-    return [
-        *segments([listed.folder]),
-        *(path for path in history if path.stem.isdecimal() and begin - AROUND_S < int(path.stem) / 1e3 < end),
-    ]
+    return [*segments([listed.folder]), *(path for path in history if is_near(listed.info, path.stem))]
+
+
+def is_near(info: IncidentInfo, stem: str) -> bool:
+    """Return whether the recording with this name, its begin in milliseconds, has a part of the minutes around it."""
+    begin, end = info.wall - AROUND_S, (info.over_wall or info.wall + AROUND_S) + AROUND_S
+    return stem.isdecimal() and begin - AROUND_S < int(stem) / 1e3 < end
 
 
 class IncidentSource(ReplaySource):
@@ -103,8 +104,10 @@ class IncidentSource(ReplaySource):
         )
 
     @property
-    def log_folder(self) -> Path:
-        """The run folder, or the kept files of an engine that has ended."""
+    def log_folder(self) -> Path | None:
+        """The run folder, or the kept files of an engine that has ended; None: they are on another host."""
+        if self.listed.engine.remote:
+            return None
         run_dir = Path(self.listed.engine.run_dir)
         return run_dir if run_dir.is_dir() else self.listed.folder.parent.parent
 

@@ -16,14 +16,16 @@ class LastHour(ReplaySource):
 
     kind = "last hour"
 
-    def __init__(self, engine_id: str) -> None:
-        """Read the kept recordings of an engine."""
-        self.engine_id = engine_id
-        past = History.of_segments(segments([engine_folder(engine_id) / "history"]))
+    def __init__(self, engine_id: str, copies: Path | None = None) -> None:
+        """Read the kept recordings of an engine. `copies`: the folder of those of an engine on another host."""
+        self.engine_id, self.copied = engine_id, copies is not None
+        past = History.of_segments(segments([(copies or engine_folder(engine_id)) / "history"]))
         super().__init__(past, begin=past.end, paused=True)
 
     @property
-    def log_folder(self) -> Path:
-        """The run folder; once the engine has ended, its kept files."""
+    def log_folder(self) -> Path | None:
+        """The run folder; once the engine has ended, its kept files. None: they are on another host."""
+        if self.copied:
+            return None
         run_dir = runtime_dir() / self.engine_id
         return run_dir if run_dir.is_dir() else engine_folder(self.engine_id)

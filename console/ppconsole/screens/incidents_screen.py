@@ -7,10 +7,13 @@ import time
 from typing import ClassVar
 
 from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
+from ppengine.protocol.snapshot import IncidentInfo
 from textual.binding import Binding, BindingType
 
+from ppconsole.link.engine_link import EngineLink, far_link
 from ppconsole.link.incident_source import IncidentError, IncidentSource, Listed, list_incidents
 from ppconsole.screens.console import Console
+from ppconsole.screens.far_copies import copy_incident
 from ppconsole.screens.reader import Reader
 from ppconsole.view import incident_table
 from ppconsole.view.cells import Row
@@ -34,6 +37,8 @@ class IncidentsScreen(Reader):
         self._listed: list[Listed] = []
         self._cursor: Cursor[str] = Cursor()
         self._opening = False
+        self._seen: tuple[IncidentInfo | None] | None = None
+        """The newest incident at the list from another host; None: there is no list yet."""
 
     def heading(self) -> str:
         """Return the title."""
@@ -51,8 +56,20 @@ class IncidentsScreen(Reader):
     async def load(self) -> None:
         """Read the list, beside the loop: there may be a hundred files."""
         snapshot = self.console.model.state.snapshot
-        if snapshot is not None:
+        if (link := far_link(self.console.source)) is not None:
+            await self._load_far(link)
+        elif snapshot is not None:
             self._listed = await asyncio.to_thread(_of_engine, snapshot.engine.id)
+
+    async def _load_far(self, link: EngineLink) -> None:
+        """Ask for the list if it can have changed: it may take a second on a slow link."""
+        from ppconsole.link.far_past import FarPast
+
+        snapshot = self.console.model.state.snapshot
+        newest = None if snapshot is None else snapshot.incident
+        if self._seen is None or self._seen != (newest,):
+            self._listed = (await FarPast(link).incidents())[::-1]
+            self._seen = (newest,)
 
     def _ids(self) -> list[str]:
         return [one.id for one in self._listed]
@@ -85,6 +102,9 @@ class IncidentsScreen(Reader):
 
     async def _open_one(self, one: Listed, at_fault: bool) -> None:
         try:
+            link = far_link(self.console.source)
+            if link is not None and await copy_incident(self.console, link, one) is None:
+                return
             source = await asyncio.to_thread(lambda: IncidentSource(one, at_fault=at_fault))
             if source.history.first is None:
                 self.console.report(

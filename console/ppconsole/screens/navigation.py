@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 from ppengine.protocol.snapshot import Snapshot
@@ -12,6 +13,7 @@ from ppengine.protocol.verbs import Submit, Verb, label_of, row_of
 from textual.app import App
 from textual.screen import Screen
 
+from ppconsole.link.engine_link import EngineLink, far_link
 from ppconsole.link.last_hour import LastHour
 from ppconsole.model.choosing import MARKED, NAMED, Choice
 from ppconsole.model.prompt_options import OptionError
@@ -70,21 +72,15 @@ class Navigator:
             "incidents": lambda: IncidentsScreen(console),
             "finished": lambda: FinishedScreen(console),
         }
-        if name in ("history", "incidents") and self._elsewhere():
-            self._console.report(f"{name}: kept on the engine's host; open a console there", bad=True)
+        source = self._console.source
+        if name == "incidents" and isinstance(source, LastHour) and source.copied:
+            self._console.report("incidents: they come by the link; Esc goes back to the present, then I", bad=True)
         elif name == "engines":
             self.open_engines()
         elif name == "history":
             self._open_history()
         else:
             self._app.push_screen(screens[name]())
-
-    def _elsewhere(self) -> bool:
-        """Return whether the engine is on another host, so that its kept files are not here."""
-        from ppconsole.link.engine_link import EngineLink
-
-        source = self._console.source
-        return isinstance(source, EngineLink) and source.record.remote
 
     def open_engines(self, *, must_choose: bool = False) -> None:
         """Open the list of engines, and attach to the one that is chosen. `must_choose`: without one, leave."""
@@ -111,15 +107,25 @@ class Navigator:
         if self._model.playback is not None:
             self._console.report("this is the past already: ← and → move in it", bad=False)
         elif snapshot is not None:
-            work = self._read_history(snapshot.engine.id)
+            link = far_link(self._console.source)
+            engine_id = snapshot.engine.id
+            work = self._read_history(engine_id) if link is None else self._fetch_history(engine_id, link)
             self._console.run_worker(work, name="history", exit_on_error=False, exclusive=True, group="history")
 
-    async def _read_history(self, engine_id: str) -> None:
-        past = await asyncio.to_thread(LastHour, engine_id)
+    async def _fetch_history(self, engine_id: str, link: EngineLink) -> None:
+        """Copy the last hour of an engine on another host, then open it."""
+        from ppconsole.screens.far_copies import copy_history
+
+        copies = await copy_history(self._console, link)
+        if copies is not None:
+            await self._read_history(engine_id, copies)
+
+    async def _read_history(self, engine_id: str, copies: Path | None = None) -> None:
+        past = await asyncio.to_thread(LastHour, engine_id, copies)
         if past.history.first is not None:
             self._console.open_past(past, "the past")
         else:
-            text = "no history of this engine is kept here; its profile may have console.history_minutes: 0"
+            text = "no history of this engine is kept; its profile may have console.history_minutes: 0"
             self._console.report(text, bad=True)
 
     def open_help(self, screen: str, keys: tuple[Key, ...], selected: Selected = NOTHING_SELECTED) -> None:

@@ -20,6 +20,7 @@ from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.gateway_sockets import Received, Sockets, received
 from ppengine.gateway.keyring import Principal
+from ppengine.gateway.past_desk import LIST_BYTES, PastDesk
 from ppengine.gateway.publisher import Answerer
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.gateway.rate_limits import QUESTIONS_MOST, QUESTIONS_S, RateLimits
@@ -37,11 +38,12 @@ from ppengine.protocol.control import (
     Ping,
     Pong,
     Refused,
-    Replay,
     ToBulk,
     ToGateway,
     Welcome,
 )
+from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.past_files import CAPABILITY, PART_BYTES, ListPast, ReadPast
 from ppengine.protocol.verb_table import Role, covers
 
 QUESTION_ROLES: dict[str, Role] = {"stacks": "operator"}
@@ -73,6 +75,9 @@ class Consoles:
         self._answer_bulk = Answerer(sockets.bulk, config.id, config.epoch)
         self._to_gateway, self._to_bulk = frames.Codec(ToGateway), frames.Codec(ToBulk)
         self._questions = RateLimits(QUESTIONS_S, QUESTIONS_MOST)
+        # Apart: who copies an hour must still be answered elsewhere.
+        self._past_limits = RateLimits()
+        self._past = PastDesk(engine_folder(config.id), config.id, config.name)
         self.sessions = Sessions(self._on_session)
         self.lease = ControlLease(Path(config.run_dir) / "lease.json", events.say, access.may_change)
         self.commands = CommandDesk(
@@ -150,18 +155,21 @@ class Consoles:
                 if envelope.readable(parts):
                     self._answer_bulk(client, Failed(nonce=envelope.nonce(parts), code="PROTOCOL", text=str(error)))
                 continue
-            if isinstance(question, Replay | Fetch | Inspect):
-                code, why = self._refusal(key, question)
-                if why:
-                    self._answer_bulk(client, Failed(nonce=question.nonce, code=code, text=why))
-                else:
-                    self.bulk.handle(client, question, key)
+            if not isinstance(question, ToBulk):
+                continue
+            code, why = self._refusal(key, question)
+            if why:
+                self._answer_bulk(client, Failed(nonce=question.nonce, code=code, text=why))
+            elif isinstance(question, ListPast | ReadPast):
+                self._answer_bulk(client, self._past.answer(question))
+            else:
+                self.bulk.handle(client, question, key)
 
     def drop_revoked(self) -> None:
         """Drop the open questions of keys that are not allowed any more."""
         self.bulk.drop_revoked(lambda key: self._access.principal(key) is not None)
 
-    def _refusal(self, key: str, question: Replay | Fetch | Inspect) -> tuple[ErrorCode, str]:
+    def _refusal(self, key: str, question: ToBulk) -> tuple[ErrorCode, str]:
         """Return code and reason for refusing a question; an empty reason: it is not refused."""
         principal = self._access.principal(key)
         if principal is None:
@@ -169,7 +177,12 @@ class Consoles:
         least = QUESTION_ROLES.get(question.what, "viewer") if isinstance(question, Inspect) else "viewer"
         if not covers(principal.role, least):
             return "DENIED", f"key {principal.name} is {principal.role}; this question needs {least}"
-        wait_s = 0.0 if isinstance(question, Fetch) else self._questions.take(key, 0, time.monotonic())
+        wait_s, now = 0.0, time.monotonic()
+        if isinstance(question, ListPast | ReadPast):
+            size = LIST_BYTES if isinstance(question, ListPast) else min(max(0, question.size), PART_BYTES)
+            wait_s = self._past_limits.take(key, size, now)
+        elif not isinstance(question, Fetch):
+            wait_s = self._questions.take(key, 0, now)
         return "RATE_LIMITED", f"key {principal.name} asks too much; the next in {wait_s:.2g} s" if wait_s else ""
 
     def _on_hello(self, message: Received, head: frames.Header, hello: Hello, principal: Principal) -> None:
@@ -189,7 +202,7 @@ class Consoles:
             event_seq=self._events.newest,
             event_oldest=self._events.oldest,
             max_frame_bytes=frames.MAX_FRAME_BYTES,
-            capabilities=["snap", "snap1", "event", "replay", "fetch", "inspect"],
+            capabilities=["snap", "snap1", "event", "replay", "fetch", "inspect", CAPABILITY],
         )
         self._answer_control(message.client, welcome)
 

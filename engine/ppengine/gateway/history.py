@@ -20,7 +20,8 @@ class History:
     """Writes snapshots and events to `folder`, for `minutes` and at most `bytes_most`. Never raises.
 
     A large engine gets fewer snapshots, so that the minutes fit. After an error of the disk, the next segment is a
-    new try; `problem` has the error.
+    new try; `problem` has the error. A clock that is set changes the names of later segments alone: all else goes by
+    the monotonic one.
     """
 
     def __init__(self, folder: Path, engine: str, name: str, minutes: int, bytes_most: int) -> None:
@@ -28,14 +29,17 @@ class History:
         self._minutes, self._bytes_most = minutes, bytes_most
         self._recorder: Recorder | None = None
         self._until = 0.0
+        """End of the segment, and below the time of the next snapshot, in monotonic seconds."""
         self._due = 0.0
+        self._kept = sorted(folder.glob("*.rec"))
+        """Segments in the order in which they were written."""
         self._period_s = 0.0
         self._snapshots = 0
         self.problem = ""
 
     def write(self, update: Update) -> None:
         """Append an event, or a snapshot if one is due."""
-        now = time.time()
+        now = time.monotonic()
         if not self._minutes:
             return
         if isinstance(update, Snapshot):
@@ -56,7 +60,7 @@ class History:
 
     def around(self, begin: float, end: float, folder: Path) -> None:
         """Link the segments between two times (Unix seconds) into `folder`; they stay when the hour is over."""
-        paths = [path for path in self._segments() if begin - SEGMENT_S < _begun(path) < end]
+        paths = [path for path in sorted(self._folder.glob("*.rec")) if begin - SEGMENT_S < _begun(path) < end]
         if len(paths) > 2 * _AROUND_MOST:
             paths = [*paths[:_AROUND_MOST], *paths[-_AROUND_MOST:]]
         for path in paths:
@@ -73,15 +77,22 @@ class History:
         self._until = now + SEGMENT_S
         self._end()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder / f"{int(now * 1e3):015d}.rec"
+        path = self._free_path()
         self._recorder = Recorder(path, engine=self._engine, name=self._name, packed=True)
         self.problem = ""
-        segments = self._segments()
-        total = 0
-        for path in reversed(segments):
-            total += path.stat().st_size
-            if total > self._bytes_most or _begun(path) < now - self._minutes * 60.0:
-                path.unlink(missing_ok=True)
+        self._kept = [one for one in [*self._kept, path] if one.exists()]
+        most, total = round(self._minutes * 60.0 / SEGMENT_S), 0
+        for number, one in enumerate(reversed(self._kept)):
+            total += one.stat().st_size
+            if total > self._bytes_most or number > most:
+                one.unlink(missing_ok=True)
+
+    def _free_path(self) -> Path:
+        """Return the path of a segment that begins now; none is written twice by a clock that was set back."""
+        now_ms = int(time.time() * 1e3)
+        while (path := self._folder / f"{now_ms:015d}.rec").exists():
+            now_ms += 1
+        return path
 
     def _end(self) -> None:
         recorder, self._recorder = self._recorder, None
@@ -91,9 +102,6 @@ class History:
         hour = recorder.bytes / max(1, self._snapshots) * self._minutes * 60.0
         self._period_s = min(_PERIOD_MOST_S, hour / self._bytes_most) if hour > self._bytes_most else 0.0
         self._snapshots = 0
-
-    def _segments(self) -> list[Path]:
-        return sorted(self._folder.glob("*.rec"))
 
 
 def _begun(path: Path) -> float:

@@ -69,7 +69,7 @@ class IncidentLog:
         self.newest, self._fault = info, incident.fault
         if info.over_wall is not None:
             if time.time() - info.over_wall < AROUND_S:
-                self._settling.append((info.over_wall + AROUND_S, incident))
+                self._settle_later(incident)
             return
         info.ended = ""
         self._open, self._begun_ns = incident, time.monotonic_ns() - int((time.time() - info.wall) * 1e9)
@@ -98,7 +98,7 @@ class IncidentLog:
             over = fault.over_wall
             if over is not None:
                 self._end(over)
-        for due, incident in [one for one in self._settling if now >= one[0]]:
+        for due, incident in [one for one in self._settling if time.monotonic() >= one[0]]:
             self._settling.remove((due, incident))
             self._settle(incident)
 
@@ -171,7 +171,11 @@ class IncidentLog:
         else:
             info.over_wall, info.ended = ending.wall, ending.text
         self._write(incident)
-        self._settling.append((time.time() + AROUND_S, incident))
+        self._settle_later(incident)
+
+    def _settle_later(self, incident: Incident) -> None:
+        """Settle an incident when the time after it is recorded. The wall clock may be set meanwhile."""
+        self._settling.append((time.monotonic() + AROUND_S, incident))
 
     def _settle(self, incident: Incident) -> None:
         """Write an incident for the last time, with the recordings around it."""

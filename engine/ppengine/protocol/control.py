@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.past_files import ListPast, PastListed, PastPart, ReadPast
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verb_table import Role
 from ppengine.protocol.verbs import Verb
@@ -269,5 +270,5 @@ class Failed(msgspec.Struct, tag="bulk-failed", kw_only=True):
     text: str
 
 
-ToBulk = Replay | Fetch | Inspect
-FromBulk = Replayed | Fetched | Inspected | Failed
+ToBulk = Replay | Fetch | Inspect | ListPast | ReadPast
+FromBulk = Replayed | Fetched | Inspected | PastListed | PastPart | Failed
