@@ -88,6 +88,18 @@ def test_stage_rows_at_80_columns():
     ]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_stages_on_several_hosts_name_theirs_at_every_width(width):
+    picture = snapshots.stuck()
+    assert not any("HOST" in line for line in texts(stage_table.rows(picture, 80))), "one host needs no name at 80"
+    for stage in picture.stages:
+        stage.host = f"raycluster-worker-group-{stage.index}"
+    head, *lines = texts(stage_table.rows(picture, width))
+    assert head.split().index("HOST") == head.split().index("STG") + 2
+    assert [f"oup-{index} " in line for index, line in enumerate(lines)] == [True] * 4, "names begin alike"
+    assert head.count("HOST") == 1 and all(len(line) <= width for line in (head, *lines))
+
+
 def test_a_cordon_is_told_without_colour_in_every_place():
     picture = snapshots.stuck()
     picture.stages[2].cordon = CordonInfo(by="eve", since_s=190.0, reason="fan")

@@ -2,7 +2,8 @@
 
     python tests/drills/run.py --chaos 30 [--seed N] [--clients 64]
 
-Every accepted request must end with the tokens of transformers, or with a loss that names it.
+Every accepted request must end with the tokens of transformers, or with a loss that names it. With libfaketime
+(`apt-get install libfaketime`), the wall clock of engine, consoles and clients jumps as well.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ SPELL_S = (3.0, 12.0)
 DISK_MIB = 96
 FULL_S, OPEN_S, STOPPED_S = 6.0, 15.0, (0.3, 6.0)
 HALF_OPEN = 200
+JUMPS_S = (-2 * 86_400, -3600, -1, 0, 1, 3600, 2 * 86_400)
+"""Offsets of the wall clock from the machine's."""
+CLOCK = "FAKETIME_TIMESTAMP_FILE"
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 ROLES = ("gateway", "core", "agent", "supervisor", "forkserver")
 
 
@@ -115,6 +120,7 @@ class Chaos:
                 actions.append((f"kill {role}", lambda name=name: self._kill(name)))
             actions.append((f"stop {role}", lambda name=name: self._stop(name)))
         others = [("full disk", self._fill), ("half-open", self._half_open), ("console", self._console)]
+        others += [("clock", self._jump)] if CLOCK in os.environ else []
         return actions + 2 * others
 
     def _may_kill(self, name: str) -> bool:
@@ -143,6 +149,13 @@ class Chaos:
         await asyncio.sleep(FULL_S)
         path.unlink()
 
+    async def _jump(self) -> None:
+        """Set the wall clock; each process sees it within a second."""
+        path = Path(os.environ[CLOCK])
+        new = path.with_suffix(".new")
+        new.write_text(f"{self._random.choice(JUMPS_S):+d}\n")
+        new.replace(path)
+
     async def _half_open(self) -> None:
         """Open connections to the port: some say nothing, some a part of a greeting."""
         opened = []
@@ -170,6 +183,20 @@ class Chaos:
         await asyncio.sleep(1.5)
         if self._random.random() < 0.5:
             self._consoles[-1].send_signal(signal.SIGSTOP)
+
+
+def with_clock() -> None:
+    """Start this program again with a wall clock that jumps: its own, and that of all processes that it starts."""
+    if FAKETIME is None:
+        print("note: no libfaketime, so no clock jumps")
+    elif CLOCK not in os.environ:
+        descriptor, path = tempfile.mkstemp(prefix="pp-clock-")
+        os.write(descriptor, b"+0\n")
+        faked = {
+            "LD_PRELOAD": str(FAKETIME), CLOCK: path, "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }  # fmt: skip
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | faked)
 
 
 def _signal(pid: int | None, number: signal.Signals) -> None:

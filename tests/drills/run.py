@@ -35,6 +35,8 @@ from ppengine.drills.registry import Kind, kinds  # noqa: E402
 def main() -> int:
     """Run what was asked for. Exit code 1: a negative control or the soak raised an alarm or had wrong tokens."""
     options = _options()
+    if options.chaos:
+        chaos.with_clock()
     options.table or learn()
     if options.chaos:
         return asyncio.run(chaos.chaos(options.chaos, options.clients, options.seed))

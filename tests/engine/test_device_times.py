@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from diagnosis_world import evidence, healthy, pipeline_held_at, stuck, with_stage
 from monitor_helpers import record
+from ppengine.agent.pace import Totals
 from ppengine.agent.step_history import History
 from ppengine.common.ring import Kind
 from ppengine.diagnosis import diagnose
@@ -26,7 +27,7 @@ class Stage:
     def __init__(self) -> None:
         self.history, self.now_ms = History(), 1000.0
         self._seq, self._step = itertools.count(1), itertools.count(1)
-        self.history.pace.close(int(self.now_ms * MS))
+        self.history.pace.close(int(self.now_ms * MS), Totals())
 
     def boot(self, tokens: int, ms: float) -> None:
         """Have boot try so many tokens."""
@@ -36,7 +37,7 @@ class Stage:
         """Let steps be launched and done, one after the other; seconds end as they come."""
         for _ in range(count):
             self._feed(next(self._step), tokens, context, ms)
-            self.history.pace.close(int(self.now_ms * MS), 0)
+            self.history.pace.close(int(self.now_ms * MS), Totals(waited_ns=0))
 
     def seen(self, stage: StageEvidence, tokens: int = 1) -> StageEvidence:
         """Return the evidence with what this ring has told, while a step of `tokens` is at the device."""

@@ -12,7 +12,7 @@ from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.wait_graph import main
 from ppengine.protocol.gpu import GpuInfo, GpuProcess
 from ppengine.protocol.reports import UNKNOWN_STATUS, Finding
-from ppengine.protocol.stage_samples import CpuShares, EdgeSample, Message, PaceSample
+from ppengine.protocol.stage_samples import CpuShares, EdgeSample, Message, PaceSample, StarvedSample
 
 
 def roots(verdicts):
@@ -246,6 +246,24 @@ def test_a_straggler(count, k, throttled):
     assert (root.stage, root.cause) == (k, "straggler") and f"stage {k} is 1.6x slower" in root.summary
     assert ("cpu quota holds it back" in root.summary) == (throttled == 0.4)
     assert "own time of a step 16.0 ms; like steps took 10.0 ms here before" in root.evidence
+
+
+@pytest.mark.parametrize(("count", "k"), PLACES)
+def test_a_straggler_that_gets_no_core(count, k):
+    held = StarvedSample(share=0.35, for_ms=4200.0, scheduling="may use processors 3, nice value 19")
+    stages = [msgspec.structs.replace(one, pace=pace(14.5)) for one in healthy(count)]
+    (root,) = diagnose(evidence(with_stage(stages, k, starved=held)))
+    assert (root.stage, root.cause) == (k, "straggler") and "waits for a core while others idle" in root.summary
+    assert any(line.startswith("its main thread could run and had no core for at least 35 %") for line in root.evidence)
+    assert "its main thread may use processors 3, nice value 19" in root.evidence
+    short = with_stage(stages, k, starved=msgspec.structs.replace(held, for_ms=3900.0))
+    assert not any("core" in root.summary for root in diagnose(evidence(short)))
+
+
+def test_twice_the_usual_time_is_named_sooner():
+    for step_ms, slow_s, named in ((16.0, 5.0, False), (16.0, 6.0, True), (20.5, 4.6, True), (20.5, 4.4, False)):
+        found = roots(diagnose(evidence(with_stage(healthy(2), 1, pace=pace(step_ms, slow_s)))))
+        assert found == ([(1, "straggler")] if named else [])
 
 
 @pytest.mark.parametrize("alike", [False, True])

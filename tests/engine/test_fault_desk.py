@@ -19,7 +19,8 @@ def silent() -> Any:
     """A desk and the stage behind it, which takes what it is told and never answers; `pids` can be changed."""
     context: Any = zmq.Context()
     pids = {0: FIRST, 1: FIRST + 1}
-    config: Any = SimpleNamespace(endpoint=lambda name: f"inproc://{name}", stages=2)
+    endpoint = "inproc://{}".format
+    config: Any = SimpleNamespace(endpoint=endpoint, stages=2, listen_for_nodes=lambda *_: None)
     desk = FaultDesk(config, context, lambda on, stage: pids[stage])
     stage = context.socket(zmq.DEALER)
     stage.setsockopt(zmq.IDENTITY, b"f0")

@@ -3,6 +3,8 @@
 import ctypes
 import threading
 import time
+from bisect import bisect
+from random import Random
 
 import pytest
 from diagnosis_world import PLACES, evidence, healthy, with_stage
@@ -18,7 +20,7 @@ from ppengine.stage.gil_probe import GilProbe
 from ppengine.stage.recorder import Recorder
 
 SECOND = 1_000_000_000
-WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS)
+WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS)
 
 
 # --- the probe, on a real GIL -------------------------------------------------------------------------------
@@ -111,8 +113,9 @@ def test_a_main_thread_without_a_core_makes_the_next_sleep_short(tmp_path, monke
 # --- the agent's figures ------------------------------------------------------------------------------------
 
 
-def run(watch, *rates, seconds=6, start=0, paused=lambda second: 0):
-    """Feed counts that grow by `rates` a second; return the last figure."""
+def run(watch, *rates, seconds=6, start=0, paused=lambda second: 0, sleep_ms=80):
+    """Feed counts that grow by `rates` a second, with sleeps of `sleep_ms`; return the last figure."""
+    rates = *rates, rates[0] * sleep_ms * 1e6
     found = None
     for second in range(start, start + seconds):
         found = watch.look(second * SECOND, Counts(*(int(rate * second) for rate in rates)), paused(second))
@@ -124,6 +127,28 @@ def test_share_is_estimated_from_the_waits():
     found = run(GilWatch(), 10, 5, 0.5 * 10 * 42 / 50, 0.5 * 10 * 42 / 50 * 29e6)
     assert found.share == pytest.approx(0.5, abs=0.05)
     assert found.hold_ms == pytest.approx(50.0, abs=4.0)
+
+
+def test_short_sleeps_find_less_for_which_the_share_makes_up():
+    """Simulated: a probe that sleeps, and waits for the end of the hold in which a sleep ends."""
+    random, now, ends = Random(7), 0.0, [0.0]
+    while ends[-1] < 600e3:
+        ends += [ends[-1] + (free := random.uniform(40, 60)), ends[-1] + free + random.uniform(40, 60)]
+    probes, holds, waited = 0, 0, 0.0
+    while now < 590e3:
+        probes, now = probes + 1, now + 20
+        at = bisect(ends, now)
+        if at % 2 == 0:  # Between the begin of a hold and its end.
+            wait, now = ends[at] - now, ends[at]
+            holds, waited = holds + (wait > 8), waited + (wait if wait > 8 else 0)
+    rates = (count / 590 for count in (probes, holds, holds, waited * 1e6))
+    found = run(GilWatch(), *rates, seconds=60, sleep_ms=20)
+    assert holds / probes < 0.36 and found.share == pytest.approx(0.5, abs=0.02)
+
+
+def test_one_or_two_waits_are_no_holds():
+    assert run(GilWatch(), 10, 0.6, 0.6, 0.6 * 9e6).share == 0.0
+    assert run(GilWatch(), 10, 1.1, 1.1, 1.1 * 9e6).share > 0.25
 
 
 def test_turns_are_a_share_of_all():
@@ -141,7 +166,7 @@ def test_too_few_probes_and_pauses_prove_nothing():
 def test_new_process_starts_from_nothing():
     watch = GilWatch()
     assert run(watch, 10, 5, 5, 5 * 29e6).share > 0.4
-    assert watch.look(7 * SECOND, Counts(3, 0, 0, 0)) is None
+    assert watch.look(7 * SECOND, Counts(3, 0, 0, 0, 0)) is None
 
 
 # --- the verdict --------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_memory_of_this_process_beside_its_pools(tmp_path):
         watch.look(os.getpid(), reader, "", serving=True)
         assert watch.resident == min(touched, 32 * MIB)
     assert max(sizes) - min(sizes) < 4 * MIB, "cache and swap space are no growth"
-    assert procfs.anonymous_bytes(os.getpid()) > 48 * MIB
+    assert procfs.unbacked_bytes(os.getpid()) > 48 * MIB
     reader.close()
     writer.close()
 

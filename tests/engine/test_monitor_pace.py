@@ -10,9 +10,9 @@ import time
 import pytest
 from monitor_helpers import record
 from ppengine.agent import host_load
-from ppengine.agent.edge_messages import SHOWN_DONE, MessageTrack
-from ppengine.agent.pace import Pace
+from ppengine.agent.pace import Pace, Totals
 from ppengine.common import procfs
+from ppengine.common.edge_messages import SHOWN_DONE, MessageTrack
 from ppengine.common.ring import Kind
 
 SECOND = 1_000_000_000
@@ -25,6 +25,9 @@ class Clock:
         self.pace, self.now_ns, self.waited_ns, self.throttled_us = Pace(), 5 * SECOND, 0, 0
         self.beside_ns = 0
 
+    def totals(self):
+        return Totals(self.waited_ns, self.throttled_us, self.beside_ns)
+
     def run(self, seconds, step_ms, tokens=8, context=800, waited=0.0, throttled=0.0, beside=0.0):
         """Run on; return the newest judgement. `waited`, `throttled`, `beside`: seconds a second."""
         for _ in range(seconds):
@@ -34,13 +37,13 @@ class Clock:
             self.waited_ns += int(waited * 1e9)
             self.throttled_us += int(throttled * 1e6)
             self.beside_ns += int(beside * 1e9)
-            self.pace.close(self.now_ns, self.waited_ns, self.throttled_us, self.beside_ns)
+            self.pace.close(self.now_ns, self.totals())
         return self.pace.sample(self.now_ns)
 
     def rest(self, seconds):
         """Let time pass without a step."""
         self.now_ns += seconds * SECOND
-        self.pace.close(self.now_ns, self.waited_ns, self.throttled_us, self.beside_ns)
+        self.pace.close(self.now_ns, self.totals())
 
 
 def test_a_slower_stage_is_told_with_its_baseline_and_since_when():
@@ -116,7 +119,7 @@ def test_a_step_of_seconds_has_waited_in_all_of_them():
                 clock.pace.add(8, 800, 3800.0)
             clock.now_ns += SECOND
             clock.waited_ns += int(0.94e9)
-            clock.pace.close(clock.now_ns, clock.waited_ns, clock.throttled_us, clock.beside_ns)
+            clock.pace.close(clock.now_ns, clock.totals())
         assert clock.pace.sample(clock.now_ns).slow_ms == 0
 
 
@@ -129,7 +132,7 @@ def test_two_seconds_of_mixed_work_are_enough_to_know_a_stage_by():
             tokens, ms = (200, 40.0) if step < second % 3 else (2, 2.0)
             pace.add(tokens, 40 * tokens, ms * slower)
         now_ns += SECOND
-        pace.close(now_ns, 0, 0)
+        pace.close(now_ns, Totals(0, 0))
     found = pace.sample(now_ns)
     assert found.slow_ms == 9_000 and found.step_ms == pytest.approx(3 * found.baseline_ms)
 
@@ -150,7 +153,7 @@ def test_a_few_long_steps_make_a_second_slow():
         for step in range(20):
             pace.add(2, 80, 90.0 if second >= 5 and step % 4 == 0 else 2.0)
         now_ns += SECOND
-        pace.close(now_ns, 0, 0)
+        pace.close(now_ns, Totals(0, 0))
     assert pace.sample(now_ns).slow_ms == 7_000
 
 
@@ -179,7 +182,7 @@ def test_steps_of_more_than_a_second_are_told_in_time():
         if tick % (10 if slow else 4) == 0:
             pace.add(512, 512, 2500.0 if slow else 1000.0)
         now_ns += SECOND // 4
-        pace.close(now_ns, 0, 0)
+        pace.close(now_ns, Totals(0, 0))
         if slow and pace.sample(now_ns).slow_ms >= 6000:
             break
     assert 24 <= tick - 60 <= 40, "by the tenth second"
@@ -222,6 +225,27 @@ def test_neighbours_that_were_there_before_explain_nothing():
     clock = Clock()
     clock.run(20, 10.0, beside=0.9)
     assert clock.run(12, 17.0, beside=0.9).slow_ms == 12_000
+
+
+def test_fits_of_slowness_are_one_slowness():
+    clock = Clock()
+    clock.run(20, 10.0)
+    for second in range(1, 12, 2):
+        assert clock.run(1, 50.0).slow_ms == 1000 * second
+        assert clock.run(1, 10.0).slow_ms == 1000 * second, "it may be a pause"
+    assert clock.run(1, 10.0).slow_ms == 0
+    assert clock.run(1, 50.0).slow_ms == 1000
+
+
+def test_seconds_of_less_than_three_times_the_baseline_are_no_fits():
+    clock = Clock()
+    clock.run(20, 10.0)
+    for _ in range(6):
+        assert clock.run(1, 18.0).slow_ms == 1000
+        assert clock.run(1, 10.0).slow_ms == 0
+    clock.run(1, 60.0)
+    clock.run(1, 10.0)
+    assert clock.run(1, 28.0).slow_ms == 1000, "nor does one that stands out begin them"
 
 
 def test_a_quota_is_told_beside_any_neighbour():

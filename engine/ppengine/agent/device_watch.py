@@ -6,8 +6,8 @@ import contextlib
 import time
 from pathlib import Path
 
-from ppengine.agent.ring_state import in_ms
 from ppengine.common.device_page import DevicePageReader, Line
+from ppengine.common.ring import in_ms
 from ppengine.protocol.snapshot import StreamInfo
 
 OWNER = "main"

@@ -10,6 +10,8 @@ from ppengine.protocol.stage_samples import GilSample
 WINDOW_NS = 3_000_000_000
 LEAST_PROBES = 15
 """Least number of probes in a window: at least ten a second are made."""
+LEAST_HOLDS = 3
+"""Least number of holds in a window: one or two may be of a thread that lost its core with the GIL."""
 LONG_MS = 8.0
 """Least wait that counts as a hold; see `stage/gil_probe.py`."""
 TURNS = 0.85
@@ -23,6 +25,7 @@ class Counts(NamedTuple):
     turns: int
     holds: int
     hold_ns: int
+    sleep_ns: int
 
 
 class GilWatch:
@@ -44,22 +47,26 @@ class GilWatch:
         while len(self._looks) > 2 and now_ns - self._looks[1][0] >= WINDOW_NS:
             self._looks.popleft()
         since_ns, first = self._looks[0]
-        probes, turns, holds, hold_ns = (last - before for last, before in zip(counts, first, strict=True))
+        probes, turns, holds, hold_ns, sleep_ns = (last - before for last, before in zip(counts, first, strict=True))
         if probes < LEAST_PROBES or now_ns - since_ns < WINDOW_NS:
             return None
-        share, hold_ms = _share(probes, holds, hold_ns / 1e6)
+        share, hold_ms = _share(probes, holds, hold_ns / 1e6, sleep_ns / 1e6)
         if turns >= TURNS * probes and share < turns / probes:
             share, hold_ms = turns / probes, None
         return GilSample(share=round(share, 3), hold_ms=hold_ms, over_s=(now_ns - since_ns) / 1e9)
 
 
-def _share(probes: int, holds: int, waited_ms: float) -> tuple[float, float | None]:
+def _share(probes: int, holds: int, waited_ms: float, slept_ms: float) -> tuple[float, float | None]:
     """Return the share of the time in which the GIL is held, and the milliseconds of a hold.
 
     A wait that begins at any moment of a hold lasts for the rest of it, half of it on average; short rests are not
-    counted, so they are added.
+    counted, so they are added. Long sleeps end at any moment, and the share of those that end in a hold is that of the
+    time. Short ones follow one another from the end of a hold to within the next one, so that all time is seen; half of
+    a sleep of each hold is over before. Each underestimates with the sleeps of the other.
     """
-    if not holds:
+    if holds < LEAST_HOLDS:
         return 0.0, None
     hold_ms = max(LONG_MS + 1.0, 2 * waited_ms / holds - LONG_MS)
-    return min(1.0, holds / probes * hold_ms / (hold_ms - LONG_MS)), round(hold_ms, 1)
+    by_count = holds / probes * hold_ms / (hold_ms - LONG_MS)
+    by_time = (waited_ms + holds * slept_ms / probes / 2) / (waited_ms + slept_ms)
+    return min(1.0, max(by_count, by_time)), round(hold_ms, 1)

@@ -15,6 +15,8 @@ from ppengine.common.system_memory import system_memory
 
 _MEMORY_S = 1.0
 """Seconds between two readings of the memory: the kernel sums up a cgroup's figures for each."""
+_IDLE_S = 0.4
+"""Least seconds between two readings of every processor: some hosts have hundreds."""
 
 
 class HostRoom:
@@ -37,7 +39,10 @@ class HostRoom:
 
 
 class HostLoad:
-    """Sums up the work of others on this host's other processors. Call `look` with every sample of the stages."""
+    """Sums up the work of others on this host's other processors, and how full all are.
+
+    Call `look_idle` with every sample of the stages, and `look` if they compute on processors.
+    """
 
     def __init__(self) -> None:
         # On the only processor a stage waits for the others, which counts as a wait.
@@ -46,11 +51,24 @@ class HostLoad:
         self._busy_s = procfs.busy_s() if self._others else None
         self._stages: dict[int, float] = {}
         self._beside_s = 0.0
+        self._usable = os.sched_getaffinity(0)
+        """Processors that the processes of this engine may use, unless they are bound to fewer."""
+        self._idle_s = procfs.idle_s(self._usable)
+        self._looked_at = time.monotonic()
+        self._full_s = 0.0
 
     @property
     def beside_ns(self) -> int | None:
         """Nanoseconds of such work so far, averaged over the other processors; None: not readable, or there is none."""
         return None if self._busy_s is None else int(self._beside_s * 1e9)
+
+    @property
+    def full_ns(self) -> int | None:
+        """Nanoseconds so far in which no usable processor can have idled; None: not readable.
+
+        It is the most that fits the counts: a processor that idles for a second leaves none in which all were busy.
+        """
+        return None if self._idle_s is None else int(self._full_s * 1e9)
 
     def look(self, stages: Mapping[int, float]) -> None:
         """Read the counters. `stages` holds the CPU seconds of their processes so far, by pid."""
@@ -61,3 +79,15 @@ class HostLoad:
         # Both are counted in ticks, not at the same moment: the next look makes up for a difference.
         self._beside_s += (busy_s - self._busy_s - own_s) / self._others
         self._busy_s, self._stages = busy_s, dict(stages)
+
+    def look_idle(self) -> None:
+        """Read the counters of idle time."""
+        now = time.monotonic()
+        if self._idle_s is None or now - self._looked_at < _IDLE_S:
+            return
+        idle_s = procfs.idle_s(self._usable)
+        if idle_s is None:
+            return
+        # Ticks, as above: a part of one look may come in the next one.
+        self._full_s += now - self._looked_at - (idle_s - self._idle_s) / len(self._usable)
+        self._idle_s, self._looked_at = idle_s, now

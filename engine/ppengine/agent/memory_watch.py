@@ -30,12 +30,12 @@ class MemoryWatch:
         self._ranges: tuple[tuple[int, int], ...] = ()
         self._mapped = 0
         self._read_size, self._last_size = 0, 0
-        """Anonymous memory of the process when smaps was read, and at the newest look."""
+        """Memory of the process that no file backs, when smaps was read, and at the newest look."""
         self._due = 0.0
 
     def look(self, pid: int, ring: RingReader, groups: str, *, serving: bool) -> None:
         """Read the memory of a live process. `groups`: its cgroups; `serving`: it has loaded, and knows its pools."""
-        size = procfs.anonymous_bytes(pid)
+        size = procfs.unbacked_bytes(pid)
         if size is None:
             return
         pools = (Gauge.KV_BASE, Gauge.KV_LENGTH), (Gauge.SWAP_BASE, Gauge.SWAP_LENGTH)

@@ -6,6 +6,8 @@ its steps: their times beside the usual times of their classes.
 
 The same seconds keep the load of the host: waits for a core, and how busy others were beside the stage. So a class that
 was learned on an idle host says so.
+
+Slowness may come in fits: a single healthy second between two of at least `FIT_RATIO` does not end it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ppengine.diagnosis.budgets import HELD_BACK
 from ppengine.protocol.stage_samples import PaceSample
 
 SLOW_RATIO = 1.3
+FIT_RATIO = 3.0
 WINDOW_NS = 1_000_000_000
 CLASSES = 3
 """Classes of work per factor of two: within one, work differs by at most 1.26, less than `SLOW_RATIO`."""
@@ -55,12 +58,14 @@ class Work(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Waits and load so far, see `Pace.close`; None where the host does not say."""
+    """Waits and load so far; None where the host does not say."""
 
-    at_ns: int
-    waited_ns: int | None
-    throttled_us: int | None
-    beside_ns: int | None
+    waited_ns: int | None = None
+    """Time of all threads without a core."""
+    throttled_us: int | None = None
+    """Time in which the quota held the process back."""
+    beside_ns: int | None = None
+    """Work of others, see `HostLoad`."""
 
 
 class Host(NamedTuple):
@@ -72,6 +77,13 @@ class Host(NamedTuple):
     waited_ms: float
     beside: float
     throttled: float | None
+
+
+class _Judged(NamedTuple):
+    """A slow second: when it ended, and its time beside the usual one."""
+
+    end_ns: int
+    ratio: float
 
 
 _NO_WORK = Work(0, 0.0)
@@ -87,10 +99,13 @@ class Pace:
         self._second: dict[Class, list[float]] = {}
         """Steps and milliseconds by class; changed in place, because hundreds are added a second."""
         self._since_ns = 0
-        self._totals: deque[Totals] = deque(maxlen=_LOOKS_BACK)
+        self._totals: deque[tuple[int, Totals]] = deque(maxlen=_LOOKS_BACK)
+        """Totals at the ends of the newest seconds."""
         self._slow_ns = 0
-        """Nanoseconds judged slow, with no healthy second in between; a gap is not counted."""
-        self._slow_until_ns = 0
+        """Nanoseconds judged slow, with no more than fits in between; a gap is not counted."""
+        self._slow_until = _Judged(0, 0.0)
+        self._paused_ns = 0
+        """Healthy nanoseconds since the newest slow second of a fit, which count if another one follows."""
         self._unjudged = 0
         self._newest: tuple[int, PaceSample] | None = None
 
@@ -108,32 +123,22 @@ class Pace:
         """Whether the second is over."""
         return now_ns - self._since_ns >= WINDOW_NS
 
-    def close(
-        self,
-        now_ns: int,
-        waited_ns: int | None = None,
-        throttled_us: int | None = None,
-        beside_ns: int | None = None,
-    ) -> None:
-        """End the second if it is over. All three are totals so far.
-
-        `waited_ns`: all threads without a core; `throttled_us`: by the quota; `beside_ns`: see `HostLoad`.
-        """
+    def close(self, now_ns: int, totals: Totals) -> None:
+        """End the second if it is over."""
         if not self.due(now_ns):
             return
         begun, self._since_ns = self._since_ns, now_ns
         second = {kind: Work(int(steps), ms) for kind, (steps, ms) in self._second.items()}
         self._second = {}
-        totals = Totals(now_ns, waited_ns, throttled_us, beside_ns)
         if second and self._totals:
-            self._judge(second, self._host(totals, sum(work.ms for work in second.values())), begun, now_ns)
-        self._totals.append(totals)
+            self._judge(second, self._host(now_ns, totals, sum(work.ms for work in second.values())), begun, now_ns)
+        self._totals.append((now_ns, totals))
 
-    def _host(self, now: Totals, took_ms: float) -> Host:
+    def _host(self, now_ns: int, now: Totals, took_ms: float) -> Host:
         """Return the host's part in `took_ms`, a second at least: a step of seconds has waited in all of them."""
-        begun_ns = now.at_ns - took_ms * 1e6
-        before = next((each for each in reversed(self._totals) if each.at_ns <= begun_ns), self._totals[0])
-        seconds = (now.at_ns - before.at_ns) / 1e9
+        begun_ns = now_ns - took_ms * 1e6
+        at_ns, before = next((each for each in reversed(self._totals) if each[0] <= begun_ns), self._totals[0])
+        seconds = (now_ns - at_ns) / 1e9
         waited_ms = _grown(before.waited_ns, now.waited_ns) / 1e6
         throttled_ms = _grown(before.throttled_us, now.throttled_us) / 1e3
         beside = min(1.0, _grown(before.beside_ns, now.beside_ns) / 1e9 / seconds)
@@ -169,14 +174,20 @@ class Pace:
             return  # The host may explain it: such a second proves nothing.
         self._unjudged = 0
         if not slow:
-            self._slow_ns = 0
             self._learn(second, host)
+            if self._slow_ns and not self._paused_ns and self._slow_until.ratio >= FIT_RATIO:
+                self._paused_ns = now_ns - begun_ns
+                return  # It may be the pause of a fit; what was seen before it counts on.
+            self._slow_ns = self._paused_ns = 0
         else:
-            if self._slow_ns < _APART_NS < begun_ns - self._slow_until_ns:
-                self._slow_ns = 0
+            ratio = took.ms / usual.ms
+            if self._paused_ns and ratio < FIT_RATIO:
+                self._slow_ns = self._paused_ns = 0
+            if self._slow_ns < _APART_NS < begun_ns - self._slow_until.end_ns:
+                self._slow_ns = self._paused_ns = 0
             # Steps that are longer than a second end in every other one only. A hang is one step, and a moment.
-            self._slow_ns += min(max(now_ns - begun_ns, int(took.ms * 1e6)), 2 * WINDOW_NS)
-            self._slow_until_ns = now_ns
+            self._slow_ns += self._paused_ns + min(max(now_ns - begun_ns, int(took.ms * 1e6)), 2 * WINDOW_NS)
+            self._slow_until, self._paused_ns = _Judged(now_ns, ratio), 0
         found = PaceSample(
             step_ms=round(took.ms / took.steps, 3),
             baseline_ms=round(usual.ms / took.steps, 3),

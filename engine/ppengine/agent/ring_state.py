@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ppengine.common.ring import Kind, Record, Row
+from ppengine.common.ring import DONE_NS, KIND, SEQ, Kind, Record, Row, in_ms
 from ppengine.protocol.snapshot import StreamInfo, Waiting
 
 MAX_PENDING = 64
@@ -16,8 +16,6 @@ WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOK
 _ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 _WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
-SEQ, KIND, _, STEP, BEGUN_NS, RETURNED_NS, DONE_NS, SIZE, DETAIL = range(9)
-"""Places of the fields of a `Record` in a `Row`."""
 _OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
 """Operations that begin only when their thread is in no other."""
 
@@ -106,8 +104,3 @@ class Track:
     def unfinished(self) -> list[Record]:
         """Return the asynchronous operations whose call has returned and that are not done."""
         return [record for record in self._pending.values() if record.returned_ns]
-
-
-def in_ms(ns: int) -> float:
-    """Return nanoseconds as milliseconds, to the hundredth."""
-    return ns // 10_000 / 100

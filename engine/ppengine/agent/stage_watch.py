@@ -7,16 +7,19 @@ import time
 from collections import deque
 from pathlib import Path
 
+from ppengine.agent.core_watch import CoreWatch, Waits
 from ppengine.agent.device_watch import DeviceWatch
-from ppengine.agent.edge_messages import MessageTrack
 from ppengine.agent.gil_watch import Counts, GilWatch
+from ppengine.agent.host_load import HostLoad
 from ppengine.agent.memory_watch import MemoryWatch
+from ppengine.agent.pace import Totals
 from ppengine.agent.quota_watch import QuotaWatch
 from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
+from ppengine.common.edge_messages import MessageTrack
 from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
-from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample
+from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample, StarvedSample
 
 SLOW_S = 1.0
 """Least seconds between two readings of percentiles, cgroup and smaps; also the window of time shares."""
@@ -25,7 +28,7 @@ _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; the thousands of others are not searched for one."""
 DEVICE_PAGE = "device.page"
 """The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
-_GIL_WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS)
+_GIL_WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS)
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
@@ -87,13 +90,14 @@ class StageWatch:
         self._groups = ""
         self._cgroup_files: list[Path] = []
         self._cgroup: dict[str, int] = {}
-        self._quota = QuotaWatch()
+        self._quota, self._cores = QuotaWatch(), CoreWatch()
         self._kills_before = 0
         """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
         self._before: tuple[int, int | None] | None = None
         self._cpu = CpuClock()
         self._memory, self._gil = MemoryWatch(), GilWatch()
         self._gil_sample: GilSample | None = None
+        self._starved: StarvedSample | None = None
         self._cpu_limits_s: tuple[int | None, int | None] = (None, None)
         self.waited_ns = 0
         """Time so far in which its main thread could run and had no core; 0: the kernel does not say."""
@@ -137,13 +141,10 @@ class StageWatch:
             self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
             self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
             self._cpu_limits_s, self._gil, self._gil_sample = (None, None), GilWatch(), None
+            self._cores, self._starved = CoreWatch(), None
 
-    def look(self, beside_ns: int | None = None, paused_ns: int = 0) -> StageSample | None:
-        """Return a sample of this moment.
-
-        `beside_ns`: work of others on this host so far (see `HostLoad`); `paused_ns`: time so far in which a stage was
-        paused for its stacks.
-        """
+    def look(self, host: HostLoad | None = None, paused_ns: int = 0) -> StageSample | None:
+        """Return a sample of this moment. `paused_ns`: time so far in which a stage was paused for its stacks."""
         main, past = self._files.get("main"), self._history
         if main is None:
             return None
@@ -160,10 +161,10 @@ class StageWatch:
         self.waited_ns = waited_ns or 0
         if stat is not None and not stat.exiting:  # In cgroup v1 an exiting process is listed in the root's.
             self._follow(groups)
-        self._slowly(main, paused_ns, alive=alive)
+        self._slowly(main, paused_ns, None if host is None else host.full_ns, alive=alive)
         if past.pace.due(now_ns):
-            waits_ns, throttled_us = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
-            past.pace.close(now_ns, waits_ns, throttled_us, None if self.by_device else beside_ns)
+            beside_ns = None if host is None or self.by_device else host.beside_ns
+            past.pace.close(now_ns, Totals(procfs.threads_waited_ns(self._pid), self._quota.throttled_us, beside_ns))
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
@@ -215,6 +216,7 @@ class StageWatch:
             cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
             cgroup=self._cgroup,
             quota=self._quota.sample if alive else None,
+            starved=self._starved if alive else None,
             frozen=str(cgroup_limits.frozen_by(groups) or "") if alive else "",
             edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
             pace=past.pace.sample(now_ns),
@@ -267,7 +269,7 @@ class StageWatch:
         count = self._cgroup.get("oom_kill")
         return None if count is None else count + self._kills_before
 
-    def _slowly(self, main: RingFile, paused_ns: int, *, alive: bool) -> None:
+    def _slowly(self, main: RingFile, paused_ns: int, full_ns: int | None, *, alive: bool) -> None:
         """Read the expensive figures, seldom."""
         now = time.monotonic()
         if now < self._slow_due and alive:
@@ -278,6 +280,9 @@ class StageWatch:
             return
         self._slow_due = now + SLOW_S
         self._quota.look(time.monotonic_ns(), cgroup_limits.quotas(self._groups))
+        if full_ns is not None and alive:
+            waits = Waits(self.waited_ns, self.throttled_us, full_ns)
+            self._starved = self._cores.look(time.monotonic_ns(), waits, self._pid)
         self._step_ms = self._history.step_ms(time.monotonic_ns())
         if alive:
             self._cpu_limits_s = procfs.cpu_limits_s(self._pid)

@@ -10,8 +10,20 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from ppengine.agent.pace import Pace
-from ppengine.agent.ring_state import BEGUN_NS, DETAIL, DONE_NS, KIND, RETURNED_NS, SIZE, STEP, WAITS, Track, in_ms
-from ppengine.common.ring import Kind, Record, Row
+from ppengine.agent.ring_state import WAITS, Track
+from ppengine.common.ring import (
+    BEGUN_NS,
+    DETAIL,
+    DONE_NS,
+    KIND,
+    RETURNED_NS,
+    SIZE,
+    STEP,
+    Kind,
+    Record,
+    Row,
+    in_ms,
+)
 
 WINDOW_NS = 10_000_000_000
 """Window of percentiles and idle fraction, in nanoseconds."""

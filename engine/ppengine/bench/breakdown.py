@@ -14,10 +14,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ppengine.agent.ring_state import BEGUN_NS, DETAIL, DONE_NS, KIND, SEQ, SIZE, WAITS, Track
+from ppengine.agent.ring_state import WAITS, Track
 from ppengine.agent.stage_watch import RingFile
 from ppengine.common.config import EngineConfig
-from ppengine.common.ring import Gauge, Kind, RingReader, Row
+from ppengine.common.ring import BEGUN_NS, DETAIL, DONE_NS, KIND, SEQ, SIZE, Gauge, Kind, RingReader, Row
 
 LOOK_S = 0.05
 """A ring holds 4,096 records: at ten a step and a thousand steps a second, 0.4 s."""

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +15,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PF_EXITING = 4
 _NAME_MOST = 40
 """Characters of a program's name."""
+_EVERY_PROCESSOR = 1 << 18
+"""Bytes of /proc/stat for thousands of processors."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
-def _content(path: str) -> bytes:
+def _content(path: str, most: int) -> bytes:
     """Return a small file. Raises OSError. A file object would cost four times as much, many times a second."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, 4096)
+        return os.read(descriptor, most)
     finally:
         os.close(descriptor)
 
@@ -35,13 +37,13 @@ class _Spare:
         self._lock = threading.Lock()
         self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, most: int) -> bytes | None:
         """Read a small file by the spare descriptor; None: it is not readable."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             try:
-                return _content(path)
+                return _content(path, most)
             except OSError:
                 return None
             finally:
@@ -154,20 +156,45 @@ def busy_s() -> float | None:
     return None if found is None else sum(map(int, found.groups())) / _TICKS
 
 
-def _read(path: str) -> bytes | None:
+def idle_s(processors: Collection[int]) -> float | None:
+    """Return the seconds in which these processors idled, summed; None: not readable."""
+    rows = re.findall(rb"^cpu(\d+) \d+ \d+ \d+ (\d+) (\d+)", _read("/proc/stat", _EVERY_PROCESSOR) or b"", re.MULTILINE)
+    found = [int(idle) + int(waits) for number, idle, waits in rows if int(number) in processors]
+    return sum(found) / _TICKS if len(found) == len(processors) else None
+
+
+def scheduling(pid: int) -> str:
+    """Return the processors that the main thread of `pid` may use, and its nice value; empty: not readable."""
+    allowed = re.search(rb"^Cpus_allowed_list:\s*(\S+)", _read(f"/proc/{pid}/status") or b"", re.MULTILINE)
+    fields = (_read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    if allowed is None or len(fields) < 17:
+        return ""
+    return f"may use processors {allowed[1].decode()}, nice value {int(fields[16])}"
+
+
+def _read(path: str, most: int = 4096) -> bytes | None:
     try:
-        return _content(path)
+        return _content(path, most)
     except OSError as error:
-        return _spare.read(path) if error.errno in (errno.EMFILE, errno.ENFILE) else None
+        return _spare.read(path, most) if error.errno in (errno.EMFILE, errno.ENFILE) else None
 
 
-def anonymous_bytes(pid: int) -> int | None:
-    """Return the resident memory of `pid` that is neither a file's nor shared; None: not readable."""
-    text = _read(f"/proc/{pid}/statm")
-    if not text:
-        return None
-    _, resident_pages, shared_pages, *_ = map(int, text.split())
-    return (resident_pages - shared_pages) * _PAGE
+def unbacked_bytes(pid: int) -> int | None:
+    """Return the resident memory of `pid` that no file backs, anonymous and shared; None: not readable."""
+    found = re.findall(rb"^Rss(?:Anon|Shmem):\s*(\d+) kB", _read(f"/proc/{pid}/status") or b"", re.MULTILINE)
+    return sum(map(int, found)) << 10 if len(found) == 2 else None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process in bytes; None: not readable."""
+    words = (_read(f"/proc/{pid}/statm") or b"").split()
+    return int(words[1]) * _PAGE if len(words) > 1 else None
+
+
+def host_oom_kills() -> int | None:
+    """Return the number of processes that the host's out-of-memory killer has ended; None: not readable."""
+    found = re.search(rb"^oom_kill (\d+)", _read("/proc/vmstat") or b"", re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def resident(pid: int, base: int, length: int) -> int | None:
@@ -240,7 +267,7 @@ def sibling(module: str) -> int | None:
     """Return the pid of this process's sibling that runs `module` (`python -m module`); None without one."""
     for children in _children_files(os.getppid()):
         for pid in (_read(str(children)) or b"").split():
-            if module.encode() in (_read(f"/proc/{int(pid)}/cmdline") or b"").split(b"\0"):
+            if module.encode() in (_read(f"/proc/{int(pid)}/cmdline") or b"").replace(b"\0", b" ").split():
                 return int(pid)
     return None
 

@@ -7,7 +7,7 @@ A stage gets one verdict, from the first rule that names it. Stages that only su
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -44,6 +44,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     finding_rules.found,
     memory_rules.growing,
     quota_rules.throttled,
+    quota_rules.starved,
     gil_rules.holders,
     stuck_rules.idlers_in_vain,
     slow_rules.slow_phases,
@@ -66,10 +67,11 @@ _MOST_CHARACTERS = 100
 def diagnose(evidence: Evidence) -> list[Verdict]:
     """Return the verdicts, roots first, each once; empty without a fault."""
     case = Case(evidence, build(evidence), [])
+    nodes = {stage.stage: stage.node for stage in evidence.stages if stage.node}
     for rule in RULES:
         for verdict in rule(case):
             if _key(verdict) not in map(_key, case.found):
-                case.found.append(_one_line(verdict))
+                case.found.append(_one_line(_on_node(verdict, nodes)))
     return sorted(case.found, key=lambda verdict: (not verdict.root, verdict.cause in ("starved", "blocked")))
 
 
@@ -100,6 +102,17 @@ def failure(error: Exception) -> Verdict:
 def _key(verdict: Verdict) -> int | Cause:
     """Return what a verdict is alone on: a stage, or a cause that is no stage's."""
     return verdict.cause if verdict.stage is None else verdict.stage
+
+
+def _on_node(verdict: Verdict, nodes: Mapping[int, str]) -> Verdict:
+    """Name the node of a verdict's stage, in an engine that has several."""
+    if verdict.stage is None or not (node := nodes.get(verdict.stage)):
+        return verdict
+    name = f"stage {verdict.stage}"
+    summary = verdict.summary
+    if summary.startswith(f"{name} ") and node not in summary:
+        summary = f"{name} on {node}{summary.removeprefix(name)}"
+    return msgspec.structs.replace(verdict, summary=summary, evidence=[f"node: {node}", *verdict.evidence])
 
 
 def _one_line(verdict: Verdict) -> Verdict:

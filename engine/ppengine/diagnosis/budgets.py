@@ -41,6 +41,10 @@ UNSEEN_AFTER_S = 2.0
 SUFFERS_AFTER_S = 0.5
 STRAGGLER_AFTER_S = 6.0
 """A straggler must be named within 10 s; a judged second begins and ends between two samples."""
+SLOW_AFTER_S = 4.5
+"""The same for one at twice its usual time or more, which noise does not explain; a held GIL is known before."""
+STARVED_AFTER_S = 4.0
+"""Seconds in which a main thread waits for a core while others idle, before it is named."""
 LINK_AFTER_S = 3.0
 """Seconds in which a link is slow before it is named: a message that the host delays is one, and soon over."""
 UNSCHEDULED_AFTER_S = 3.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from ppengine.common.oom_kills import OOM_KILLER
 from ppengine.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.phrases import code_line, exit_words, let_go, seconds, stack_lines, thaw
@@ -18,6 +19,8 @@ def core(case: Case) -> list[Verdict]:
         if stopping:
             return []
         how, since, suggest = exit_words(core.exit_code), core.dead_for_s, "ppconsole logs"
+        if OOM_KILLER in core.exit_detail:
+            how, suggest = f"{how}: {core.exit_detail.partition(': ')[2]}", "ppconsole logs; then more memory for it"
     elif core.frozen and (core.stopped_for_s or 0.0) >= STOPPED_AFTER_S:
         how, since = f"is frozen by its cgroup ({PurePath(core.frozen).parent})", core.stopped_for_s or 0.0
         suggest = thaw(core.frozen)

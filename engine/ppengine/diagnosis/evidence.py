@@ -9,7 +9,15 @@ import msgspec
 from ppengine.protocol.gpu import GpuProcess, Xid
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import StreamInfo
-from ppengine.protocol.stage_samples import CpuShares, EdgeSample, GilSample, GrowthSample, PaceSample, QuotaSample
+from ppengine.protocol.stage_samples import (
+    CpuShares,
+    EdgeSample,
+    GilSample,
+    GrowthSample,
+    PaceSample,
+    QuotaSample,
+    StarvedSample,
+)
 
 Key = tuple[int, int]
 """(stage, tensor rank)."""
@@ -32,6 +40,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     rank: int = 0
     pid: int | None = None
+    node: str = ""
+    """Name of its node, if the engine has several."""
     generation: int = 1
     """The one that the process was started for."""
     exit_code: int | None = None
@@ -55,6 +65,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The file of the cgroup by which it is frozen; empty: it is not."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now."""
+    starved: StarvedSample | None = None
+    """Its main thread waits for a core while others idle."""
     gil: GilSample | None = None
     """How often its GIL is held."""
     growth: GrowthSample | None = None

@@ -41,7 +41,7 @@ def _all(case: Case) -> list[Verdict]:
             sent = edge_of(sender, "send", receiver.stage)
             if sent is None or sent.generation != posted.generation:
                 continue
-            # Where one agent sees both ends it has compared every message; else these are the newest ones.
+            # The agent or the gateway compares every message; until it has both ends, these are the newest ones.
             conflict = Conflict(*sent.conflict) if sent.conflict else first_conflict(sent, posted)
             if conflict is not None:
                 found.append(_verdict(sender, receiver, conflict))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ppengine.common.child_process import signal_name
 from ppengine.diagnosis.evidence import CoreEvidence, StageEvidence
-from ppengine.protocol.reports import UNKNOWN_STATUS
+from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
 
 
 def exit_words(code: int | None) -> str:
     """Return an exit status in words; None: the process is gone and its parent has not said how."""
     if code is None:
         return "is gone (exit status not known yet)"
+    if code == NODE_LOST:
+        return "is lost with its node"
     if code == UNKNOWN_STATUS:
         return "has ended; its exit status is unknown"
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"

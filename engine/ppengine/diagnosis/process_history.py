@@ -46,6 +46,7 @@ class Sighting(msgspec.Struct, frozen=True):
     here: bool = True
     glance: Glance | None = None
     """A newer look than the sample."""
+    node: str = ""
 
     @property
     def state(self) -> Glance:

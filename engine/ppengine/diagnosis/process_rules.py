@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 import msgspec
 
+from ppengine.common.oom_kills import OOM_KILLER
 from ppengine.diagnosis.budgets import is_lost, is_stopped
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.device_evidence import device_lines
@@ -18,7 +19,7 @@ from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.finding_rules import verdict_of
 from ppengine.diagnosis.phrases import doing, exit_words, let_go, seconds, thaw
 from ppengine.diagnosis.signal_senders import cpu_limit_s, lift_cpu_limit, sender
-from ppengine.protocol.reports import UNKNOWN_STATUS
+from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
 from ppengine.protocol.snapshot import Cause, Verdict
 from ppengine.protocol.stage_samples import TRACED
 
@@ -37,6 +38,7 @@ _SHORT: dict[Cause, re.Pattern[str]] = {
     "disk_full": re.compile(r"no space left on device|disk quota exceeded|errno 28\b", re.IGNORECASE),
 }
 _NOT_OF_ITS_OWN = (None, -signal.SIGKILL, UNKNOWN_STATUS)
+_NO_STATUS = (UNKNOWN_STATUS, NODE_LOST)
 """Statuses with which the out-of-memory killer may have been at work; of much memory the end itself takes seconds."""
 _BREAKS = ("stream_owner", "stream_order")
 _LOST_PEER = re.compile(r"lost stage (\d+)")
@@ -118,7 +120,8 @@ def _crashed(stage: StageEvidence) -> bool:
 
 def _cause(stage: StageEvidence) -> Cause:
     code, words = stage.exit_code, _last_words(stage)
-    if stage.dead_for_s is not None and code in _NOT_OF_ITS_OWN and stage.oom_kills:
+    counted = stage.oom_kills or OOM_KILLER in stage.exit_detail
+    if stage.dead_for_s is not None and code in _NOT_OF_ITS_OWN and counted:
         return "killed_oom"
     if code == -signal.SIGKILL:
         return "dead"
@@ -129,7 +132,7 @@ def _cause(stage: StageEvidence) -> Cause:
     for cause, pattern in _SHORT.items():
         if words and pattern.search(words):
             return cause
-    if _crashed(stage) or (words and code != UNKNOWN_STATUS and not _blames_peer(stage)):
+    if _crashed(stage) or (words and code not in _NO_STATUS and not _blames_peer(stage)):
         return "crashed"
     return "dead"
 
@@ -142,7 +145,8 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     if echo and cause == "link":
         cause = "starved" if stage.dead_for_s is None else "dead"
     how = exit_words(stage.exit_code) if stage.dead_for_s is not None else "cannot go on"
-    summary = f"stage {stage.stage} {how}{_SUMMARIES.get(cause, '')}"
+    named = "" if OOM_KILLER in words else _SUMMARIES.get(cause, "")
+    summary = f"stage {stage.stage} {how}{named}"
     by = sender(stage) if cause == "dead" and stage.dead_for_s is not None else ""
     if echo:
         summary += f" {echo}"
@@ -155,9 +159,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     if words:
         evidence.append(f"last words: {words}")
     if stage.dead_for_s is not None and stage.exit_code in _NOT_OF_ITS_OWN:
-        kills = stage.oom_kills
-        known = f"cgroup oom_kill +{kills}" if kills else "no cgroup OOM"
-        evidence.append("cgroup oom_kill: not readable" if kills is None else known)
+        evidence += _oom_lines(stage)
     if stage.phase not in (None, "serving"):
         evidence.append(f"in phase {stage.phase}")
     if stage.op is not None and stage.dead_for_s is not None:
@@ -175,6 +177,16 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     )
     broken = cause == "crashed" and not echo and (_crashed(stage) or "CUDA" in words)
     return _explained(stage, verdict) if broken else verdict
+
+
+def _oom_lines(stage: StageEvidence) -> list[str]:
+    """Return the line on kills by the cgroup's limit; none where the process's parent has counted one already."""
+    kills = stage.oom_kills
+    if kills:
+        return [f"cgroup oom_kill +{kills}"]
+    if OOM_KILLER in stage.exit_detail:
+        return []
+    return ["cgroup oom_kill: not readable" if kills is None else "no cgroup OOM"]
 
 
 def _explained(stage: StageEvidence, crash: Verdict) -> Verdict:
@@ -204,6 +216,8 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
         return f"{logs}; {what}: the stage is tried again by itself"
     if cause == "dead" and cpu_limit_s(stage) is not None:
         return lift_cpu_limit(stage)
+    if stage.exit_code == NODE_LOST:
+        return "ray status (Ray places the stage on another node; STRICT_SPREAD needs a free one)"
     if stage.successor is not None:
         phase = f" in phase {stage.successor_phase}" if stage.successor_phase else ""
         return f"{logs} (pid {stage.successor} takes its place{phase})"

@@ -1,16 +1,16 @@
-"""Stages that a CPU quota of their cgroup holds back, by the counts of cpu.stat.
+"""Stages that get too little processor time: by a CPU quota of their cgroup, or on the few cores that they may use.
 
 Before the rules for blocked work: a process that is held back for most of a second looks as if it were blocked.
 """
 
 from __future__ import annotations
 
-from ppengine.diagnosis.budgets import QUOTA_AFTER_S, QUOTA_ALONE_S, QUOTA_GREW, is_lost, is_unseen
+from ppengine.diagnosis.budgets import QUOTA_AFTER_S, QUOTA_ALONE_S, QUOTA_GREW, STARVED_AFTER_S, is_lost, is_unseen
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.phrases import percent, seconds
 from ppengine.protocol.snapshot import Verdict
-from ppengine.protocol.stage_samples import QuotaSample
+from ppengine.protocol.stage_samples import QuotaSample, StarvedSample
 
 _FRESH_MS = 3000.0
 
@@ -21,6 +21,18 @@ def throttled(case: Case) -> list[Verdict]:
         _verdict(stage, stage.quota)
         for stage in case.evidence.stages
         if stage.quota is not None and _is_throttled(stage, stage.quota) and stage.stage not in case.guilty
+    ]
+
+
+def starved(case: Case) -> list[Verdict]:
+    """Return the stages whose main thread waits for a core while others idle (see `agent/core_watch.py`)."""
+    return [
+        _starved(stage, stage.starved)
+        for stage in case.evidence.stages
+        if stage.starved is not None
+        and stage.starved.for_ms >= STARVED_AFTER_S * 1e3
+        and stage.phase == "serving"
+        and not (is_lost(stage) or is_unseen(stage) or stage.stage in case.guilty)
     ]
 
 
@@ -46,13 +58,35 @@ def _verdict(stage: StageEvidence, quota: QuotaSample) -> Verdict:
         f"nr_throttled +{quota.nr_throttled}, throttled_usec +{quota.throttled_us} in {seconds(since)}",
         f"{quota.file} allows {quota.cores:.3g} cores",
     ]
-    if (pace := stage.pace) is not None:
-        lines.append(f"own time of a step {pace.step_ms:.1f} ms; like steps took {pace.baseline_ms:.1f} ms here before")
     return Verdict(
         stage=stage.stage,
         cause="straggler",
         summary=f"stage {stage.stage} is throttled {share} of the time: its cgroup's cpu quota holds it back",
         since_s=since,
-        evidence=[*lines, *thread_lines(stage)],
+        evidence=[*lines, *_pace_lines(stage), *thread_lines(stage)],
         suggest=f"echo {quota.none} > {quota.file}",
     )
+
+
+def _starved(stage: StageEvidence, found: StarvedSample) -> Verdict:
+    since, share = found.for_ms / 1e3, percent(found.share)
+    lines = [
+        f"its main thread could run and had no core for at least {share} of the last second in which others idled",
+        f"so for {seconds(since)}; a full host and a quota do not count",
+        *([f"its main thread {found.scheduling}"] if found.scheduling else []),
+    ]
+    return Verdict(
+        stage=stage.stage,
+        cause="straggler",
+        summary=f"stage {stage.stage} is slow: its main thread waits for a core while others idle",
+        since_s=since,
+        evidence=[*lines, *_pace_lines(stage), *thread_lines(stage)],
+        suggest=f"ps -Lo tid,ni,psr,pcpu {stage.pid}; taskset -acp {stage.pid}",
+    )
+
+
+def _pace_lines(stage: StageEvidence) -> list[str]:
+    pace = stage.pace
+    if pace is None:
+        return []
+    return [f"own time of a step {pace.step_ms:.1f} ms; like steps took {pace.baseline_ms:.1f} ms here before"]

@@ -1,11 +1,21 @@
 """Work that is slow and not blocked: a declared phase over its budget, a link or a stage slower than before.
 
-The ratios from which they count as slow are in `agent/link_pace.py` and `agent/pace.py`.
+The ratios from which they count as slow are in `common/link_pace.py` and `agent/pace.py`.
 """
 
 from __future__ import annotations
 
-from ppengine.diagnosis.budgets import HELD_BACK, LINK_AFTER_S, PHASE_BUDGET_S, STRAGGLER_AFTER_S, is_lost, is_unseen
+from collections.abc import Mapping
+
+from ppengine.diagnosis.budgets import (
+    HELD_BACK,
+    LINK_AFTER_S,
+    PHASE_BUDGET_S,
+    SLOW_AFTER_S,
+    STRAGGLER_AFTER_S,
+    is_lost,
+    is_unseen,
+)
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.neighbours import neighbour_lines
@@ -31,15 +41,22 @@ def slow_phases(case: Case) -> list[Verdict]:
     expected = case.guilty or any(
         stage.phase is None or (stage.phase in PHASE_BUDGET_S and stage.op != _MEETS) for stage in stages
     )
-    return [_slow_phase(stage) for stage in stages if _over_budget(stage) and not (expected and stage.op == _MEETS)]
+    # A meeting begins when its last member arrives.
+    whole_s = min((stage.phase_age_s or 0.0 for stage in stages), default=0.0)
+    return [
+        _slow_phase(stage)
+        for stage in stages
+        if _over_budget(stage) and not (stage.op == _MEETS and (expected or whole_s < PHASE_BUDGET_S["meet"]))
+    ]
 
 
 def slow_links(case: Case) -> list[Verdict]:
     """Return the links on which messages take longer than they did, each at its sender, unless a fault explains it."""
     if case.guilty or case.evidence.slowed:
         return []
+    nodes = {stage.stage: stage.node for stage in case.evidence.stages}
     return [
-        _slow_link(stage, edge.peer, edge.pace)
+        _slow_link(stage, edge.peer, edge.pace, nodes)
         for stage in case.evidence.stages
         for edge in stage.edges
         if edge.pace is not None and edge.pace.slow_ms >= LINK_AFTER_S * 1e3 and not is_unseen(stage)
@@ -71,12 +88,14 @@ def _slow_phase(stage: StageEvidence) -> Verdict:
     )
 
 
-def _slow_link(sender: StageEvidence, peer: int, pace: LinkPace) -> Verdict:
+def _slow_link(sender: StageEvidence, peer: int, pace: LinkPace, nodes: Mapping[int, str]) -> Verdict:
     k, now, before = sender.stage, rate_text(pace.rate), rate_text(pace.usual_rate)
+    ends = sender.node, nodes.get(peer, "")
+    between = f" ({ends[0]} -> {ends[1]})" if all(ends) and ends[0] != ends[1] else ""
     return Verdict(
         stage=k,
         cause="link",
-        summary=f"link stage {k} -> stage {peer} is slow: {now}, {before} before",
+        summary=f"link stage {k} -> stage {peer}{between} is slow: {now}, {before} before",
         since_s=pace.slow_ms / 1e3,
         evidence=[
             f"stage {peer} waits {percent(pace.lost)} of the time for messages that stage {k} has sent",
@@ -97,7 +116,9 @@ def _ratio(stage: StageEvidence) -> float | None:
 def _is_slow(stage: StageEvidence, ratios: list[float]) -> bool:
     """Return whether a stage is a straggler. `ratios`: of all stages that are known, time to usual time."""
     pace, ratio = stage.pace, _ratio(stage)
-    if pace is None or ratio is None or pace.slow_ms < STRAGGLER_AFTER_S * 1e3:
+    if pace is None or ratio is None:
+        return False
+    if pace.slow_ms < (SLOW_AFTER_S if ratio >= _STANDS_OUT else STRAGGLER_AFTER_S) * 1e3:
         return False
     if (pace.throttled or 0.0) > HELD_BACK:
         return True

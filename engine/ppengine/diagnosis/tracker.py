@@ -53,11 +53,12 @@ class EvidenceTracker:
         core_tracer: str | None = None,
         core_frozen: str = "",
         agent: tuple[int, str | None] | None = None,
-        stacks: Mapping[int, Stack] | None = None,
+        stacks: Mapping[tuple[int | None, int], Stack] | None = None,
         stopping: bool = False,
     ) -> Evidence:
-        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core; `stacks`: by pid.
+        """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core.
 
+        `stacks`: by stage (None: the core) and pid.
         `core_tracer`: name and pid of the tracer of a core in state t; `core_frozen`: the file that freezes it.
         `agent`: pid and state letter of an agent that is silent.
         """
@@ -73,8 +74,11 @@ class EvidenceTracker:
             )
             for key in self._keys
         )  # fmt: skip
+        if len({seen.node for seen in sightings.values()}) > 1:
+            at = {key[0]: seen.node for key, seen in sightings.items()}
+            stages = tuple(replace(stage, node=at.get(stage.stage, "")) for stage in stages)
         known = stacks or {}
-        stages = tuple(replace(stage, stack=known.get(stage.pid or 0)) for stage in stages)
+        stages = tuple(replace(stage, stack=known.get((stage.stage, stage.pid or 0))) for stage in stages)
         if core_state is not None:
             core_state = core_state[0], _stop_state(core_state[1], core_frozen)
         seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
@@ -85,7 +89,7 @@ class EvidenceTracker:
                 process_state=None, stopped_for_s=None, frozen=CoreEvidence().frozen,
                 dead_for_s=(now_ns - gone.mono_ns) / 1e9,
             )  # fmt: skip
-        seen = replace(seen, stack=known.get(seen.pid or 0))
+        seen = replace(seen, stack=known.get((None, seen.pid or 0)))
         return Evidence(
             stages=stages,
             core=seen,
@@ -230,6 +234,7 @@ class EvidenceTracker:
             tracer=state.tracer,
             frozen=state.frozen,
             quota=sample.quota,
+            starved=sample.starved,
             growth=sample.growth,
             gil=sample.gil,
             wchan=state.wchan,

@@ -24,6 +24,7 @@ _MIB = 2**20
 _ROOM = 64 * _MIB
 _WANTED = 1024 * _MIB
 _SEEN_S = 0.3
+_ALARM_S = 0.05
 
 
 class InjectedError(Exception):
@@ -72,6 +73,17 @@ def rlimit_cpu(fault: Fault, go: Go, *args: Any) -> Any:
     """
     while True:
         hashlib.pbkdf2_hmac("sha256", b"ppconsole", b"salt", 100_000)
+
+
+@strike("forward", "death", "dead", held_out=True)
+def own_alarm(fault: Fault, go: Go, *args: Any) -> Any:
+    """The stage sets itself a timer, whose signal has no handler.
+
+    Verdict: stage K was killed by SIGALRM.
+    """
+    if fault.first():  # each forward would put it off
+        signal.setitimer(signal.ITIMER_REAL, _ALARM_S)
+    return go(*args)
 
 
 @strike("forward", "death", "crashed")

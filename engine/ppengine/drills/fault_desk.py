@@ -68,6 +68,7 @@ class FaultDesk:
         # A killed stage's successor takes its name, maybe before the old socket is known to be gone.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.bind(config.endpoint("faults"))
+        config.listen_for_nodes(self.socket, "faults")
         self._codec = Codec(FromFaults)
         self._open: dict[str, _Open] = {}
         self._on: list[_On] = []

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
+import subprocess
 import threading
 from typing import Any
 
 from ppengine.drills.fault_points import Fault, Go, StageParts
 from ppengine.drills.registry import FaultError, Undo, arm, strike
+
+_MUTEX_BYTES = 64
+"""At least the size of a pthread_mutex_t."""
 
 
 @strike("send", "hang", "self_stuck", clears=True)
@@ -123,13 +128,75 @@ def internal_deadlock(fault: Fault, go: Go, *args: Any) -> Any:
         return go(*args)
 
 
+@strike("forward", "hang", "self_stuck", "deadlock", clears=True, held_out=True)
+def native_lock(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop takes a mutex of C code, without the GIL, and another thread of its process has it.
+
+    Verdict: stage K is stuck in itself: its main thread waits in C for a lock; its other threads tick.
+    """
+    libc, taken = ctypes.CDLL(None), threading.Event()
+    mutex = ctypes.create_string_buffer(_MUTEX_BYTES)  # zeros are PTHREAD_MUTEX_INITIALIZER
+
+    def keep() -> None:
+        libc.pthread_mutex_lock(mutex)
+        taken.set()
+        fault.over.wait()
+        libc.pthread_mutex_unlock(mutex)
+
+    threading.Thread(target=keep, name="keeper", daemon=True).start()
+    taken.wait()
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_unlock(mutex)
+    return go(*args)
+
+
+@strike("forward", "hang", "self_stuck", clears=True, held_out=True)
+def file_lock(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop waits for the lock of a file, which another description of the file has.
+
+    Verdict: stage K is stuck in itself, in a lock of a file.
+    """
+    holder = os.memfd_create("locked")
+    waiter = os.open(f"/proc/self/fd/{holder}", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+
+    def release() -> None:
+        fault.over.wait()
+        os.close(holder)
+
+    threading.Thread(target=release, daemon=True).start()
+    fcntl.flock(waiter, fcntl.LOCK_EX)
+    os.close(waiter)
+    return go(*args)
+
+
+@strike("forward", "hang", "self_stuck", clears=True, held_out=True)
+def child_wait(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop waits for a child process that does not end.
+
+    Verdict: stage K is stuck in itself, in a wait for a process.
+    """
+    # It reads from a pipe of the stage, so it ends with the stage at the latest.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        assert child.stdin is not None  # it is a pipe
+        pipe = child.stdin
+
+        def end() -> None:
+            fault.over.wait()
+            pipe.close()
+
+        threading.Thread(target=end, daemon=True).start()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return go(*args)
+
+
 @arm("hang", "self_stuck", clears=True)
 def send_thread_stuck(parts: StageParts) -> Undo:
     """Messages wait for the send thread, as big ones do, and it sends none; they pile up.
 
     Verdict: stage K is stuck in itself, in its send thread; the next stage waits for data that K has and does not send.
     """
-    sender, over = _crowded(parts, "send-thread-stuck"), threading.Event()
+    sender, over = crowded(parts, "send-thread-stuck"), threading.Event()
     deliver = sender._deliver
 
     def held(parcel: Any) -> None:
@@ -152,7 +219,7 @@ def send_thread_gone(parts: StageParts) -> Undo:
 
     Verdict: stage K is stuck in itself: it has data to send and no thread that sends.
     """
-    sender = _crowded(parts, "send-thread-gone")
+    sender = crowded(parts, "send-thread-gone")
     if sender._thread is None:
         sender._begin()
     sender.finish()
@@ -194,7 +261,7 @@ def socket_unread(fault: Fault, go: Go, *args: Any) -> Any:
     return 0
 
 
-def _crowded(parts: StageParts, name: str) -> Any:
+def crowded(parts: StageParts, name: str) -> Any:
     """Return the sending end of a stage as if a message were under way on its thread: the next ones queue behind it."""
     if parts.sender is None:
         raise FaultError(f"{name} strikes a send, and stage {parts.stage} sends to no other stage")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import resource
 import threading
@@ -43,6 +44,30 @@ def leak_in_forward(fault: Fault, go: Go, *args: Any) -> Any:
     fault.tool = fault.tool or []
     fault.tool.append(args[0].new_ones(_A_STEP // args[0].itemsize))
     return go(*args)
+
+
+@arm("grow", "leak", clears=True)
+def leak_shared(parts: StageParts) -> Undo:
+    """A thread of the stage writes 40 MiB more each second to memory that could be shared. Cleared: it gives them back.
+
+    Verdict: stage K leaks memory: MiB a second, and when the limit of its cgroup or host is met.
+    """
+    over, shared = threading.Event(), os.memfd_create("leak")
+    # Mapped as well, as a buffer that a library shares is: else no process would have these pages.
+    kept = list[mmap.mmap]()
+
+    def grow() -> None:
+        while not over.wait(_PIECES_S):
+            begin = len(kept) * _PIECE
+            os.ftruncate(shared, begin + _PIECE)
+            kept.append(mmap.mmap(shared, _PIECE, offset=begin))
+            kept[-1].write(b"x" * _PIECE)
+        for piece in kept:
+            piece.close()
+        os.close(shared)
+
+    threading.Thread(target=grow, name="leak", daemon=True).start()
+    return over.set
 
 
 @arm("grow", "out_of_files", clears=True, held_out=True)

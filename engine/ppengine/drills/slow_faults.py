@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ppengine.drills import cgroups
 from ppengine.drills.fault_points import Fault, Go, StageParts
+from ppengine.drills.hang_faults import crowded
 from ppengine.drills.registry import Undo, arm, outside, strike
 from ppengine.drills.target import Target
 
@@ -20,6 +26,8 @@ _WIDTH = 384
 _FREE_S, _HELD_US = 0.05, 50_000
 _SHARE = 0.1
 _CORE_SHARE = 0.001
+_LOWEST = 19
+_HOG = "import select, sys\nwhile not select.select([sys.stdin], [], [], 0)[0]:\n    sum(range(100_000))"
 
 
 @strike("forward", "slow", "straggler", clears=True)
@@ -47,6 +55,49 @@ def slow_matmul(fault: Fault, go: Go, *args: Any) -> Any:
     while time.monotonic() < until:
         matrix @ matrix
     return answer
+
+
+@strike("forward", "slow", "straggler", clears=True)
+def slow_fits(fault: Fault, go: Go, *args: Any) -> Any:
+    """In every second second, forwards take nine times as long, asleep.
+
+    Verdict: stage K is a straggler: its forwards take a multiple of its own baseline.
+    """
+    begun = time.monotonic()
+    answer = go(*args)
+    if int(begun - fault.since) % 2 == 0:
+        fault.over.wait(max(_LEAST_S, 2 * _FACTOR * (time.monotonic() - begun)))
+    return answer
+
+
+@arm("slow", "straggler", clears=True)
+def starved(parts: StageParts) -> Undo:
+    """All threads of the stage are bound to one core, at the lowest priority, with a process that computes beside them.
+
+    Verdict: stage K is a straggler: it waits for a core.
+    """
+    cores, before = os.sched_getaffinity(os.getpid()), os.getpriority(os.PRIO_PROCESS, os.getpid())
+    core = {min(cores)}
+    # A child of the stage: the kernel may weigh priorities within a session alone (autogroup), and each stage has its
+    # own. It reads from a pipe of the stage, and ends with it.
+    hog = subprocess.Popen([sys.executable, "-c", _HOG], stdin=subprocess.PIPE)
+    os.sched_setaffinity(hog.pid, core)
+    _bind(core, _LOWEST)
+
+    def undo() -> None:
+        hog.kill()
+        hog.wait()
+        _bind(cores, before)
+
+    return undo
+
+
+def _bind(cores: set[int], priority: int) -> None:
+    """Bind all threads of this process to `cores`, at `priority`."""
+    for path in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # a user may not raise a priority
+            os.sched_setaffinity(int(path.name), cores)
+            os.setpriority(os.PRIO_PROCESS, int(path.name), priority)
 
 
 @outside("slow", "straggler", clears=True)
@@ -98,6 +149,29 @@ def slow_send(fault: Fault, go: Go, *args: Any) -> Any:
     """
     fault.over.wait(_SEND_S)
     return go(*args)
+
+
+@arm("slow", "link", "straggler", clears=True)
+def slow_send_thread(parts: StageParts) -> Undo:
+    """Messages go by the send thread, as big ones do, and it sleeps 50 ms before each.
+
+    Verdict: the link behind stage K is slow.
+    """
+    sender, over = crowded(parts, "slow-send-thread"), threading.Event()
+    deliver = sender._deliver
+
+    def late(parcel: Any) -> None:
+        over.wait(_SEND_S)
+        deliver(parcel)
+
+    sender._deliver = late
+
+    def undo() -> None:
+        del sender._deliver
+        over.set()
+        sender._count(-1)
+
+    return undo
 
 
 @outside("slow", "core", clears=True, on="core", held_out=True)

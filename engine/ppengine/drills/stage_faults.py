@@ -71,14 +71,14 @@ class FaultThread(threading.Thread):
         self._closed = threading.Event()
         self._on: list[tuple[Kind, at.Fault | None, Callable[[], None] | None]] = []
         self._deadly: list[tuple[at.Fault, str]] = []
-        self._context, self._endpoint = context, config.endpoint("faults")
+        self._context, self._config = context, config
 
     def run(self) -> None:
         """Serve until closed."""
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"f{self._parts.stage}".encode())
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(self._endpoint)
+        self._config.connect(socket, "faults")
         codec = Codec(ToFaults)
         try:
             while not self._closed.is_set():
