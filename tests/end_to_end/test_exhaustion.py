@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import stat
@@ -17,16 +16,27 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
-from ppengine.common import procfs
+from exhausted import (
+    LIMIT_S,
+    PROMPT,
+    TOKENS,
+    OnSmallDisk,
+    forkserver,
+    has,
+    no_room_for_rings,
+    out_of_files,
+    serve,
+    submit,
+)
+from ppengine.protocol import kept_files
 from ppengine.protocol.control import Refused
-from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.snapshot import Snapshot, Verdict
-from ppengine.protocol.verbs import Priority, Submit
+from ppengine.protocol.verbs import Priority
 from serving import Served, audited
 
 from profiles import small
 
-PROMPT, TOKENS, LIMIT_S = list(range(3, 40)), 2000, 4.0
+TOKENS_OF_A_LOSS = 500
+"""Enough for a request that a stage is killed under at once."""
 
 
 @pytest.fixture(scope="module")
@@ -40,48 +50,9 @@ def engine(folder: Path) -> Iterator[Served]:
         yield served
 
 
-def serve(folder: Path, limit_s: float = 60.0) -> Served:
-    """Start an engine whose requests end `limit_s` seconds after a stage could not be restarted."""
-    return Served(small(folder, stages=2, model={"max_model_len": 2048}, parallel={"restart_limit_s": limit_s}))
-
-
-@contextlib.contextmanager
-def out_of_files(pid: int) -> Iterator[int]:
-    """Leave a process no descriptor beside those that it has; yields the limit."""
-    used = {int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()}
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    limit = min(set(range(len(used) + 1)) - used)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
-    try:
-        yield limit
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-
-
-def forkserver(engine: Served) -> int:
-    """Return the pid of the fork server."""
-    found = procfs.children([engine.engine.process.pid])
-    return next(pid for pid, (_, module) in found.items() if module.endswith("forkserver"))
-
-
-def has(cause: str, words: str = "") -> object:
-    """Return the condition that a root verdict has a cause, and words in its summary."""
-
-    def shown(picture: Snapshot) -> list[Verdict]:
-        return [one for one in picture.verdicts if one.root and one.cause == cause and words in one.summary]
-
-    return shown
-
-
-def submit(**fields: object) -> Submit:
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    return Submit(prompt_token_ids=PROMPT, sampling=params, **fields)  # type: ignore[arg-type]
-
-
 async def test_a_fork_server_without_descriptors_is_replaced(engine: Served) -> None:
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=TOKENS)
+        name = await op.submit(PROMPT, max_tokens=TOKENS_OF_A_LOSS)
         old = forkserver(engine)
         with out_of_files(old):
             begun = time.monotonic()
@@ -103,7 +74,7 @@ async def without_descriptors(engine: Served) -> None:
     async with engine.operator() as op:
         with out_of_files(engine.engine.process.pid) as limit:
             begun = time.monotonic()
-            found = await op.until(has("out_of_files", "the supervisor"), "the supervisor is named")  # type: ignore[arg-type]
+            found = await op.until(has("out_of_files", "the supervisor"), "the supervisor is named")
             print(f"\nsupervisor without descriptors: named after {time.monotonic() - begun:.1f} s")
             assert f"of {limit:,} descriptors, RLIMIT_NOFILE" in found.verdicts[0].summary
             assert found.engine.state == "serving", "requests go on"
@@ -120,7 +91,7 @@ async def without_descriptors(engine: Served) -> None:
             assert ran.code == 1 and "Too many open files" in ran.error
             assert "Too many open files" in await op.refused(submit(), "FAILED")
             picture = await op.now()
-            assert picture.engine.state == "degraded" and has("out_of_files", "stage 1")(picture)  # type: ignore[operator]
+            assert picture.engine.state == "degraded" and has("out_of_files", "stage 1")(picture)
         lifted = time.monotonic()
         await op.until(lambda picture: picture.engine.state == "serving", "it serves again", 40.0)
         print(f"supervisor without descriptors: lifted to serving {time.monotonic() - lifted:.1f} s")
@@ -130,49 +101,13 @@ async def without_descriptors(engine: Served) -> None:
         await op.output(late)
 
 
-class OnSmallDisk(Served):
-    """An engine whose run folder is on a disk of its own, of a few MiB."""
-
-    MIB = 8
-
-    def start(self) -> None:
-        """Mount the disk before the first start."""
-        if not os.path.ismount(self.runtime):
-            text = self.file.read_text()
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={self.MIB}m,mode=0700", "tmpfs", str(self.runtime)]
-            ran = subprocess.run(mount, capture_output=True, text=True)
-            if ran.returncode:
-                pytest.skip(f"no disk can be mounted here: {ran.stderr.strip()}")
-            self.file.write_text(text)
-        super().start()
-
-    def remove(self) -> None:
-        """Unmount it at the end."""
-        super().remove()
-        subprocess.run(["umount", "-l", str(self.runtime)], capture_output=True)
-        shutil.rmtree(self.runtime)
-
-    @contextlib.contextmanager
-    def full(self) -> Iterator[None]:
-        """Fill the disk to the last byte."""
-        filler = self.runtime / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
-        assert os.statvfs(self.runtime).f_bavail == 0
-        try:
-            yield
-        finally:
-            filler.unlink()
-
-
 async def test_a_full_disk_refuses_commands_by_name_and_nothing_else(folder: Path) -> None:
     with OnSmallDisk(small(folder, stages=2, model={"max_model_len": 2048})) as engine:
         async with engine.operator() as op:
             name = await op.submit(PROMPT, max_tokens=TOKENS)
             begun = time.monotonic()
             with engine.full():
-                picture = await op.until(has("disk_full", str(engine.engine.run_dir)), "the folder is named")  # type: ignore[arg-type]
+                picture = await op.until(has("disk_full", str(engine.engine.run_dir)), "the folder is named")
                 print(f"\nfull disk: named after {time.monotonic() - begun:.1f} s")
                 assert " 0 B free of 8,388,608 B" in picture.verdicts[0].evidence[0]
                 tokens = picture.requests[0].output_tokens
@@ -217,7 +152,7 @@ async def test_an_engine_with_a_full_disk_can_be_stopped_and_its_audit_log_has_i
 async def test_a_removed_run_folder_is_made_again_and_stages_can_be_restarted(engine: Served) -> None:
     run_dir = engine.engine.run_dir
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=TOKENS)
+        name = await op.submit(PROMPT, max_tokens=TOKENS_OF_A_LOSS)
         before = audited(engine)
         begun = time.monotonic()
         shutil.rmtree(run_dir)
@@ -228,7 +163,7 @@ async def test_a_removed_run_folder_is_made_again_and_stages_can_be_restarted(en
         print(f"\nrun folder removed, stage killed: kill to serving {time.monotonic() - begun:.1f} s")
         assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
         engine.find_pids()
-        assert len((await op.output(name))[0]) == TOKENS
+        assert len((await op.output(name))[0]) == TOKENS_OF_A_LOSS
         late = await op.submit(PROMPT, max_tokens=20)
         await op.output(late)
         recorded = audited(engine)
@@ -250,7 +185,7 @@ async def test_a_process_without_descriptors_is_named_and_requests_go_on(engine:
             stage = 1 if role == "stage1" else None
             with out_of_files(engine.pids[role]) as limit:
                 words = f"of {limit:,} descriptors, RLIMIT_NOFILE"
-                found = await op.until(has("out_of_files", words), f"{role} is named", 20.0)  # type: ignore[arg-type]
+                found = await op.until(has("out_of_files", words), f"{role} is named", 20.0)
                 print(f"\n{role} without descriptors: named after {time.monotonic() - begun:.1f} s")
                 (verdict,) = [one for one in found.verdicts if one.cause == "out_of_files"]
                 assert verdict.stage == stage and ("stage 1" if stage else role) in verdict.summary
@@ -267,25 +202,46 @@ async def test_a_process_without_descriptors_is_named_and_requests_go_on(engine:
 
 async def test_a_stage_without_room_for_its_rings_is_tried_until_there_is_room(engine: Served) -> None:
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=TOKENS)
-        mount = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=0700", "tmpfs", engine.config.ring_dir]
-        ran = subprocess.run(mount, capture_output=True, text=True)
-        if ran.returncode:
-            pytest.skip(f"no disk can be mounted here: {ran.stderr.strip()}")
-        try:
+        name = await op.submit(PROMPT, max_tokens=TOKENS_OF_A_LOSS)
+        with no_room_for_rings(engine):
             begun = time.monotonic()
             os.kill(engine.pids["stage1"], signal.SIGKILL)
             found = await op.until(
                 lambda picture: " failed, the next one is " in picture.engine.message, "it is tried", 40.0
             )
             assert "No space left on device" in found.engine.message
-            found = await op.until(has("disk_full"), "the verdict has the reason")  # type: ignore[arg-type]
+            found = await op.until(has("disk_full"), "the verdict has the reason")
             print(f"\nno room for rings: kill to the verdict {time.monotonic() - begun:.1f} s")
             assert any(one.stage == 1 for one in found.verdicts)
-        finally:
-            subprocess.run(["umount", "-l", engine.config.ring_dir], check=True)
         lifted = time.monotonic()
         await op.until(lambda picture: picture.engine.state == "serving", "it serves again", 60.0)
         print(f"no room for rings: room to serving {time.monotonic() - lifted:.1f} s")
-        assert len((await op.output(name))[0]) == TOKENS
+        assert len((await op.output(name))[0]) == TOKENS_OF_A_LOSS
         engine.find_pids()
+
+
+async def test_a_full_disk_of_kept_files_alone_is_named_and_the_engine_serves(engine: Served) -> None:
+    kept = kept_files.engine_folder(engine.config.id)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "tmpfs", str(kept)]
+    ran = subprocess.run(mount, capture_output=True, text=True)
+    if ran.returncode:
+        pytest.skip(f"no disk can be mounted here: {ran.stderr.strip()}")
+    try:
+        with (kept / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        begun = time.monotonic()
+        async with engine.operator() as op:
+            found = await op.until(has("disk_full", "(folder of kept files)"), "the folder is named")
+            print(f"\nfull disk of kept files: named after {time.monotonic() - begun:.1f} s")
+            (verdict,) = [one for one in found.verdicts if one.cause == "disk_full"]
+            size = os.statvfs(kept).f_blocks * os.statvfs(kept).f_frsize
+            assert verdict.summary.startswith(f"no room in {kept} (folder of kept files): ")
+            assert verdict.evidence[0] == f"{kept} (folder of kept files): 0 B free of {size:,} B"
+            name = await op.submit(PROMPT, max_tokens=TOKENS)
+            assert len((await op.output(name))[0]) == TOKENS
+            assert (await op.now()).engine.state == "serving"
+            (kept / "filler").unlink()
+            await op.until(lambda picture: not picture.verdicts, "nothing is left of it")
+    finally:
+        subprocess.run(["umount", "-l", str(kept)], check=True)

@@ -44,7 +44,7 @@ def test_a_loss_of_the_restarted_process_counts_again():
     record.loss.due = None
     record.transition("lost")
     assert not stages.lose(record, "killed", 2.0), "no process was started in its place"
-    record.start(2)
+    record.start(2, 2.5)
     assert stages.lose(record, "no weights", 3.0)
     assert (record.loss.why, record.started) == ("no weights", 2)
 

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import time
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -126,6 +127,33 @@ def test_a_full_disk_switches_it_off_and_a_later_turn_writes_everything_again(tm
     journal.note(entered(2))
     journal.commit(lambda: iter(live), float("inf"))
     assert found(tmp_path) == (live, [])
+
+
+def test_without_descriptors_the_file_is_synced_later(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(journal_file, "SYNC_S", 0.01)
+    monkeypatch.setattr(journal_file, "AGAIN_S", 0.0)
+    synced: list[int] = []
+    journal = written(tmp_path, [])
+    time.sleep(0.1)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    try:
+        journal.note(entered(2))
+        journal.commit(nothing, 0.0)
+        time.sleep(0.1)
+        assert not synced, "no copy of the descriptor can be made"
+        other = Journal(tmp_path)
+        other.begin(nothing)
+        assert other.take_failure() == "Too many open files"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    until = time.monotonic() + 5.0
+    while not synced:
+        assert time.monotonic() < until, "its thread has ended"
+        time.sleep(0.01)
 
 
 def test_a_folder_that_is_gone_is_a_failure_and_no_error(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import scheduler_invariants
 from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.common.config import ConfigError, build_profile
+from ppengine.core.signs_of_life import ANSWER_S
 from ppengine.diagnosis.evidence import WireLoss
 from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.protocol.control import Outcome, Refused
@@ -310,6 +311,106 @@ def fail_to_start(world: CoreWorld, detail: str) -> None:
     world.engine.advance()
 
 
+def made(world: CoreWorld, stage: int) -> None:
+    """Let the supervisor report that the newest process of a stage is there."""
+    info = ProcessInfo(role="stage", stage=stage, rank=0, pid=7, generation=world.engine.stages.leader(stage).started)
+    world.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
+
+
+def speaks(world: CoreWorld, stage: int, generation: int, phase: str) -> None:
+    """Let a stage that starts report a phase."""
+    world.engine.on_stage(StageProgress(stage=stage, rank=0, text="", generation=generation, phase=phase))
+
+
+def test_a_stage_that_never_reaches_the_core_is_tried_again_until_the_limit() -> None:
+    world = running()
+    ended(world, 1)
+    begun, tries = world.now, []
+    while world.now < begun + 75:
+        count = len(world.started)
+        made(world, 1)
+        world.drained(0, 2)
+        later(world, 0.25)
+        if len(world.started) > count:
+            tries.append(world.now - begun)
+        lives = len(world.engine.requests.live())
+        assert lives == (6 if world.now < begun + ANSWER_S + 60 else 0)
+    assert tries[:3] == pytest.approx([10.5, 21.5, 33.5]), "ten seconds each, and the back-off between them"
+    assert events(world, "stage.lost")[1:] == ["stage 1: its process did not reach the core within 10 s"] * 5
+    loss = "stage 1 did not come up within 60 s, 5 tries: its process did not reach the core within 10 s"
+    assert events(world, "engine.gave-up") == [f"{loss}; 6 requests are lost, and new ones are refused"]
+    refused = world.submit(name="late")[-1]
+    assert isinstance(refused, Refused) and refused.code == "FAILED" and "did not reach the core" in refused.text
+    count = len(world.started)
+    for _ in range(20):
+        made(world, 1)
+        later(world, 1.0)
+    assert len(world.started) > count, "the tries go on"
+    speaks(world, 1, world.generation, "start")
+    later(world, 60.0)
+    back(world)
+    assert world.engine.health.state == "serving"
+    world.submit(name="later", max_tokens=3)
+    world.run()
+    assert len(world.tokens("later")) == 3
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit_s"), [("start", 120), ("load", 900), ("profile", 300), ("capture", 300), ("compile", 900)]
+)
+def test_a_stage_that_loads_gets_the_budget_of_its_phase_since_its_last_word(phase: str, limit_s: float) -> None:
+    world = running()
+    ended(world, 1)
+    made(world, 1)
+    world.drained(0, 2)
+    for _ in range(3):
+        speaks(world, 1, 2, phase)
+        later(world, limit_s - 1)
+        made(world, 1)
+        later(world, 0.5)
+    assert world.started == [(1, 2)] and len(events(world, "stage.lost")) == 1
+    later(world, 0.5)
+    assert events(world, "stage.lost")[1:] == [f"stage 1: no progress in phase {phase} for {limit_s} s"]
+    later(world, 0.5)
+    assert world.started == [(1, 2), (1, 3)]
+
+
+def test_a_stage_that_waits_for_the_others_is_no_failed_try() -> None:
+    world = running()
+    ended(world, 1)
+    speaks(world, 1, 2, "meet")
+    later(world, 3000.0)
+    assert len(events(world, "stage.lost")) == 1 and (1, 3) not in world.started
+
+
+def test_a_process_that_is_never_made_is_a_failed_try() -> None:
+    world = running()
+    ended(world, 1)
+    world.drained(0, 2)
+    later(world, 119.0)
+    assert world.started == [(1, 2)] and len(events(world, "stage.lost")) == 1
+    later(world, 1.0)
+    assert events(world, "stage.lost")[1:] == ["stage 1: no process of it came within 120 s"]
+
+
+def test_words_of_a_replaced_process_are_no_sign_of_life() -> None:
+    world = running()
+    ended(world, 1)
+    made(world, 1)
+    speaks(world, 1, 1, "load")
+    later(world, ANSWER_S)
+    assert events(world, "stage.lost")[1:] == ["stage 1: its process did not reach the core within 10 s"]
+
+
+def test_a_silent_stage_under_a_cordon_is_left_alone() -> None:
+    world = running()
+    ended(world, 1)
+    made(world, 1)
+    world.say(Cordon(stage=1))
+    later(world, 1000.0)
+    assert len(events(world, "stage.lost")) == 1
+
+
 def test_tries_have_a_back_off_and_requests_end_as_lost_at_the_limit() -> None:
     world = running()
     world.submit([7] * 5, name="n", n=2, max_tokens=4)
@@ -568,6 +669,14 @@ def test_a_stage_that_comes_back_with_a_higher_peak_maps_no_more_than_is_agreed(
     world.check()
 
 
+def loading(world: CoreWorld, seconds: float) -> None:
+    """Let time pass; the stages that start report what they load."""
+    world.now += seconds
+    for record in world.engine.stages:
+        if record.phase == "starting":
+            speaks(world, record.stage, record.started, "load")
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 10**6), ahead=st.booleans(), preemption=st.sampled_from(["recompute", "swap"]))
 def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahead: bool, preemption: str) -> None:
@@ -586,12 +695,12 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
         if chance < 0.04:
             stage = source.randrange(3)
             ended(world, stage, generation=world.engine.stages.leader(stage).started)
-            world.now += 300
+            loading(world, 300.0)
         elif chance < 0.06:
             world.say(RestartStage(stage=source.randrange(3)))
         elif chance < 0.08:
             closes(world, *source.choice([(0, 1), (1, 2), (2, 0)]))
-            world.now += source.choice([1, 100])
+            loading(world, source.choice([1.0, 100.0]))
         elif chance < 0.2 and live:
             name = source.choice(live)
             world.say(source.choice([SwapOut(request=name), SwapIn(request=name), Preempt(request=name)]))
@@ -600,7 +709,8 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
             check = SetCheck(check=source.choice(["ledger", "finite"]), mode=source.choice(["on", "off"]))
             world.say(source.choice([Pause(mode="keep"), Resume(), memory, check]))
         elif world.engine.health.recovering:
-            later(world, source.choice([0.0, 20.0]))
+            loading(world, source.choice([0.0, 20.0]))
+            world.engine.advance()
             if source.random() < 0.5:
                 back(world)
         elif chance < 0.35 and world.changing is not None:
@@ -612,7 +722,8 @@ def test_any_order_of_losses_and_verbs_ends_with_every_token_once(seed: int, ahe
         scheduler_invariants.check(world.scheduler)
     if world.engine.health.down:
         world.say(RestartStage(stage=0))
-    later(world, 20.0)
+    loading(world, 20.0)
+    world.engine.advance()
     if world.engine.health.recovering:
         back(world)
     world.say(Resume())

@@ -323,6 +323,51 @@ def test_a_stage_that_died_meanwhile_is_restarted() -> None:
     assert fresh.tokens("a") == list(range(9))
 
 
+def test_requests_of_the_core_before_end_as_lost_when_a_stage_does_not_come() -> None:
+    world = CoreWorld()
+    world.submit(name="a", n=2, max_tokens=9)
+    world.submit(name="b", max_tokens=9)
+    world.submit(name="done", max_tokens=1)
+    world.engine.advance()
+    some(world, 4)
+    world.say(SetMemory(utilization=0.3))
+    fresh = follow(world, meet=False, restart_limit_s=5.0)
+    fresh.engine.on_processes(processes(fresh, dead=1))
+    fresh.drained(0)
+    fresh.engine.advance()
+    begun, detail = fresh.now, "could not be started: [Errno 28] No space left on device"
+    while fresh.now < begun + 6:
+        info = ProcessInfo(
+            role="stage", stage=1, rank=0, pid=0, exit_code=1, detail=detail, generation=fresh.generation
+        )  # fmt: skip
+        fresh.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
+        fresh.drained(0)
+        assert bool(texts(fresh, "request.lost")) == (fresh.now > begun + 5.0)
+        fresh.now += 0.25
+        fresh.engine.advance()
+    why = f"stage 1 did not come up within 5 s, 4 tries: {detail}"
+    assert texts(fresh, "request.lost") == [f"a is lost: {why}", f"b is lost: {why}"]
+    assert texts(fresh, "engine.gave-up") == [f"{why}; 3 requests are lost, and new ones are refused"]
+    end = fresh.last("c4")
+    assert isinstance(end, Outcome) and end.state == "failed" and end.text == why
+    fresh.engine.outputs.fetch(b"g", Fetch(nonce=1, request="b", wait_ms=60_000))
+    answer = fresh.answers[-1][1]
+    assert isinstance(answer, Fetched) and answer.finished and answer.finish_reason == "lost"
+    refused = fresh.submit(name="c")[-1]
+    assert isinstance(refused, Refused) and refused.code == "FAILED" and detail in refused.text
+    fresh.engine.commit()
+    for core in (follow(fresh, meet=False), fresh):
+        core.now += 16.0
+        core.engine.advance()
+        core.drained(0)
+        core.ready()
+        core.engine.advance()
+        assert core.engine.health.state == "serving" and not core.engine.requests.live(), "they end once"
+        core.submit(name="d", max_tokens=3)
+        core.run()
+        assert len(core.tokens("d")) == 3
+
+
 def test_a_stage_that_was_loading_is_waited_for() -> None:
     world = CoreWorld()
     world.say(RestartStage(stage=1))

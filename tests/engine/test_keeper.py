@@ -101,3 +101,17 @@ def test_a_child_of_the_keeper_waits_for_what_is_left_and_removes_old_sockets():
     assert done.stdout.split("\n")[0] == f"kept {GONE[0]} killed by SIGKILL"
     assert left.wait(5) == -9, "what did not leave by itself is killed"
     assert not any((folder / name).exists() for name in ("state", "control", "bulk"))
+
+
+def test_a_reader_that_is_gone_changes_no_exit_code():
+    """Python exits with 120 where a buffered line cannot be written at its end."""
+    lines = "input(); announce('stopped'); pass_on(b'x\\n'); tell('y')"
+    program = f"from ppengine.supervisor.announcements import announce, pass_on, tell; {lines}"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+    for end in (child.stdout, child.stderr):
+        end.close()
+    child.communicate(b"\n")
+    assert child.returncode == 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ppengine.common import lifeline, logs
+from ppengine.common.oom_kills import OomWatch
 from ppengine.protocol.reports import ProcessInfo
 
 _TAIL_BYTES = 16 * 1024
@@ -52,6 +53,7 @@ class Child:
         self._words_from = words_from
         """Offset of its own lines in the log: a restarted stage appends to the log of its predecessor."""
         self._end: str | None = None
+        self._memory = OomWatch(process.pid)
 
     @property
     def pid(self) -> int:
@@ -60,7 +62,10 @@ class Child:
 
     def poll(self) -> int | None:
         """Return the exit code (negative: a signal), None while it runs."""
-        return self._process.poll()
+        code = self._process.poll()
+        if code is None:
+            self._memory.look()
+        return code
 
     def wait(self, timeout: float) -> int | None:
         """Wait up to `timeout` seconds for its end and return the exit code, None if it still runs."""
@@ -92,6 +97,8 @@ class Child:
         code = self.poll()
         if code is not None and self._end is None:
             self._end = describe_exit(code, self.log, self._words_from)
+            if code == -signal.SIGKILL and (why := self._memory.words()):
+                self._end += f": {why}"
         return ProcessInfo(role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=self._end or "")
 
 

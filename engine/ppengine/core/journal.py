@@ -79,11 +79,11 @@ class Journal:
             self._write([*state(), Moved()])
             (self._folder / FRESH).replace(self._folder / FILE)
             (self._folder / OLDER).unlink(missing_ok=True)
+            self._sync.of(self._descriptor)
         except OSError as error:
             self._fail(error)
             return
         self._limit = max(self._least, 2 * self._size)
-        self._sync.of(self._descriptor)
 
     def commit(self, state: State, now: float) -> None:
         """Write the records of the turn. Raises nothing: an error switches the journal off for a while."""
@@ -167,11 +167,13 @@ class _Sync:
         self._thread: threading.Thread | None = None
 
     def of(self, descriptor: int) -> None:
-        """Go on with another file; -1: with none."""
+        """Go on with another file; -1: with none. Raises OSError without a descriptor for it."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-            self._descriptor = os.dup(descriptor) if descriptor >= 0 else -1
+            before, self._descriptor = self._descriptor, -1
+            if before >= 0:
+                os.close(before)
+            if descriptor >= 0:
+                self._descriptor = os.dup(descriptor)
         if descriptor >= 0 and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
@@ -182,8 +184,12 @@ class _Sync:
             if not self.due:
                 continue
             self.due = False
-            with self._lock:
-                copy = os.dup(self._descriptor) if self._descriptor >= 0 else -1
+            try:
+                with self._lock:
+                    copy = os.dup(self._descriptor) if self._descriptor >= 0 else -1
+            except OSError:  # No descriptor is left at present.
+                self.due = True
+                continue
             if copy >= 0:
                 with contextlib.suppress(OSError):
                     os.fdatasync(copy)

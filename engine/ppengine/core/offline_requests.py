@@ -39,7 +39,7 @@ class OfflineRequests:
             self._reply(client, Added(nonce=message.nonce, requests=self.added[key]))
             return
         health = self._health
-        lost, serving = bool(health.down), health.serving
+        lost, serving = bool(health.down or health.gave_up), health.serving
         try:
             if serving is None or lost:
                 raise ValueError(health.text)

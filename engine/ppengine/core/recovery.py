@@ -16,10 +16,12 @@ from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
 from ppengine.core.serving import Serving
+from ppengine.core.signs_of_life import ORDERED, PROCESS
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.start_tries import StartTries
 from ppengine.core.takeover import Takeover
+from ppengine.diagnosis.budgets import PHASE_BUDGET_S
 from ppengine.protocol import facts
 from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost
@@ -64,6 +66,8 @@ class Recovery:
     """Writes the generation to the journal, before a stage can know it."""
     _serve: Callable[[], Serving]
     """Makes scheduler and memory in a core that follows another one."""
+    _lose_all: Callable[[str], int]
+    """Ends every request as lost, with the reason; returns their number."""
     generation: int = field(init=False, default=FIRST_GENERATION)
     _refusal: Refusal | None = field(init=False, default=None)
     """The newest reason why a stage was not restarted."""
@@ -74,7 +78,12 @@ class Recovery:
 
     def __post_init__(self) -> None:
         self.takeover = Takeover(self._stages, self._health, self._clock, self._notify_stage)
-        self._tries = StartTries(self._config.profile.parallel.restart_limit_s, self._clock)
+        parallel = self._config.profile.parallel
+        self._tries = StartTries(parallel.restart_limit_s, self._clock)
+        if parallel.executor == "ray":
+            for record in self._stages:
+                # An actor loads torch after its pid is known.
+                record.life.answer_s = PHASE_BUDGET_S["start"]
 
     def follow(self, known: Settings, why: str) -> None:
         """Begin a generation in place of that of a core which ended: all stages leave it and meet again."""
@@ -94,8 +103,12 @@ class Recovery:
             return
         record = self._stages[info.stage, info.rank or 0]
         self.takeover.note(record, info)
-        if info.exit_code is not None and info.generation == record.started:
+        if info.generation != record.started:
+            return
+        if info.exit_code is not None:
             self._stages.lose(record, info.detail or f"exit code {info.exit_code}", self._clock())
+        elif record.life.sign == ORDERED and not info.replaced:
+            record.life.note(PROCESS, self._clock())
 
     def on_fatal(self, message: Retired) -> None:
         """Note that a stage cannot go on; if it names a peer as the cause, the peer is lost instead."""
@@ -121,6 +134,8 @@ class Recovery:
         """Note a line about loading; send the generation to a stage that may have missed its beginning."""
         record = self._stages[message.stage, message.rank]
         record.progress = message.text
+        if message.generation >= record.started:
+            record.life.note(message.phase, self._clock())
         self._health.progress(message.text)
         if message.generation < self.generation:
             self._notify_stage(record.place, NewGeneration(self.generation))
@@ -168,6 +183,7 @@ class Recovery:
 
     def advance(self) -> None:
         """Begin a generation if one is due, restart stages that linger in the old one, go on when all have met."""
+        self._lose_silent()
         requested = [record for record in self._stages if record.restart_due]
         restarted, reconnected = self._act_on_losses()
         if requested:
@@ -188,6 +204,14 @@ class Recovery:
             self._go_on()
         else:
             self._report_progress()
+
+    def _lose_silent(self) -> None:
+        """Note that a stage which gives no sign of life does not come up; its process is replaced."""
+        now = self._clock()
+        for record in self._stages:
+            starts = self._health.recovering and record.phase == "starting" and record.cordon is None
+            if starts and (why := record.life.missing(now)):
+                self._stages.lose(record, why, now)
 
     def _act_on_losses(self) -> tuple[list[StageRecord], list[StageRecord]]:
         """Return the lost stages to restart, and those for which a new generation is enough."""
@@ -299,7 +323,7 @@ class Recovery:
         return next((record.restart.command.by for record in self._stages if record.restart is not None), "")
 
     def _start(self, record: StageRecord) -> None:
-        record.start(self.generation)
+        record.start(self.generation, self._clock())
         self._start_stage(record.place, self.generation)
 
     def _lingering(self) -> list[StageRecord]:
@@ -365,9 +389,9 @@ class Recovery:
         self._health.give_up(text)
         for record in self._stages:
             record.restart = None
+        lost = self._lose_all(text)
         for operation in self._operations.live:
             self._operations.end(operation, "failed", text)
-        lost = self._requests.lose_all(text)
         stage = None if first is None else first.stage
         self._event("engine.gave-up", f"{text}; {lost} requests are lost, and new ones are refused", stage=stage)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ppengine.core.operations import Operation
+from ppengine.core.signs_of_life import ORDERED, SignsOfLife
 from ppengine.protocol.facts import LinkBroke, Lost
 from ppengine.protocol.place import Place
 from ppengine.protocol.steps import FIRST_GENERATION, StageReady
@@ -67,6 +68,8 @@ class StageRecord:
     """Its newest report of readiness; None while the process loads."""
     progress: str = ""
     """Its newest line about loading."""
+    life: SignsOfLife = field(default_factory=SignsOfLife)
+    """Its newest sign of life while it starts."""
     retired_step: int = 0
     loss: Loss | None = None
     cordon: PlacedCordon | None = None
@@ -100,14 +103,16 @@ class StageRecord:
             raise ValueError(f"{self.name} is {self.phase}: it cannot become {phase}")
         self.phase = phase
 
-    def start(self, generation: int) -> None:
-        """Note that a process was started in its place for `generation`."""
+    def start(self, generation: int, now: float) -> None:
+        """Note that a process was ordered in its place for `generation`."""
         self.transition("starting")
+        self.life.note(ORDERED, now)
         self.started, self.ready, self.progress = generation, None, f"{self.name}: starting"
 
-    def resume(self, started: int, *, loaded: bool) -> None:
+    def resume(self, started: int, now: float, *, loaded: bool) -> None:
         """Take over a process of an older generation from the core before this one."""
         self.started, self.phase = started, "draining" if loaded else "starting"
+        self.life.note("load", now)  # The phase with the most time: that core may have heard of any.
 
     def on_ready(self, message: StageReady) -> bool:
         """Note that it has loaded and met its neighbours; return whether its process is new."""

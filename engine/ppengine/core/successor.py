@@ -88,12 +88,15 @@ class Successor:
             if known.finished is not None:
                 sample.ending = restored_ending(entered, index, known.finished)
 
-    def _lose(self, entered: Entered, why: str) -> None:
+    def _lose(self, entered: Entered, why: str) -> int:
+        """End the samples of a submission that have not ended; return their number."""
         del self.state.requests[entered.name]
         self._event("request.lost", f"{entered.name} is lost: {why}", request=entered.name)
-        for request in _requests(entered):
+        samples = _requests(entered)
+        for request in samples:
             request.finish_reason, request.state, request.loss = "lost", "finished", why
             self._requests.ended(request)
+        return len(samples)
 
     def adopt_restarts(self, takeover: Takeover, operations: Operations) -> None:
         """Go on with restarts of stages that the core before this one had begun."""
@@ -102,6 +105,13 @@ class Successor:
             if isinstance(verb, RestartStage) and takeover.has_begun(verb.stage, self.settings):
                 takeover.adopt(verb.stage, operations.reopen(opened.op, opened.command, opened.client))
                 del self.state.opened[opened.command.id]
+
+    def lose_all(self, why: str, operations: Operations) -> int:
+        """End every request as lost: the stages do not come. Open commands get operations. Return the number lost."""
+        for opened in self.opened():
+            operations.reopen(opened.op, opened.command, opened.client)
+        self.state.opened.clear()
+        return sum(self._lose(entered, why) for entered in list(self.state.requests.values()) if _lives(entered))
 
     # --- when the stages have met -----------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Takeover:
         """Take the processes of a core that ended, all of which must meet in `generation`."""
         self._first = generation
         for record, state in zip(self._stages, known.stages, strict=False):
-            record.resume(state.started, loaded=state.loaded)
+            record.resume(state.started, self._clock(), loaded=state.loaded)
         self._health.follow(why)
 
     @staticmethod
@@ -52,7 +52,7 @@ class Takeover:
         if not follows or info.generation == record.started or info.replaced:
             return
         ordered = info.generation < record.started
-        record.resume(info.generation, loaded=ordered)
+        record.resume(info.generation, self._clock(), loaded=ordered)
         # An order that did not reach the supervisor is repeated.
         record.restart_due = record.restart_due or ordered
 

@@ -180,11 +180,11 @@ class Commands:
         if command.epoch != self._config.epoch:
             raise CommandError("STALE_EPOCH", f"this is epoch {self._config.epoch}, not {command.epoch}")
         mends = bool(health.follows) and isinstance(verb, RestartStage)
-        if row.needs != "nothing" and health.serving is None and not mends:
-            raise CommandError("BUSY", health.text)
         if row.needs == "running" and (health.down or health.gave_up):
             # No step will retire any more, so no other verb would ever have an end.
             raise CommandError("FAILED", f"the engine is degraded: {health.message}; restart-stage or stop")
+        if row.needs != "nothing" and health.serving is None and not mends:
+            raise CommandError("BUSY", health.text)
         handler = self.handlers.get(type(verb))
         if handler is None:
             raise CommandError("UNSUPPORTED", f"{row.name} is not for the core")

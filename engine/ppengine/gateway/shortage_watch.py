@@ -54,7 +54,8 @@ class ShortageWatch:
         return self.present
 
     def _of_files(self, listed: Iterable[ProcessInfo]) -> Iterator[Shortage]:
-        running = {each.pid: each for each in listed if each.exit_code is None and not each.replaced and each.pid}
+        here = (each for each in listed if each.pid and not each.node)
+        running = {each.pid: each for each in here if each.exit_code is None and not each.replaced}
         for pid, process in running.items():
             files = open_files(pid)
             if files is not None and _out(files):

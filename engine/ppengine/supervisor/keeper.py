@@ -20,7 +20,7 @@ from ppengine.common import lifeline
 from ppengine.common.child_process import signal_name
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
-from ppengine.supervisor.announcements import announce, tell
+from ppengine.supervisor.announcements import announce, pass_on, tell
 from ppengine.supervisor.process_deaths import MOST, WITHIN_S, ProcessDeaths
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,11 +85,7 @@ class Keeper:
             self._engine = started.id if started.event == "started" else self._engine
         except msgspec.MsgspecError:
             pass  # a library's print
-        try:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-        except OSError:
-            return  # Its reader is gone: the engine goes on.
+        pass_on(line)
 
     def _give_up(self, why: str, code: int = 1) -> int:
         """Note the end of the engine and remove its files."""

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from ppengine.common import cluster
 from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery, keys
 from ppengine.protocol.frames import PROTOCOL
@@ -25,6 +26,8 @@ class Presence:
         """Consoles can find it."""
         self._look_at = 0.0
         """Time of the next look at the folders."""
+        self._keys: dict[str, bytes] = {}
+        """Keys for other nodes, by name of the file: sockets and nodes keep theirs if the folder is removed."""
         self._trouble = ""
         """Why they could not be made again."""
 
@@ -40,6 +43,7 @@ class Presence:
         if not self.published and all((self._folder / socket).exists() for socket in _SOCKETS):
             discovery.write_record(self._record())
             self.published = True
+            self._keys = cluster.read_keys(self._folder)
             announce("started", id=self._config.id, name=self._config.name, run_dir=self._config.run_dir)
         return self.published
 
@@ -52,10 +56,11 @@ class Presence:
         name = f"{self._config.name} ({self._config.id})"
         try:
             if claims.make(self._config):
+                cluster.write_keys(self._folder, self._keys)
                 tell(f"{name}: {self._folder} or {self._config.ring_dir} was removed; it is made again")
             if not (discovery.runtime_dir() / f"{self._config.id}.json").exists() and keys.public_key(self._folder):
                 discovery.write_record(self._record())
-        except (OSError, discovery.RuntimeDirError) as error:
+        except (OSError, keys.KeyFileError, discovery.RuntimeDirError) as error:
             if str(error) != self._trouble:
                 tell(f"{name}: its folders are gone and cannot be made again: {error}; it is tried again")
             self._trouble = str(error)

@@ -1,0 +1,122 @@
+"""Processes that the kernel kills for memory: each is named with its limit, and work goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+from engines import wait_until
+from exhausted import PROMPT, TOKENS, forkserver, out_of_files, renderer, serve, starved
+from operators import BACK_S, Operator
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
+from serving import Served
+
+WORDS = "killed by SIGKILL: the out-of-memory killer, at the limit of 16.0 KiB of its cgroup (/sys/fs/cgroup/"
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_root: Path) -> Path:
+    made = make_checkpoint(checkpoint_root / "oom", "opt", dtype="float64", layers=4, max_position_embeddings=2048)
+    (made / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Served]:
+    with serve(folder) as served:
+        yield served
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+async def heard(op: Operator, kind: str, words: str) -> str:
+    """Return the text of the event with these words."""
+    until = time.monotonic() + 60.0
+    while True:
+        for event in await op.heard():
+            if event.kind == kind and words in event.text:
+                return event.text
+        assert time.monotonic() < until, [(event.kind, event.text) for event in op.events]
+        await op.now()
+
+
+@pytest.mark.parametrize("role", ["agent", "core", "stage1"])
+async def test_a_process_killed_for_memory_is_named_with_its_limit(engine: Served, role: str) -> None:
+    kind = {"stage1": "stage.lost"}.get(role, f"{role}.ended")
+    async with engine.operator() as op:
+        name = await op.submit(PROMPT, max_tokens=TOKENS)
+        pid, begun = engine.pids[role], time.monotonic()
+        with starved(pid):
+            text = await heard(op, kind, WORDS)
+        print(f"\n{role} killed for memory: named after {time.monotonic() - begun:.1f} s: {text}")
+        if role != "agent":
+            await heard(op, "verdict.cleared", "was killed by SIGKILL: the out-of-memory killer, at the limit of")
+        assert gone(pid) and "MiB resident a moment before" in text
+        await op.until(lambda picture: picture.engine.state == "serving" and not picture.verdicts, "well", BACK_S)
+        engine.find_pids()
+        assert engine.pids[role] != pid
+        assert len((await op.output(name))[0]) == TOKENS
+
+
+async def test_a_gateway_killed_for_memory_is_named_by_the_next_one(engine: Served) -> None:
+    async with engine.operator() as op:
+        name, pid = await op.submit(PROMPT, max_tokens=TOKENS), engine.pids["gateway"]
+        with starved(pid):
+            wait_until(lambda: gone(pid), "the gateway is killed", 20.0)
+        wait_until(lambda: WORDS in (engine.engine.errors.read_text()), "the supervisor names it", 5.0)
+    wait_until(lambda: engine.cli("status").code == 0, "the next one serves", 20.0)
+    engine.find_pids()
+    async with engine.operator() as op:
+        assert len((await op.output(name))[0]) == TOKENS
+
+
+async def test_a_fork_server_killed_for_memory_is_named_and_replaced(engine: Served) -> None:
+    async with engine.operator() as op:
+        name, old = await op.submit(PROMPT, max_tokens=TOKENS), forkserver(engine)
+        with starved(old):
+            os.kill(engine.pids["stage1"], signal.SIGKILL)
+            await heard(op, "forkserver.ended", WORDS)
+        await op.until(lambda picture: picture.engine.state == "serving", "it serves again", BACK_S)
+        engine.find_pids()
+        assert forkserver(engine) != old
+        assert len((await op.output(name))[0]) == TOKENS
+
+
+async def test_chats_go_on_without_descriptors_or_memory_of_their_process(engine: Served) -> None:
+    chat = Submit(prompt="hello", chat=True, sampling=SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8))
+
+    async def tokens() -> list[int]:
+        end = await op.do(chat)
+        return await op.tokens(end.request or "")
+
+    async with engine.operator() as op:
+        expected, old = await tokens(), renderer(engine)
+        with out_of_files(old):
+            assert await tokens() == expected and renderer(engine) == old
+        with starved(old):
+            assert await tokens() == expected and gone(old)
+    assert f"the process of chat templates has ended: {WORDS}" in (engine.engine.run_dir / "core.log").read_text()
+
+
+async def test_a_fork_server_killed_on_an_idle_engine_is_there_before_a_stage_needs_it(folder: Path) -> None:
+    with serve(folder) as engine:
+        async with engine.operator() as op:
+            old = forkserver(engine)
+            os.kill(old, signal.SIGKILL)
+            assert "killed by SIGKILL" in await heard(op, "forkserver.ended", f"pid {old}")
+            wait_until(lambda: forkserver(engine) != old, "another one is there", 5.0)
+            wait_until(lambda: Path(f"/proc/{forkserver(engine)}/maps").read_text().count("torch"), "it loads", 30.0)
+            new = forkserver(engine)
+            os.kill(engine.pids["stage1"], signal.SIGKILL)
+            await op.until(lambda picture: picture.engine.state == "degraded", "the stage is lost")
+            await op.until(lambda picture: picture.engine.state == "serving", "it serves again", BACK_S)
+            engine.find_pids()
+            assert forkserver(engine) == new
