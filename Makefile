@@ -54,9 +54,18 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@$(PIP) -e '.[engine]'
 	@touch $@
 
-# pip keeps one core busy. The other one compiles torch's modules, which all workers would do at the same time.
-$(VENV)/.test: $(VENV)/.torch pyproject.toml
-	@$(BIN)/python -c 'import torch' 2>/dev/null & $(PIP) -e '.[engine,ray,dev]'; code=$$?; wait; exit $$code
+# pip keeps one core busy. So some wheels are unpacked beside torch, which needs none of them; the last call of pip adds
+# what they depend on. Then the other core runs tests of kernels, for their machine code and for torch's bytecode.
+BESIDE := iniconfig llvmlite mypy numba numpy packaging pluggy Pygments pytest pytest-asyncio pytest-timeout ray \
+  transformers
+$(VENV)/.beside: $(VENV)/bin/python constraints.txt
+	@$(PIP) --no-deps $(BESIDE)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python constraints.txt pyproject.toml
+	@$(MAKE) --no-print-directory -j2 PIP='$(PIP)' $(VENV)/.torch $(VENV)/.beside
+	@PYTHONPATH=kernels:engine $(BIN)/python -m pytest -p no:cacheprovider tests/kernels/test_vectors.py >/dev/null 2>&1 & \
+	  $(PIP) -e '.[engine,ray,dev]'; code=$$?; wait; exit $$code
 	@touch $@ $(VENV)/.demo
 
 clean:

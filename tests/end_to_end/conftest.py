@@ -21,6 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # These imports need the folders above.
 import preloaded
+from ppengine.offline import launch
 from serving import Served
 
 Served.launch = staticmethod(preloaded.fork)
@@ -35,11 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     ours = [item for item in items if item.path.parent == HERE and isinstance(item, pytest.Function)]
     for item in ours:
-        if item.get_closest_marker("xdist_group"):
-            continue
         case = item.callspec.indices if hasattr(item, "callspec") else {}
-        for name in _shared(item):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name}:{name}{case.get(name, '')}"))
+        groups = [f"{item.path.name}:{name}{case.get(name, '')}" for name in _shared(item)]
+        if mark := item.get_closest_marker("xdist_group"):
+            groups = [mark.args[0]]
+        if groups and item.config.getoption("loadgroup", False):
+            # xdist 3.8 reads the group in the node id and would write it to an attribute that pytest 9.2 does not read.
+            item._id = type(item.id).parse(f"{item.nodeid}@{'_'.join(sorted(groups))}")
+            assert "@" in item.nodeid, "or each worker boots each engine"
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
@@ -58,6 +62,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     with contextlib.suppress(OSError):
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def forked_llm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the supervisors of `LLM`, too. `test_errors` starts them as users do."""
+    monkeypatch.setattr(
+        launch, "run_supervisor", lambda words, errors, line: preloaded.fork(words, dict(os.environ), errors, line)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """Supervisors that are forked from one process, which has loaded the modules of supervisors and stages.
 
-Loading torch takes a core two seconds and a half, and these tests boot dozens of engines. A supervisor forked here
-forks its fork server in turn, before it has a thread or a socket; all else starts as ever. Engines of `test_cleanup`,
-of `LLM` and of the command line are started as users do, and so are those with Ray.
+Loading torch takes a core three seconds, core and gateway half a second, and these tests boot dozens of engines. A
+supervisor forked here forks its fork server, core and gateway in turn, before it has a thread or a socket; all else
+starts as ever, and so does what takes the place of one of them. Engines of the command line are started as users do,
+those with Ray too, three of `test_cleanup`, and the `LLM` of `test_errors`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from numba.core.dispatcher import Dispatcher
 from ppengine.common import child_process, lifeline
+from ppengine.supervisor import supervise
 from ppengine.supervisor.launch import forkserver_client
 from setproctitle import setproctitle
 
 ORDER_BYTES = 256 * 1024
 SUPERVISOR, FORKSERVER, STAGE = "ppengine.supervisor", "ppengine.supervisor.launch.forkserver", "ppengine.stage.worker"
+SINGLE = (supervise.Modules().gateway, supervise.Modules().core)
+"""Not the agent: py-spy, which it asks for its own stack first of all, takes longer with torch than the imports do."""
 HIGH = 200
 """Descriptors from here on are free in a process that was forked a moment ago."""
 
@@ -114,7 +119,7 @@ def main() -> None:
     # The first title finds its room, which is that of command line and environment; a supervisor has another one.
     _title("preloaded", sys.argv[1:])
     gc.disable()
-    for name in (f"{SUPERVISOR}.__main__", FORKSERVER):
+    for name in (f"{SUPERVISOR}.__main__", FORKSERVER, *(f"{module}.__main__" for module in SINGLE)):
         importlib.import_module(name)
     importlib.import_module(STAGE).preload()
     gc.enable()
@@ -126,11 +131,22 @@ def main() -> None:
             order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES, 4)
             if not order:
                 return
+            _load_kernels()
             if os.fork() == 0:
                 orders.close()
                 _leave(functools.partial(_wait_for_supervisor, json.loads(order), files))
             for one in files:
                 os.close(one)
+
+
+def _load_kernels() -> None:
+    """Load the kernels that any process has compiled since: each stage would spend a fifth of a second on its own."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("ppkernels.cpu.")]
+    for kernel in {one for module in modules for one in vars(module).values() if isinstance(one, Dispatcher)}:
+        if kernel.__name__.startswith("_"):
+            continue  # It is a part of the others.
+        for signature, *_ in kernel._cache._cache_file._load_index():
+            Dispatcher.compile(kernel, signature)
 
 
 def _wait_for_supervisor(order: dict[str, Any], files: list[int]) -> int:
@@ -158,7 +174,7 @@ def _supervise(order: dict[str, Any], output: int, errors: int, line: int) -> in
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     _customize(order["env"].get("PYTHONPATH", ""))
-    forkserver_client.spawn = _forkserver_forked_first(order["line"])
+    supervise.spawn = forkserver_client.spawn = Waiting(order["line"]).spawn
     _title(SUPERVISOR, order["args"])
     return importlib.import_module(f"{SUPERVISOR}.__main__").main()
 
@@ -173,17 +189,24 @@ def _customize(path: str) -> None:
             importlib.import_module("sitecustomize")
 
 
-def _forkserver_forked_first(line: int) -> Callable[..., child_process.Child]:
-    """Fork a process that waits for its order; return a `spawn` that makes it the first fork server."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        os.close(line)
-        _leave(functools.partial(_await_order, theirs))
-    theirs.close()
+class Waiting:
+    """Processes forked before the supervisor has a thread: each becomes the first process of its module."""
+
+    def __init__(self, line: int) -> None:
+        self._orders: dict[str, tuple[int, socket.socket]] = {}
+        for module in (FORKSERVER, *SINGLE):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                for one in (ours, *(other for _, other in self._orders.values())):
+                    one.close()
+                os.close(line)
+                _leave(functools.partial(_await_order, module, theirs))
+            theirs.close()
+            self._orders[module] = pid, ours
 
     def spawn(
+        self,
         module: str,
         args: Sequence[str],
         *,
@@ -191,10 +214,12 @@ def _forkserver_forked_first(line: int) -> Callable[..., child_process.Child]:
         env: Mapping[str, str] | None = None,
         hand_over: tuple[int, ...] = (),
     ) -> child_process.Child:
-        forkserver_client.spawn = child_process.spawn
-        assert module == FORKSERVER and env is None
+        """Do what `child_process.spawn` does; that starts the successors of the first processes."""
+        if env is not None or module not in self._orders:
+            return child_process.spawn(module, args, log=log, env=env, hand_over=hand_over)
+        pid, ours = self._orders.pop(module)
         read_end, write_end = lifeline.open_pipe()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        output = child_process.open_log(log)
         words_from = os.fstat(output).st_size
         numbers = [read_end, *hand_over]
         order = json.dumps({"args": [*args, "--lifeline", str(read_end)], "numbers": numbers}).encode()
@@ -203,11 +228,9 @@ def _forkserver_forked_first(line: int) -> Callable[..., child_process.Child]:
             os.close(one)
         return child_process.Child(forkserver_client.Adopted(pid), log, write_end, words_from)
 
-    return spawn
 
-
-def _await_order(orders: socket.socket) -> int:
-    """Wait for the order of a supervisor and be its fork server."""
+def _await_order(module: str, orders: socket.socket) -> int:
+    """Wait for the order of a supervisor and be the process of this module."""
     os.setsid()
     null = os.open(os.devnull, os.O_WRONLY)
     _redirect(null, null)
@@ -218,9 +241,8 @@ def _await_order(orders: socket.socket) -> int:
     wanted = json.loads(order)
     _redirect(files[0], files[0])
     _place(files[1:], wanted["numbers"])
-    _title(FORKSERVER, wanted["args"])
-    importlib.import_module(FORKSERVER).main()
-    return 0
+    _title(module, wanted["args"])
+    return importlib.import_module(f"{module}.__main__" if module in SINGLE else module).main() or 0
 
 
 def _redirect(output: int, errors: int) -> None:

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 from engines import alive, wait_until
+from exhausted import renderer
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import load_profile, profiles_dir
@@ -35,13 +36,6 @@ def model_with(folder: Path, template: str, *, after: bool = False) -> Path:
 
 def served(model: Path) -> Served:
     return Served(load_profile("tiny", ["threads_per_stage=1", f"model.path={model}", "model.dtype=float64"]))
-
-
-def renderer(engine: Served) -> int:
-    """Return the process of chat templates."""
-    children = Path(f"/proc/{engine.pids['core']}/task/{engine.pids['core']}/children").read_text().split()
-    found = [pid for pid in map(int, children) if b"ppengine.templates" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return found[0]
 
 
 def test_a_template_that_cannot_be_compiled_ends_no_engine(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """However an engine ends, no process, socket, folder or shared memory of it stays.
 
-An engine that is idle and gets SIGTERM is the one of every other file (`Served.stop`).
+An engine that is idle and gets SIGTERM is the one of every other file (`Served.stop`). Three of these start as users
+start them: stopped by command, with a supervisor that is killed, and with a parent that is gone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import preloaded
 import pytest
 import zmq
-from engines import Engine, wait_until
+from engines import Engine, Launch, run_module, wait_until
 from ppengine.common import lifeline
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.control import Accepted, Command
@@ -36,11 +38,11 @@ def start(runtime: Path) -> Iterator[Start]:
     """Start a supervisor on the bundled model, and wait until it serves."""
     engines: list[Engine] = []
 
-    def begin(*settings: str, stages: int = 2, serves: bool = True) -> Engine:
+    def begin(*settings: str, stages: int = 2, serves: bool = True, launch: Launch = preloaded.fork) -> Engine:
         command = ["ppengine.supervisor", "tiny"]
         for setting in ("threads_per_stage=1", f"parallel.pipeline={stages}", *settings):
             command += ["--set", setting]
-        engines.append(Engine(runtime, command))
+        engines.append(Engine(runtime, command, launch=launch))
         if serves:
             engines[-1].find_processes(3 + stages)
             serve(engines[-1])
@@ -82,7 +84,7 @@ def keep_busy(engine: Engine) -> None:
 def test_stop_command_under_load(start: Start) -> None:
     """Nothing has to be killed, in the best of three tries: on a busy machine a process may be late."""
     for _ in range(3):
-        engine = start()
+        engine = start(launch=run_module)
         keep_busy(engine)
         epoch = json.loads((engine.run_dir / "engine.json").read_bytes())["epoch"]
         answer = ask(engine, Command(id="stop", epoch=epoch, verb=Stop(), by="test"))
@@ -106,7 +108,7 @@ def test_stop_command_under_load(start: Start) -> None:
 )  # fmt: skip
 def test_end_under_load(start: Start, role: str, number: signal.Signals, code: int, reason: str) -> None:
     """A core that is killed is a fault on demand's (`test_faults_on_demand`)."""
-    engine = start()
+    engine = start(launch=run_module if (role, number) == ("supervisor", signal.SIGKILL) else preloaded.fork)
     keep_busy(engine)
     ours = {"supervisor": engine.process.pid, **engine.pids}
     for pid in ours.values() if role == "all" else [ours[role]]:
@@ -161,7 +163,7 @@ def test_parent_gone(runtime: Path) -> None:
     with log.open("wb") as errors:
         child = subprocess.Popen(
             [*command, "--lifeline", str(read_end)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-            pass_fds=(read_end,), start_new_session=True,
+            pass_fds=(read_end,), start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": ""},
         )  # fmt: skip
     os.close(read_end)
     try:

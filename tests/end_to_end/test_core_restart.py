@@ -300,6 +300,6 @@ def child(parent: int, module: str) -> int:
     """Return the child of a process that runs `module`."""
     for path in Path(f"/proc/{parent}/task").glob("*/children"):
         for pid in map(int, path.read_text().split()):
-            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split():
                 return pid
     raise AssertionError(f"no child of {parent} runs {module}")

@@ -280,6 +280,7 @@ async def test_engine_without_the_option_cannot_be_broken(engine: Served, folder
     assert not (engine.engine.run_dir / "faults").exists()
 
 
+@pytest.mark.usefixtures("forked_llm")
 def test_generate_raises_when_a_stage_is_killed(folder: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=LONG, ignore_eos=True)
     prompts = [{"prompt_token_ids": PROMPT}] * 4

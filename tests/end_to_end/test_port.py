@@ -12,6 +12,7 @@ import sys
 import tempfile
 import termios
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,11 @@ class Far:
             text=True, timeout=90,
         )  # fmt: skip
         return Ran(done.returncode, done.stdout, done.stderr)
+
+    def copies(self) -> bytes:
+        """Return the unpacked bytes of all recordings that were fetched; the newest may end in the middle."""
+        paths = sorted((Path(self.env["XDG_STATE_HOME"]) / "ppconsole" / "remote").rglob("*.rec"))
+        return b"".join(zlib.decompressobj(wbits=31).decompress(path.read_bytes()) for path in paths)
 
     def screen(self, *words: str, until: str, keys: str) -> tuple[str, int]:
         """Run a command in a terminal, press `keys` when `until` is on its screen; return its output and exit code."""
@@ -82,13 +88,20 @@ def test_a_user_elsewhere_is_refused_allowed_and_revoked(far: Far) -> None:
         assert far.cli("context", "use", "host").code == 0
         assert far.cli("status", "--json").json["engine"]["id"] == engine.config.id
         ran = far.cli("submit", "Once upon a time", "--max-tokens", "8", "--temperature", "0")
-        assert ran.code == 0 and ran.out.strip(), ran.err
+        answer = ran.out.strip()
+        assert ran.code == 0 and len(answer) > 8, ran.err
         for words in (("explain",), ("events",), ("logs",), ("set-memory", "0.5", "--dry-run"), ("stacks", "--core")):
             ran = far.cli(*words)
             assert ran.code == 0, (words, ran.err)
         ran = far.cli("stop")
         assert ran.code == 4 and "key far-user is operator, stop needs admin" in ran.error
-        assert "needs the engine's host" in far.cli("incidents").error
+        ran = far.cli("incidents")
+        assert ran.code == 0 and "no incident was kept" in ran.err, ran.err
+        ran = far.cli("history")
+        assert ran.code == 0 and engine.config.id in ran.out, ran.err
+        kept = far.copies()
+        assert engine.config.id.encode() in kept, "the search finds a text that is there"
+        assert b"Once upon" not in kept and answer.encode() not in kept, "a viewer may read these files"
 
         text, code = far.screen("attach", address, "--server-key", server_key, until="SERVING", keys="q")
         assert code == 0 and "tiny" in text

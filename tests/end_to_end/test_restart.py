@@ -281,6 +281,7 @@ async def test_stop_while_a_stage_loads_leaves_nothing(ahead: Served) -> None:
     engine.stop()
 
 
+@pytest.mark.usefixtures("forked_llm")
 def test_generate_goes_on_when_a_stage_is_killed(folder: Path, expected: list[list[int]]) -> None:
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
     with LLM(small(folder, stages=2, model={"max_model_len": 2048}, scheduler={"max_num_seqs": 2})) as llm:

@@ -95,6 +95,7 @@ async def test_planted_errors_fail_the_same_check(world: World, seed: int, word:
 
 
 # The random checkpoints wander by design; in bfloat16 transformers itself is lost on them: the bundled model judges.
+@pytest.mark.usefixtures("forked_llm")
 @pytest.mark.parametrize(
     ("family", "dtype", "stages", "threads"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -84,12 +85,19 @@ async def test_requests_go_on_to_the_same_tokens(kept: Kept, folder: Path) -> No
     assert list_engines() == [] and not Path(second.run_dir).exists() and not alive(second.pid)
 
 
+def successor(before: EngineRecord) -> EngineRecord | None:
+    """Return the record of the engine once it has another supervisor."""
+    return next((one for one in list_engines() if one.id == before.id and one.pid != before.pid), None)
+
+
 @pytest.mark.long
 def test_an_end_that_comes_again_and_again_ends_the_engine(kept: Kept) -> None:
-    for number in range(1, MOST):
-        os.kill(kept.record.pid, signal.SIGKILL)
-        kept.served(number + 1)
+    """The first and the last of them is killed when it serves, and those between while they load."""
     last = kept.record
+    for number in range(1, MOST):
+        os.kill(last.pid, signal.SIGKILL)
+        last = wait_until(functools.partial(successor, last), f"the supervisor after {number} ends", 30.0)
+    kept.served(2)
     os.kill(last.pid, signal.SIGKILL)
     assert kept.process.wait(30) == 1
     reason = f"the supervisor of {last.id} was killed by SIGKILL, and it is the end number {MOST} in 10 minutes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
+import json
 import shutil
 import subprocess
 import sys
@@ -15,47 +15,49 @@ import ppkernels
 import pytest
 from ppkernels.cpu import jit, linear
 
-SCRIPT = """
-import sys
-import numpy as np
-import torch
-from ppkernels.cpu import linear, rotary
-w = linear.pack(torch.ones(32, 8))
-x, y = np.ones((3, 8), np.float32), np.empty((3, 32), np.float32)
-linear.multiply(x, w.numpy(), y, False)
-assert (y == 8).all()
-kernels = [linear.multiply]
-if "rotate" in sys.argv:
-    table = np.ones((1, 2), np.float32)
-    rotary.rotate_rows(np.ones((1, 1, 4), np.float32), 1, table, table, np.zeros(1, np.int64))
-    kernels.append(rotary.rotate_rows)
-for kernel in kernels:
-    print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
-print(w.shape[2])
-"""
 COMPILED, LOADED = "0 1", "1 0"
 
 
-def counts(folder: Path, width: int, *also: str) -> list[str]:
-    """Return hits and misses of `multiply`, and of `rotate_rows` with the word `rotate`, in a new process.
+class Users:
+    """Processes that use kernels of a folder, each with nothing of the kernels loaded before."""
 
-    The process must take vectors of `width` bytes.
-    """
-    return counted(start(folder, width, *also), width)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._outputs: dict[int, tuple[Path, int]] = {}
+        command = [sys.executable, str(Path(__file__).with_name("kernel_user.py"))]
+        self._template = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def __enter__(self) -> Users:
+        return self
 
-def start(folder: Path, width: int, *also: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PPKERNELS_VECTOR_BYTES": str(width)}
-    command = [sys.executable, "-c", SCRIPT, *also]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __exit__(self, *_: object) -> None:
+        self._template.communicate()
 
+    def _ask(self, **order: object) -> int:
+        assert self._template.stdin is not None and self._template.stdout is not None
+        self._template.stdin.write(json.dumps(order) + "\n")
+        self._template.stdin.flush()
+        return int(self._template.stdout.readline())
 
-def counted(process: subprocess.Popen[str], width: int) -> list[str]:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    *kernels, lanes = out.splitlines()
-    assert int(lanes) == width // 4
-    return kernels
+    def start(self, width: int, *, rotate: bool = False) -> int:
+        """Start a process that takes vectors of `width` bytes; return its pid."""
+        out = self._folder / f"out.{len(self._outputs)}"
+        pid = self._ask(folder=str(self._folder), width=width, rotate=rotate, out=str(out))
+        self._outputs[pid] = out, width
+        return pid
+
+    def counted(self, pid: int) -> list[str]:
+        """Wait for its end; return hits and misses of `multiply`, and of `rotate_rows` if it was to rotate."""
+        code = self._ask(wait=pid)
+        out, width = self._outputs[pid]
+        assert code == 0, out.read_text()
+        *kernels, lanes = out.read_text().splitlines()
+        assert int(lanes) == width // 4
+        return kernels
+
+    def counts(self, width: int, *, rotate: bool = False) -> list[str]:
+        """Start a process and return what it counted."""
+        return self.counted(self.start(width, rotate=rotate))
 
 
 def has_open(pid: int, name: str) -> bool:
@@ -78,21 +80,22 @@ def test_a_kernel_is_compiled_once_until_width_or_source_changes(tmp_path: Path)
     folder = own_copy(tmp_path)
     (cache := folder / "cpu" / "__pycache__").mkdir()
     lock = cache / f"{linear.multiply._cache._impl.filename_base}.32.lock"
-    with lock.open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        both = [start(tmp_path, 32) for _ in range(2)]
-        # Both are past their imports once they wait: neither can have loaded what the other has compiled before.
-        deadline = time.monotonic() + 150
-        while not all(has_open(process.pid, turn.name) for process in both):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert sorted(counted(process, 32) for process in both) == [[COMPILED], [LOADED]]
-    assert counts(tmp_path, 64) == [COMPILED]
-    assert counts(tmp_path, 64, "rotate") == [LOADED, COMPILED]
-    assert counts(tmp_path, 32) == [LOADED]
-    with (folder / "cpu" / "tiles.py").open("a") as file:
-        file.write("\n")  # compiled into `multiply`; one stamp is enough for all kernels
-    assert counts(tmp_path, 64, "rotate") == [COMPILED, COMPILED]
+    with Users(tmp_path) as users:
+        with lock.open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            both = [users.start(32) for _ in range(2)]
+            # Both are past their imports once they wait: neither can have loaded what the other has compiled before.
+            deadline = time.monotonic() + 150
+            while not all(has_open(pid, turn.name) for pid in both):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        assert sorted(users.counted(pid) for pid in both) == [[COMPILED], [LOADED]]
+        assert users.counts(64) == [COMPILED]
+        assert users.counts(64, rotate=True) == [LOADED, COMPILED]
+        assert users.counts(32) == [LOADED]
+        with (folder / "cpu" / "tiles.py").open("a") as file:
+            file.write("\n")  # compiled into `multiply`; one stamp is enough for all kernels
+        assert users.counts(64, rotate=True) == [COMPILED, COMPILED]
 
 
 def test_a_turn_that_never_comes_is_taken_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
