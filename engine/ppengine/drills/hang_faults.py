@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
 import os
 import re
+import socket
 import subprocess
 import threading
 from typing import Any
@@ -187,6 +189,25 @@ def child_wait(fault: Fault, go: Go, *args: Any) -> Any:
 
         threading.Thread(target=end, daemon=True).start()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return go(*args)
+
+
+@strike("forward", "hang", "self_stuck", clears=True, held_out=True)
+def metrics_wait(fault: Fault, go: Go, *args: Any) -> Any:
+    """The step loop waits for the answer of a metrics server, which accepts its connection and says nothing.
+
+    Verdict: stage K is stuck in itself, in a read from a socket that is no edge.
+    """
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def close() -> None:
+        fault.over.wait()
+        server.close()
+
+    with socket.create_connection(server.getsockname()) as client:
+        threading.Thread(target=close, daemon=True).start()
+        with contextlib.suppress(ConnectionResetError):
+            client.recv(1)
     return go(*args)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -26,6 +27,7 @@ _WIDTH = 384
 _FREE_S, _HELD_US = 0.05, 50_000
 _SHARE = 0.1
 _CORE_SHARE = 0.001
+_OBJECTS = 1_000_000
 _LOWEST = 19
 _HOG = "import select, sys\nwhile not select.select([sys.stdin], [], [], 0)[0]:\n    sum(range(100_000))"
 
@@ -139,6 +141,20 @@ def gil_turns(parts: StageParts) -> Undo:
 
     threading.Thread(target=spin, name="gil-turns", daemon=True).start()
     return over.set
+
+
+def _fill(parts: StageParts) -> list[list[int]]:
+    return [[] for _ in range(_OBJECTS)]
+
+
+@strike("forward", "slow", "gil_held", "straggler", clears=True, prepare=_fill)
+def gc_storm(fault: Fault, go: Go, *args: Any) -> Any:
+    """Every forward begins with a full garbage collection, and a library keeps a million objects.
+
+    Verdict: stage K's GIL is held by its main thread in a garbage collection, or stage K is a straggler.
+    """
+    gc.collect()
+    return go(*args)
 
 
 @strike("send", "slow", "link", "straggler", clears=True)
