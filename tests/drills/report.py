@@ -39,12 +39,39 @@ def table(results: Sequence[Result], controls: Sequence[dict[str, Any]]) -> str:
     return "\n".join(parts)
 
 
+def by_kind(results: Sequence[Result]) -> str:
+    """Return a row for each kind, the totals, and the lines of drills that were wrong or do not count."""
+    counted = [result for result in results if not result.problem]
+    rows = ["| kind | drills | right stage | right cause | in time | seconds |", "|---|---|---|---|---|---|"]
+    for kind in dict.fromkeys(result.kind for result in counted):
+        mine = [result for result in counted if result.kind == kind]
+        rows.append(_row(f"{kind} (held out)" if mine[0].held_out else kind, mine))
+    rows.append(_row("shaped", [result for result in counted if not result.held_out]))
+    rows.append(_row("held out", [result for result in counted if result.held_out]))
+    rows.append(_row("all", counted))
+    bad = [result for result in results if result.problem or not result.cause_right or result.false_roots]
+    return "\n".join([*rows, "", *(f"- {line(result)}" for result in bad)])
+
+
 def write(results: Sequence[Result], controls: Sequence[dict[str, Any]]) -> None:
     """Write the report, with date, machine and command, behind what docs/diagnosis.md says by hand."""
     kept = DOCUMENT.read_text() if DOCUMENT.is_file() else "# Diagnosis\n"
     head = kept.partition("\n## Measured")[0].rstrip()
     text = f"{head}\n\n## Measured\n\n{_machine()}\n\n{table(results, controls)}\n"
     DOCUMENT.write_text(text)
+
+
+def _row(name: str, some: Sequence[Result]) -> str:
+    named = sorted(result.named_s for result in some if result.named_s is not None)
+    fields = [
+        name,
+        f"{len(some)}",
+        _share([result.stage_right for result in some]),
+        _share([result.cause_right for result in some]),
+        _share([result.in_time for result in some if not result.silent_is_right]),
+        f"{named[0]:.1f} to {named[-1]:.1f}" if named else "-",
+    ]
+    return "| " + " | ".join(fields) + " |"
 
 
 # --- totals -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The drill suite: every fault on demand, at the first, a middle and the last stage, each in a fresh engine under load.
 
     python tests/drills/run.py [--kinds a,b] [--stages 2,4] [--positions first,last] [--held-out] [--write]
+    python tests/drills/run.py --lanes 5 --cores 3 --out FOLDER     five drills at a time, each on three processors
     python tests/drills/run.py --controls          loads, pauses, resizes ...: no alarm at all
     python tests/drills/run.py --soak 60           minutes of all that, one engine
     python tests/drills/run.py --chaos 30          minutes of kills, stops and full disks under 64 clients
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -25,6 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import chaos  # noqa: E402
 import controls  # noqa: E402
+import lanes  # noqa: E402
 import report  # noqa: E402
 import soak  # noqa: E402
 from drill import Result, as_json, drill, positions  # noqa: E402
@@ -35,6 +38,9 @@ from ppengine.drills.registry import Kind, kinds  # noqa: E402
 def main() -> int:
     """Run what was asked for. Exit code 1: a negative control or the soak raised an alarm or had wrong tokens."""
     options = _options()
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        options.results = options.out / "drills.jsonl"
     if options.chaos:
         chaos.with_clock()
     options.table or learn()
@@ -46,8 +52,11 @@ def main() -> int:
     if options.controls:
         asyncio.run(_controls(options, kept))
     elif not options.table:
-        asyncio.run(_drills(options, kept))
-    print(report.table(kept.results, kept.controls))
+        _drills(options, kept)
+    table = report.table(kept.results, kept.controls)
+    if options.out:
+        (options.out / "table.md").write_text(table + "\n")
+    print(report.by_kind(kept.results) if options.lanes else table)
     if options.write:
         report.write(kept.results, kept.controls)
     return 1 if any(control["alarms"] or control["problem"] for control in kept.controls) else 0
@@ -93,7 +102,7 @@ class Kept:
         self._lines[key] = line
 
 
-async def _drills(options: argparse.Namespace, kept: Kept) -> None:
+def _drills(options: argparse.Namespace, kept: Kept) -> None:
     plan = [
         (kind, stages, position)
         for stages in options.stages
@@ -103,12 +112,23 @@ async def _drills(options: argparse.Namespace, kept: Kept) -> None:
     ]
     todo = [one for one in plan if options.again or not kept.has(one[0].name, one[1], one[2])]
     print(f"{len(todo)} of {len(plan)} drills to run", flush=True)
-    for number, (kind, stages, position) in enumerate(todo, 1):
-        begun = time.monotonic()
-        result = await drill(kind, stages, position)
+    if options.lanes:
+        processors = lanes.split(os.sched_getaffinity(0), options.cores, options.lanes)
+        print(f"lanes: {'; '.join(','.join(map(str, sorted(lane))) for lane in processors)}", flush=True)
+        ends = lanes.run(todo, processors, options.within)
+    else:
+        ends = _one_by_one(todo)
+    begun = time.monotonic()
+    for number, (result, took) in enumerate(ends, 1):
         kept.add({"drill": as_json(result)})
-        took = time.monotonic() - begun
         print(f"{number}/{len(todo)} {report.line(result)} ({took:.0f} s)", flush=True)
+    print(f"took {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def _one_by_one(todo: list[lanes.Drill]) -> Iterator[tuple[Result, float]]:
+    for kind, stages, position in todo:
+        begun = time.monotonic()
+        yield asyncio.run(drill(kind, stages, position)), time.monotonic() - begun
 
 
 def _chosen(options: argparse.Namespace) -> list[Kind]:
@@ -141,6 +161,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--stages", type=lambda text: [int(one) for one in names(text)], default=[2, 4])
     parser.add_argument("--positions", type=names, default=[], help="of first, middle, last, core, agent")
     parser.add_argument("--again", action="store_true", help="also what has been measured")
+    parser.add_argument("--lanes", type=int, default=0, help="most drills at a time; 0: one, on all processors")
+    parser.add_argument("--cores", type=int, default=3, help="processors of a lane")
+    parser.add_argument("--within", type=float, default=1e9, metavar="SECONDS", help="begin no drill of a lane later")
+    parser.add_argument("--out", type=Path, help="folder for drills.jsonl and table.md")
     parser.add_argument("--controls", action="store_true", help="the negative controls instead")
     parser.add_argument("--only", type=names, default=[], help="only these controls")
     parser.add_argument("--soak", type=float, metavar="MINUTES", nargs="?", const=60.0, help="the soak instead")

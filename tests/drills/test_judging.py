@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import lanes
 import pytest
 import report
 from drill import Result, positions
@@ -80,3 +81,25 @@ def test_table_counts_undetermined_apart_and_leaves_out_what_was_spoiled() -> No
     assert "x" not in rows
     assert "SPOILED no cgroup" in text
     assert "| idle: nothing | 120 | none |" in text
+
+
+def test_row_of_a_kind_counts_its_drills_and_wrong_ones_are_listed() -> None:
+    some = [
+        result(),
+        result(position="first", named_s=3.0),
+        result(kind="y", held_out=True, named=[(0, "dead")], named_s=None),
+        result(kind="z", problem="no cgroup"),
+    ]
+    text = report.by_kind(some)
+    assert "| sleep-before-send | 2 | 2/2 (100 %) | 2/2 (100 %) | 1/2 (50 %) | 1.5 to 3.0 |" in text
+    assert "| y (held out) | 1 | 0/1 (0 %) | 0/1 (0 %) | 0/1 (0 %) | - |" in text
+    assert "| all | 3 | 2/3 (67 %) | 2/3 (67 %) | 1/3 (33 %) | 1.5 to 3.0 |" in text
+    bad = [line for line in text.splitlines() if line.startswith("- ")]
+    assert len(bad) == 2 and bad[0].startswith("- y 2/last") and "SPOILED no cgroup" in bad[1]
+
+
+def test_lanes_share_no_processor() -> None:
+    assert lanes.split(range(16), 3, 5) == [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 10, 11}, {12, 13, 14}]
+    assert lanes.split({7, 1, 5, 4}, 2, 9) == [{1, 4}, {5, 7}]
+    assert lanes.split(range(8), 2, 3) == [{0, 1}, {2, 3}, {4, 5}]
+    assert lanes.split({0, 1}, 3, 5) == [{0, 1}], "one lane, if there are too few for two"
