@@ -1,6 +1,6 @@
-"""Faults put into a real stage from outside: a folder on its PYTHONPATH whose `sitecustomize` obeys SIGUSR1.
+"""Faults put into a real process from outside: a folder on its PYTHONPATH whose `sitecustomize` obeys SIGUSR1.
 
-The handler runs in the main thread, between two bytecodes of the step loop, wherever that is. The word in the file
+The handler runs in the main thread, between two bytecodes of its loop, wherever that is. The word in the file
 `<folder>/<pid>` says what to do. Nothing of the engine knows of it.
 """
 
@@ -197,6 +197,22 @@ def slot_off_by_one(seconds):
         return found
     BatchState.plan = shifted
     planted.append(lambda: setattr(BatchState, "plan", plan))
+
+
+def find_zap_handler(seconds):
+    import threading
+    found = next(thread for thread in threading.enumerate() if thread.name == "zap")
+    (FOLDER / f"{os.getpid()}.thread").write_text(str(found.native_id))
+
+
+def end_zap_handlers(seconds):
+    from ppengine.common.zap import ZapHandler
+    answer = ZapHandler._answer
+
+    def end(self, request):
+        raise SystemExit  # It ends this thread alone, without a word.
+    ZapHandler._answer = end
+    planted.append(lambda: setattr(ZapHandler, "_answer", answer))
 
 
 def uproot(seconds):
