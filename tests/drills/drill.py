@@ -22,7 +22,7 @@ from watching import Watcher, watch
 WARM_S = 3.0
 SETTLE_S = 1.2
 """After the first root verdict: what it says then is what counts, and a second root would be a false one."""
-PATIENCE_S = {"hang": 15.0, "death": 5.0, "slow": 20.0, "wrong": 8.0, "grow": 25.0, "blind": 6.0, "none": 6.0}
+PATIENCE_S = {"hang": 15.0, "death": 5.0, "slow": 20.0, "wrong": 8.0, "grow": 60.0, "blind": 6.0, "none": 6.0}
 CLEARED_S = 60.0
 HANG_S, DEATH_S, STACKS_S, SLOW_S = 2.0, 1.0, 5.0, 10.0
 
