@@ -1,0 +1,42 @@
+"""The group of ranks that share the layers of one stage, as a model uses it.
+
+A group is handed to the model; there is no global one. All ranks call the same operations in the same
+order. `site` names the call (`ppengine.common.groups.site`), so that ranks that launched different
+things can be named with both call sites.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Group(Protocol):
+    """Ranks of one stage. Results are bitwise equal on all ranks."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, part: Tensor, site: int) -> Tensor:
+        """Return the sum of all ranks' `part`, added in rank order. `part`, contiguous, may be overwritten."""
+
+    def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
+        """Return all ranks' `part` [R, w] side by side, [R, sum of `widths`]; rank r's has width `widths[r]`."""
+
+
+class Alone:
+    """A group of one: nothing to exchange."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, part: Tensor, site: int) -> Tensor:
+        """Return `part`."""
+        return part
+
+    def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
+        """Return `part`."""
+        return part
+
+
+ALONE = Alone()
